@@ -1,0 +1,43 @@
+"""PostgreSQL's logical replication messages (pgoutput, protocol version 1): their shapes and their decoder. Pure."""
+
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Origin,
+    PgoutputMessage,
+    Relation,
+    RelationColumn,
+    Row,
+    Truncate,
+    Type,
+    Unchanged,
+    Update,
+    Value,
+    pg_timestamp_iso,
+)
+
+__all__ = [
+    "UNCHANGED",
+    "Begin",
+    "Commit",
+    "Delete",
+    "Insert",
+    "Message",
+    "Origin",
+    "PgoutputMessage",
+    "Relation",
+    "RelationColumn",
+    "Row",
+    "Truncate",
+    "Type",
+    "Unchanged",
+    "Update",
+    "Value",
+    "decode",
+    "pg_timestamp_iso",
+]

@@ -1,0 +1,147 @@
+"""What a pgoutput message says, as plain values.
+
+Owns the shape of every message of protocol version 1. Values of a row stay in PostgreSQL's text form, as the bytes that
+came: what they mean depends on the relation and on the consumer's options, and is decided by `headrace.contract`.
+Nothing here parses or does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final, Literal, TypeAlias
+
+from headrace.errors import DecodeError
+
+
+class Unchanged(Enum):
+    """The type of `UNCHANGED`; an Enum because mypy narrows `value is UNCHANGED` only for one."""
+
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""Stands for a TOASTed value that didn't change and that PostgreSQL therefore didn't send: it is not NULL."""
+
+Value: TypeAlias = bytes | Literal[Unchanged.UNCHANGED] | None
+"""The text form, SQL NULL, or `UNCHANGED`."""
+
+Row: TypeAlias = tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A transaction starts: all of it follows, it has committed already."""
+
+    final_lsn: int
+    commit_ts_us: int
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A transaction is complete; `end_lsn` is where the next one may start."""
+
+    flags: int
+    commit_lsn: int
+    end_lsn: int
+    commit_ts_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The transaction was itself replicated from elsewhere."""
+
+    lsn: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A column as it is at this point of the stream; `is_key` says it is part of the replica identity."""
+
+    is_key: bool
+    name: str
+    type_oid: int
+    type_modifier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """The shape that rows of `relation_id` have from here on."""
+
+    relation_id: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """The name of a type that is not built in, sent ahead of the relation that uses it."""
+
+    type_oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """A new row."""
+
+    relation_id: int
+    new: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A changed row. `key` is the old key where it changed, `old` the old row under REPLICA IDENTITY FULL."""
+
+    relation_id: int
+    key: Row | None
+    old: Row | None
+    new: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A row is gone. Exactly one of `key` (other columns None) and `old` is given."""
+
+    relation_id: int
+    key: Row | None
+    old: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Tables emptied by one command."""
+
+    relation_ids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What `pg_logical_emit_message` wrote."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+PgoutputMessage: TypeAlias = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def pg_timestamp_iso(us: int) -> str:
+    """Microseconds since 2000-01-01 UTC as `2025-12-12T12:00:34.338547Z`: always six digits, so that text sorts."""
+    try:
+        moment = _EPOCH + timedelta(microseconds=us)
+    except OverflowError as error:
+        raise DecodeError(f"{us} microseconds since 2000-01-01 is not a commit time in the years 1 to 9999") from error
+    return moment.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
