@@ -1,0 +1,80 @@
+"""The account a server runs under, and whether that account can reach a path.
+
+PostgreSQL refuses to run as root. Then it runs as `nobody`, who must be able to traverse every parent of what it uses.
+Files are judged by their mode bits, which is what a fresh machine or a container has; nothing here changes one.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user and a group, without supplementary groups."""
+
+    uid: int
+    gid: int
+
+    def may(self, path: Path, wanted: int) -> bool:
+        """Whether the mode bits of this one path give the account `wanted` (a sum of 4, 2, 1: read, write, enter)."""
+        status = path.stat()
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid == self.uid:
+            return (mode >> 6) & wanted == wanted
+        if status.st_gid == self.gid:
+            return (mode >> 3) & wanted == wanted
+        return mode & wanted == wanted
+
+    def reaches(self, path: Path) -> bool:
+        """Whether the account can traverse the path's parents and read the path, as far as they exist."""
+        resolved = path.resolve()
+        if resolved.exists() and not self.may(resolved, 5 if resolved.is_dir() else 4):
+            return False
+        return all(self.may(parent, 1) for parent in resolved.parents if parent.exists())
+
+    def own(self, path: Path) -> None:
+        """Give a file, or a folder with all in it, to the account."""
+        os.chown(path, self.uid, self.gid, follow_symlinks=False)
+        if path.is_dir() and not path.is_symlink():
+            for child in path.iterdir():
+                self.own(child)
+
+
+def unprivileged_account() -> Account | None:
+    """Return the account to drop to, or None where this process isn't root and needs no other."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwnam("nobody")
+    except KeyError as error:
+        raise HeadraceError(
+            "PostgreSQL can't run as root, and there is no user 'nobody' to run it as",
+            remedy="Add a user named 'nobody', or run as an ordinary user.",
+        ) from error
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def copy_once(sources: list[Path], target: Path) -> Path:
+    """Copy folders under `target`, all or nothing, unless it is there already; readable by every account."""
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.chmod(0o755)
+    draft = target.with_name(f"{target.name}.{os.getpid()}")
+    for source in sources:
+        shutil.copytree(source, draft / source.name, symlinks=True)
+    draft.chmod(0o755)
+    try:
+        draft.rename(target)
+    except OSError:
+        # Another process finished the same copy first.
+        shutil.rmtree(draft)
+    return target

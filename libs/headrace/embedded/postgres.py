@@ -1,0 +1,204 @@
+"""An embedded PostgreSQL, version 16 or 18, ready for logical replication.
+
+It owns one folder: the cluster, its log, its port. It listens on loopback only. Settings are written anew at each
+start, so that what the caller passes is what the server uses. It is durable unless the caller's settings say otherwise.
+Where PostgreSQL can't run as this user (root), it runs as `nobody`; a folder that `nobody` can't reach then keeps only
+a link to the cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import quote
+
+import psycopg
+
+from headrace.embedded.account import unprivileged_account
+from headrace.embedded.ports import LOOPBACK
+from headrace.embedded.postgres_install import PostgresVersion, make_cluster, postgres_binaries
+from headrace.embedded.process import AlreadyServedError, Launch, ServerStartError, StopStep
+from headrace.embedded.server import EmbeddedServer, StopMode
+from headrace.errors import HeadraceError
+
+SUPERUSER = "headrace"
+
+_BASE_SETTINGS = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "logging_collector": "off",
+    "log_destination": "stderr",
+}
+_ROOTS_CLUSTERS = Path("/var/lib/headrace")
+_PROBE_TIMEOUT_S = 5
+
+
+def kept_password(path: Path) -> str:
+    """Return the password kept in a file that only its owner reads; make one at the first call."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_urlsafe(24))
+    return path.read_text().strip()
+
+
+class EmbeddedPostgres(EmbeddedServer):
+    """One PostgreSQL server over one folder."""
+
+    kind = "PostgreSQL"
+    # Fast ends walsenders only once they have sent everything, which a hung client can hold up: hence the second step.
+    stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]] = {
+        "fast": (StopStep(signal.SIGINT, 30), StopStep(signal.SIGQUIT, 10)),
+        "immediate": (StopStep(signal.SIGQUIT, 10),),
+    }
+
+    def __init__(
+        self,
+        data_dir: Path,
+        version: PostgresVersion = 18,
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
+        *,
+        password: str | None = None,
+        start_timeout_s: float = 120,
+    ) -> None:
+        """Without a password every local connection is trusted. The password is set when the cluster is made."""
+        super().__init__(data_dir, port, start_timeout_s)
+        self.version = version
+        self.settings = dict(settings or {})
+        self._password = password
+        self._account = unprivileged_account()
+
+    @property
+    def pgdata(self) -> Path:
+        """PostgreSQL's own data directory."""
+        return (self.folder / "pgdata").resolve()
+
+    def dsn(self, dbname: str = "postgres", user: str = SUPERUSER) -> str:
+        """Return the address of a database, as libpq and asyncpg take it."""
+        secret = f":{quote(self._password, safe='')}" if self._password is not None and user == SUPERUSER else ""
+        return f"postgresql://{quote(user, safe='')}{secret}@{LOOPBACK}:{self._port}/{quote(dbname, safe='')}"
+
+    def environment(self, dbname: str = "postgres") -> dict[str, str]:
+        """Return libpq's variables for a child process."""
+        secret = {} if self._password is None else {"PGPASSWORD": self._password}
+        return {"PGHOST": LOOPBACK, "PGPORT": str(self._port), "PGUSER": SUPERUSER, "PGDATABASE": dbname} | secret
+
+    def _prepare(self) -> None:
+        if self._account is not None and not (self.folder / "pgdata").is_symlink():
+            self._let_account_reach()
+        if not (self.pgdata / "PG_VERSION").exists():
+            make_cluster(
+                postgres_binaries(self.version, self._account),
+                self.pgdata,
+                user=SUPERUSER,
+                password=self._password,
+                account=self._account,
+                durable=self.settings.get("fsync") != "off",
+            )
+        self._refuse_other_version()
+        self._clear_stale_pid_file()
+
+    def _launch(self) -> Launch:
+        self._write("headrace.conf", _settings_text(_BASE_SETTINGS | self.settings | {"port": str(self._port)}))
+        self._write("pg_hba.conf", _access_text(self._password))
+        main = self.pgdata / "postgresql.conf"
+        include = "include 'headrace.conf'\n"
+        if not main.read_text().endswith(include):
+            self._write(main.name, f"{main.read_text()}{include}")
+        return Launch(
+            command=[postgres_binaries(self.version, self._account) / "postgres", "-D", self.pgdata],
+            log=self.folder / "server.log",
+            # Immediate: a fast shutdown could wait for clients that the parent's death left hanging.
+            death_signal=signal.SIGQUIT,
+            account=self._account,
+            environment={"PATH": os.defpath, "LC_ALL": "C"},
+        )
+
+    def _is_ready(self) -> bool:
+        """The pid file says that the server accepts connections; a login then proves that it is ours."""
+        status = self._pid_file_lines()
+        if len(status) < 8 or status[7].strip() != "ready" or status[0] != str(self.pid):
+            return False
+        try:
+            psycopg.connect(self.dsn(), connect_timeout=_PROBE_TIMEOUT_S).close()
+        except psycopg.OperationalError as error:
+            if "authentication" in str(error):
+                raise ServerStartError(
+                    f"PostgreSQL of {self.folder} refuses the password: {error}",
+                    remedy="The password is the one its folder was made with: use that, or a new folder.",
+                ) from error
+            return False
+        return True
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.pgdata / name
+        path.write_text(text)
+        if self._account is not None:
+            self._account.own(path)
+
+    def _pid_file_lines(self) -> list[str]:
+        try:
+            return (self.pgdata / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    def _clear_stale_pid_file(self) -> None:
+        """Remove the pid file of a dead server whose pid another program has now: PostgreSQL would refuse to start."""
+        self._process.refuse_if_served()
+        lines = self._pid_file_lines()
+        if not lines or not lines[0].isdigit():
+            return
+        try:
+            served = Path(f"/proc/{lines[0]}/cwd").resolve(strict=True)
+        except OSError:
+            return
+        if served == self.pgdata:
+            port = lines[3] if len(lines) > 3 else "unknown"
+            raise AlreadyServedError(f"A PostgreSQL already serves {self.folder} by process {lines[0]} on port {port}")
+        (self.pgdata / "postmaster.pid").unlink()
+
+    def _refuse_other_version(self) -> None:
+        found = (self.pgdata / "PG_VERSION").read_text().strip()
+        if found != str(self.version):
+            raise HeadraceError(
+                f"{self.folder} holds a cluster of PostgreSQL {found}, not {self.version}",
+                remedy=f"Start it as version {found}, or name another folder.",
+            )
+
+    def _let_account_reach(self) -> None:
+        """As root, keep the cluster elsewhere when `nobody` can't traverse the way to the folder, and link to it."""
+        assert self._account is not None
+        if self._account.reaches(self.folder):
+            return
+        elsewhere = _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+        try:
+            elsewhere.mkdir(parents=True, exist_ok=True)
+            for folder in (_ROOTS_CLUSTERS, elsewhere):
+                folder.chmod(0o755)
+            (self.folder / "pgdata").symlink_to(elsewhere / "pgdata")
+        except OSError as error:
+            raise HeadraceError(
+                f"PostgreSQL runs as 'nobody', who can't reach {self.folder}, and {elsewhere} can't be used: {error}",
+                remedy="Name a folder whose parents every user can enter, or run as an ordinary user.",
+            ) from error
+
+
+def _settings_text(settings: Mapping[str, str]) -> str:
+    quoted = {name: value.replace("\\", "\\\\").replace("'", "''") for name, value in settings.items()}
+    return "".join(f"{name} = '{value}'\n" for name, value in quoted.items())
+
+
+def _access_text(password: str | None) -> str:
+    method = "trust" if password is None else "scram-sha-256"
+    return "".join(f"host {database} all {LOOPBACK}/32 {method}\n" for database in ("all", "replication"))

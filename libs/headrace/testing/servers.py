@@ -1,0 +1,96 @@
+"""The servers of one test session, and the folder they live in.
+
+It starts each shared server at its first use and stops all at the end of the session. When pytest itself is killed the
+servers die with it, and the next session removes the folder that was left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.embedded.postgres_install import PostgresVersion
+from headrace.embedded.server import EmbeddedServer
+
+# Without fsync only a crash of the machine loses data; the tests crash servers.
+POSTGRES_TEST_SETTINGS: Mapping[str, str] = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "max_replication_slots": "50",
+    "max_wal_senders": "50",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+}
+_FOLDER_PREFIX = "headrace-tests-"
+
+
+class SessionServers:
+    """Servers by what they are, started when first asked for, all ended by `close`."""
+
+    def __init__(self) -> None:
+        _remove_leftovers()
+        # Not under pytest's own folder, which only its user may enter: as root, PostgreSQL runs as another.
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
+        self.folder.chmod(0o755)
+        self._made: list[EmbeddedServer] = []
+        self._shared_postgres: dict[PostgresVersion, EmbeddedPostgres] = {}
+        self._shared_nats: EmbeddedNats | None = None
+
+    def shared_postgres(self, version: PostgresVersion) -> EmbeddedPostgres:
+        """Return the session's server of this version, running."""
+        if version not in self._shared_postgres:
+            self._shared_postgres[version] = self.new_postgres(version)
+        server = self._shared_postgres[version]
+        server.start_blocking()
+        return server
+
+    def shared_nats(self) -> EmbeddedNats:
+        """Return the session's nats-server, running."""
+        if self._shared_nats is None:
+            self._shared_nats = self.new_nats()
+        self._shared_nats.start_blocking()
+        return self._shared_nats
+
+    def new_postgres(self, version: PostgresVersion, settings: Mapping[str, str] | None = None) -> EmbeddedPostgres:
+        """Return another server with a folder of its own, not yet started."""
+        folder = self._new_folder(f"postgres{version}")
+        server = EmbeddedPostgres(folder, version, settings={**POSTGRES_TEST_SETTINGS, **(settings or {})})
+        self._made.append(server)
+        return server
+
+    def new_nats(self, **options: Any) -> EmbeddedNats:
+        """Return another nats-server with a folder of its own, not yet started; options as of `EmbeddedNats`."""
+        server = EmbeddedNats(self._new_folder("nats"), **options)
+        self._made.append(server)
+        return server
+
+    def discard(self, server: EmbeddedServer) -> None:
+        """End a server and remove its folder."""
+        server.kill_blocking()
+        self._made.remove(server)
+        shutil.rmtree(server.folder)
+
+    def close(self) -> None:
+        """End every server, and remove all folders."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.folder)
+            for server in self._made:
+                stack.callback(server.kill_blocking)
+
+    def _new_folder(self, name: str) -> Path:
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+
+
+def _remove_leftovers() -> None:
+    """Remove the folders of sessions that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
+        pid = folder.name.removeprefix(_FOLDER_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
