@@ -1,0 +1,71 @@
+"""PostgreSQL's array literal, `{{1,2},{3,NULL}}`, to nested lists.
+
+Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a guess. Lower bounds
+(`[0:1]={…}`) are dropped, since a list has none. Pure, and without recursion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from headrace.errors import DecodeError
+
+_BOUNDS = re.compile(rb"(?:\[-?\d+:-?\d+\])+=")
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+
+
+def parse_array(literal: bytes, element: Callable[[bytes], object], delimiter: bytes = b",") -> list[Any]:
+    """The list that the literal spells: NULL is None, `element` makes the rest from their text form."""
+    bounds = _BOUNDS.match(literal)
+    body = literal[bounds.end() :] if bounds else literal
+    if body == b"{}":
+        return []
+    if b'"' not in body and body[:1] == b"{" and body.find(b"{", 1) < 0 and body.find(b"}") == len(body) - 1:
+        return [_plain(part, element) for part in body[1:-1].split(delimiter)]
+    return _parse_nested(body, element, delimiter)
+
+
+def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
+    if part == b"NULL":
+        return None
+    if not part or b"\\" in part:
+        raise DecodeError(f"{part!r} is not an element of an array's literal without quotes")
+    return element(part)
+
+
+@lru_cache
+def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
+    """An element or a brace, then what ends it; possessive, so that no input makes it backtrack."""
+    mark = re.escape(delimiter)
+    value = rb'"(?P<quoted>(?:[^"\\]++|\\.)*+)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
+    return re.compile(rb"(?P<open>\{*+)(?:" + value + rb")(?P<close>\}*+)(?P<mark>" + mark + rb"|\Z)", re.DOTALL)
+
+
+def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: bytes) -> list[Any]:
+    """Each token is one element with the braces around it; `path` is the lists that are open."""
+    outer: list[Any] = []
+    path: list[list[Any]] = [outer]
+    depth, at, more = 0, 0, True
+    match = _tokens(delimiter).match
+    while more:
+        token = match(body, at)
+        if token is None:
+            raise DecodeError(f"an array's literal has no element at byte {at}")
+        for _ in token["open"]:
+            path[-1].append([])
+            path.append(path[-1][-1])
+        depth = depth or len(path)
+        closed = len(token["close"])
+        if len(path) != depth or closed >= depth:
+            raise DecodeError(f"an array's literal has braces that don't match at byte {at}")
+        quoted = token["quoted"]
+        path[-1].append(_plain(token["plain"], element) if quoted is None else element(_ESCAPE.sub(rb"\1", quoted)))
+        del path[depth - closed :]
+        at, more = token.end(), bool(token["mark"])
+    if len(path) != 1 or len(outer) != 1:
+        raise DecodeError("an array's literal is not one pair of braces")
+    result: list[Any] = outer[0]
+    return result

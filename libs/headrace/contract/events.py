@@ -1,0 +1,80 @@
+"""Change events as consumers read them: the payload's shape, its bytes in both encodings, and its position.
+
+Owns the contract's keys and their order. Pure. What a consumer in any language may rely on is in docs/contract.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgpack
+import orjson
+import zstandard
+
+from headrace.contract.values import Encoding
+from headrace.errors import DecodeError
+from headrace.lsn import Position
+
+Payload = dict[str, Any]
+
+_JSON_FIRST = b"{["
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+
+
+class Operation(StrEnum):
+    """What happened to a table; the value is the payload's `operation`, lower-cased it ends the subject."""
+
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+    TRUNCATE = "TRUNCATE"
+    SCHEMA = "SCHEMA"
+    MESSAGE = "MESSAGE"
+
+
+# Events that tell about the rows that follow, and so take no consumer's position forward.
+_STANDING = frozenset({Operation.SCHEMA})
+
+
+def transaction(xid: int, position: Position, ts: str, *, last: bool) -> Payload:
+    """The payload's `tx`."""
+    return {"xid": xid, "lsn": position.lsn, "ts": ts, "seq": position.seq, "last": last}
+
+
+def _unpackable(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} has no form on the wire")
+
+
+def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
+    if encoding is Encoding.JSON:
+        return orjson.dumps(payload)
+    return bytes(msgpack.packb(payload, default=_unpackable))
+
+
+def decode(data: bytes) -> Any:
+    """A payload or a list of them, whichever encoding (and compression) it has."""
+    try:
+        if data[:4] == _ZSTD_MAGIC:
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MESSAGE_BYTES_MAX)
+        if data[:1] and data[:1] in _JSON_FIRST:
+            return orjson.loads(data)
+        return msgpack.unpackb(data, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
+        raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
+
+
+def position_of(payload: Mapping[str, Any]) -> Position:
+    """Where an event stands in its source."""
+    try:
+        tx = payload["tx"]
+        return Position(int(tx["lsn"]), int(tx["seq"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DecodeError("an event without a position") from error
+
+
+def advances(payload: Mapping[str, Any]) -> bool:
+    """Whether applying the event takes a consumer's position forward."""
+    return payload.get("operation") not in _STANDING

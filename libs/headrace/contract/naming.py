@@ -1,0 +1,127 @@
+"""Names on the wire: the token of a table, subjects, message ids and keys.
+
+Owns how a PostgreSQL name becomes one token that NATS subjects, KV keys and headers all take, and every subject of the
+contract. Promises that two tables never share a token, that a token leads back to its table, and that no table's
+subject is that of something else. Pure.
+
+A name keeps `A-Z a-z 0-9 _ -`; any other byte of its UTF-8 is `=XX`. Three cases keep that one-to-one:
+
+- `=2F` stands for the slash between schema and table only; a slash within a name is `=2f`;
+- a public table called as a special subject (`_message`, `_gap`) starts with `=5F`;
+- an empty message prefix is `=`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Final
+
+from headrace.errors import DecodeError
+
+CDC: Final = "cdc"
+INIT: Final = "init"
+SNAPSHOT: Final = "snapshot"
+
+CDC_SUBJECTS: Final = f"{CDC}.>"
+INIT_SUBJECTS: Final = f"{INIT}.>"
+SNAPSHOT_REQUEST_SUBJECTS: Final = f"{SNAPSHOT}.request.>"
+
+PUBLIC: Final = "public"
+GAP_SUBJECT: Final = f"{CDC}._gap"
+RESERVED_TOKENS: Final = frozenset({"_message", "_gap"})
+
+_SEPARATOR = "=2F"
+_INNER_SLASH = "=2f"
+_OTHER_BYTE = re.compile(rb"[^A-Za-z0-9_-]")
+_ESCAPE = re.compile(rb"=([0-9A-F]{2}|2f)")
+
+
+class Operation(StrEnum):
+    """What a row change did, as subjects and ids spell it."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+
+
+def table_token(schema: str, table: str) -> str:
+    """One token for a table: its name in schema `public`, `{schema}=2F{table}` in any other."""
+    name = _encode(table)
+    if schema != PUBLIC:
+        return f"{_encode(schema)}{_SEPARATOR}{name}"
+    return f"=5F{name[1:]}" if name in RESERVED_TOKENS else name
+
+
+def split_table_token(token: str) -> tuple[str, str]:
+    """Schema and table of a token; `DecodeError` for what `table_token` never returns."""
+    schema, separator, name = token.rpartition(_SEPARATOR)
+    try:
+        result = (_decode(schema) if separator else PUBLIC, _decode(name))
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise DecodeError(f"{token!r} is not the token of a table") from error
+    if not all(result) or table_token(*result) != token:
+        raise DecodeError(f"{token!r} is not the token of a table")
+    return result
+
+
+def _encode(name: str) -> str:
+    return (
+        _OTHER_BYTE.sub(lambda other: b"=%02X" % other[0][0], name.encode()).decode().replace(_SEPARATOR, _INNER_SLASH)
+    )
+
+
+def _decode(part: str) -> str:
+    return _ESCAPE.sub(lambda escape: bytes([int(escape[1], 16)]), part.encode()).decode()
+
+
+def change_subject(token: str, operation: Operation) -> str:
+    """Where `--delivery event` and `transaction` put a row change."""
+    return f"{CDC}.{token}.{operation}"
+
+
+def batch_subject(token: str) -> str:
+    """Where `--delivery batch` puts a table's changes."""
+    return f"{CDC}.{token}.batch"
+
+
+def schema_subject(token: str) -> str:
+    """Where a change of a table's shape is told."""
+    return f"{CDC}.{token}.schema"
+
+
+def message_subject(prefix: str) -> str:
+    """Where `pg_logical_emit_message` arrives."""
+    return f"{CDC}._message.{_encode(prefix) or '='}"
+
+
+def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> str:
+    """A change's `Nats-Msg-Id`; `repeat` counts the earlier changes that share its LSN, table and operation."""
+    suffix = f"-{repeat}" if repeat else ""
+    return f"{lsn:x}-{token}-{operation}{suffix}"
+
+
+def snapshot_request_subject(token: str) -> str:
+    """Where a consumer asks for a table."""
+    return f"{SNAPSHOT}.request.{token}"
+
+
+def snapshot_progress_subject(token: str) -> str:
+    """The core subject that tells how far a snapshot is."""
+    return f"{SNAPSHOT}.progress.{token}"
+
+
+def chunk_subject(token: str, snapshot_id: str, chunk: int) -> str:
+    """One chunk of a snapshot's rows."""
+    return f"{INIT}.snap.{token}.{snapshot_id}.{chunk}"
+
+
+def meta_subject(token: str) -> str:
+    """What ends a complete snapshot."""
+    return f"{INIT}.meta.{token}"
+
+
+def snapshot_error_subject(token: str) -> str:
+    """What ends a snapshot that can't be."""
+    return f"{INIT}.error.{token}"

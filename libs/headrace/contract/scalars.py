@@ -1,0 +1,134 @@
+"""One PostgreSQL value's text form to the form the contract gives it.
+
+Owns the conversions that don't depend on the catalog. Each takes the bytes of a value that is not NULL, printed under
+`SESSION_SETTINGS`, and raises `DecodeError`, and nothing else, for bytes it can't read. Never rounds, never guesses
+another session's formats.
+"""
+
+from __future__ import annotations
+
+import binascii
+import math
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from headrace.errors import DecodeError
+
+SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "DateStyle": "ISO",
+        "TimeZone": "UTC",
+        "IntervalStyle": "iso_8601",
+        "extra_float_digits": "1",
+        "bytea_output": "hex",
+        "lc_monetary": "C",
+    }
+)
+"""What every connection that reads values must set: the replication connection, COPY, and queries."""
+
+_REMEDY = "Check that the role or the database doesn't override the session settings that Headrace sets"
+
+_MONEY = re.compile(rb"-?\$[0-9,]+\.[0-9]{2}")
+_TIMETZ = re.compile(r"(\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d)((?::\d\d){0,2})")
+
+
+def text(value: bytes) -> str:
+    """PostgreSQL's own text, which is the form of every type without another rule."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(
+            f"a value of {len(value)} bytes is not UTF-8", remedy="Set the connection's client_encoding to UTF8"
+        ) from error
+
+
+def boolean(value: bytes) -> bool:
+    if value == b"t":
+        return True
+    if value == b"f":
+        return False
+    raise _unexpected("bool", value)
+
+
+def integer(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise _unexpected("integer", value) from error
+
+
+def integer_text(value: bytes) -> str:
+    """An int8 for readers whose numbers are doubles."""
+    return str(integer(value))
+
+
+def number(value: bytes) -> float:
+    """A float; of a float4, the double that prints the same digits."""
+    try:
+        return float(value)
+    except ValueError as error:
+        raise _unexpected("float", value) from error
+
+
+def number_or_name(value: bytes) -> float | str:
+    """A float, where JSON has a form for it; else `NaN`, `Infinity` or `-Infinity`."""
+    result = number(value)
+    return result if math.isfinite(result) else text(value)
+
+
+def money(value: bytes) -> str:
+    """`-$1,234.50` as `-1234.50`."""
+    if not _MONEY.fullmatch(value):
+        raise _unexpected("money", value)
+    return value.translate(None, b"$,").decode()
+
+
+def binary(value: bytes) -> bytes:
+    if value[:2] != b"\\x":
+        raise _unexpected("bytea", value)
+    try:
+        return binascii.unhexlify(value[2:])
+    except binascii.Error as error:
+        raise _unexpected("bytea", value) from error
+
+
+def binary_base64(value: bytes) -> str:
+    return binascii.b2a_base64(binary(value), newline=False).decode()
+
+
+def timestamp(value: bytes) -> str:
+    """`2025-12-12T12:00:34.338547`, with the digits that PostgreSQL printed."""
+    result = text(value)
+    if _in_four_digit_years(result):
+        return f"{result[:10]}T{result[11:]}"
+    return result
+
+
+def timestamp_utc(value: bytes) -> str:
+    """`2025-12-12T12:00:34.338547Z`."""
+    result = text(value)
+    if not _in_four_digit_years(result):
+        return result
+    if not result.endswith("+00"):
+        raise _unexpected("timestamptz", value)
+    return f"{result[:10]}T{result[11:-3]}Z"
+
+
+def _in_four_digit_years(result: str) -> bool:
+    """False for infinity, BC and years beyond 9999, which keep PostgreSQL's text."""
+    return result[10:11] == " " and not result.endswith(" BC")
+
+
+def time_with_zone(value: bytes) -> str:
+    """`12:00:34.5+02:00`: ISO 8601's extended form wants the minutes that PostgreSQL leaves out."""
+    match = _TIMETZ.fullmatch(text(value))
+    if match is None:
+        raise _unexpected("timetz", value)
+    return f"{match[1]}{match[2] or ':00'}"
+
+
+def _unexpected(type_name: str, value: bytes) -> DecodeError:
+    """The value itself stays out of the message: errors are logged, and rows never are."""
+    return DecodeError(f"a value of {len(value)} bytes is not a {type_name} as PostgreSQL prints it", remedy=_REMEDY)

@@ -1,0 +1,158 @@
+"""The contract's table of values: which form each PostgreSQL type has in an event and in a snapshot.
+
+Owns the choice of the conversion by type and options; both services use it, on the same text forms, so that a value
+looks the same wherever a consumer meets it. Promises a conversion for every type (PostgreSQL's text, where the table
+has no other rule) that either gives what msgpack or orjson can write or raises `DecodeError`. Pure: the catalog is
+asked through `resolve`, which must answer from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from headrace.contract import scalars, type_oids
+from headrace.contract.arrays import parse_array
+from headrace.contract.scalars import SESSION_SETTINGS, text
+from headrace.contract.values_json import embedded_json, native_json
+
+__all__ = [
+    "SESSION_SETTINGS",
+    "ArrayForm",
+    "Converter",
+    "Encoding",
+    "JsonForm",
+    "Resolve",
+    "TypeInfo",
+    "TypeKind",
+    "ValueOptions",
+    "converter",
+    "text",
+]
+
+
+class Encoding(StrEnum):
+    """How a message is written."""
+
+    MSGPACK = "msgpack"
+    JSON = "json"
+
+
+class ArrayForm(StrEnum):
+    """PostgreSQL's literal, or native lists."""
+
+    LITERAL = "literal"
+    LIST = "list"
+
+
+class JsonForm(StrEnum):
+    """json and jsonb as part of the message, or as PostgreSQL's text."""
+
+    NATIVE = "native"
+    TEXT = "text"
+
+
+class TypeKind(StrEnum):
+    """pg_type's typtype, with arrays (which it counts among the base types) apart."""
+
+    BASE = "base"
+    DOMAIN = "domain"
+    ARRAY = "array"
+    ENUM = "enum"
+    COMPOSITE = "composite"
+    RANGE = "range"
+    MULTIRANGE = "multirange"
+    PSEUDO = "pseudo"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueOptions:
+    """What a suite's operator chose; `int8_as_string` is for JSON alone."""
+
+    encoding: Encoding = Encoding.MSGPACK
+    arrays: ArrayForm = ArrayForm.LITERAL
+    json_values: JsonForm = JsonForm.NATIVE
+    int8_as_string: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """A type that is not built in: `base_oid` of a domain, `element_oid` and `delimiter` of an array."""
+
+    kind: TypeKind
+    base_oid: int = 0
+    element_oid: int = 0
+    delimiter: str = ","
+
+
+Converter = Callable[[bytes], object]
+Resolve = Callable[[int], TypeInfo | None]
+
+_SAME_IN_BOTH: Final[Mapping[int, Converter]] = MappingProxyType(
+    {
+        type_oids.BOOL: scalars.boolean,
+        type_oids.INT2: scalars.integer,
+        type_oids.INT4: scalars.integer,
+        type_oids.INT8: scalars.integer,
+        type_oids.OID: scalars.integer,
+        type_oids.MONEY: scalars.money,
+        type_oids.TIMESTAMP: scalars.timestamp,
+        type_oids.TIMESTAMPTZ: scalars.timestamp_utc,
+        type_oids.TIMETZ: scalars.time_with_zone,
+    }
+)
+_CONVERTERS: Final[Mapping[Encoding, Mapping[int, Converter]]] = MappingProxyType(
+    {
+        Encoding.MSGPACK: {
+            **_SAME_IN_BOTH,
+            type_oids.FLOAT4: scalars.number,
+            type_oids.FLOAT8: scalars.number,
+            type_oids.BYTEA: scalars.binary,
+            type_oids.JSON: native_json,
+            type_oids.JSONB: native_json,
+        },
+        Encoding.JSON: {
+            **_SAME_IN_BOTH,
+            type_oids.FLOAT4: scalars.number_or_name,
+            type_oids.FLOAT8: scalars.number_or_name,
+            type_oids.BYTEA: scalars.binary_base64,
+            type_oids.JSON: embedded_json,
+            type_oids.JSONB: embedded_json,
+        },
+    }
+)
+
+
+def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Converter:
+    """The function that turns the text form of a value of this type, never NULL, into what the encoder writes.
+
+    Built once per column, when its relation arrives. `resolve` describes a type that is not built in; None means that
+    nothing is known of it, which makes it text.
+    """
+    element_oid = type_oids.ELEMENT_OIDS.get(type_oid)
+    if element_oid is not None:
+        return _array_converter(element_oid, ";" if element_oid == type_oids.BOX else ",", options, resolve)
+    info = None if type_oid in _CONVERTERS[options.encoding] else resolve(type_oid)
+    if info is not None and info.kind == TypeKind.DOMAIN:
+        return converter(info.base_oid, options, resolve)
+    if info is not None and info.kind == TypeKind.ARRAY:
+        return _array_converter(info.element_oid, info.delimiter, options, resolve)
+    return _scalar_converter(type_oid, options)
+
+
+def _array_converter(element_oid: int, delimiter: str, options: ValueOptions, resolve: Resolve) -> Converter:
+    if options.arrays == ArrayForm.LITERAL:
+        return text
+    return partial(parse_array, element=converter(element_oid, options, resolve), delimiter=delimiter.encode())
+
+
+def _scalar_converter(type_oid: int, options: ValueOptions) -> Converter:
+    if options.json_values == JsonForm.TEXT and type_oid in {type_oids.JSON, type_oids.JSONB}:
+        return text
+    if options.int8_as_string and options.encoding == Encoding.JSON and type_oid == type_oids.INT8:
+        return scalars.integer_text
+    return _CONVERTERS[options.encoding].get(type_oid, text)

@@ -1,0 +1,114 @@
+"""A json or jsonb value in an event: native for MessagePack, embedded for JSON.
+
+Promises that no digit is lost: in native form an integer of 64 bits is an int, a number whose nearest double prints as
+the same number is a float (1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of its digits.
+Duplicate keys: the last one counts in native form; embedded text keeps them all.
+
+A document that the form can't carry is given as its text, in a string, and never stops the stream: one nested deeper
+than `NESTING_MAX` (in both encodings: a consumer's parser would refuse the whole message), and in native form one with
+a lone surrogate (`"\\ud800"`), which no UTF-8 string can hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+
+import orjson
+
+from headrace.errors import DecodeError
+
+NESTING_MAX = 500
+"""Half of what MessagePack's and JSON's readers in Python take, since the event around it nests too."""
+
+_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+_INT_DIGITS_MAX = 20
+
+# Digits and the point become 0, both exponent letters e: then two searches tell whether a number could be inexact.
+_NUMBER_SHAPE = bytes.maketrans(b"123456789.E", b"0000000000e")
+_LONG_NUMBER = b"0" * 17
+_EXPONENT = b"0e"
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def native_json(value: bytes) -> object:
+    """What MessagePack packs for PostgreSQL's text of a json or jsonb."""
+    if _too_deep(value):
+        return _text(value)
+    shape = value.translate(_NUMBER_SHAPE)
+    if _LONG_NUMBER not in shape and _EXPONENT not in shape:
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            pass  # a lone surrogate, or not JSON at all: told apart below
+    return _exact_json(_text(value))
+
+
+def embedded_json(value: bytes) -> object:
+    """What orjson writes for it: the text as it is, or a string where it is nested too deeply."""
+    text = _text(value)
+    return text if _too_deep(value) else orjson.Fragment(value)
+
+
+def _exact_json(text: str) -> object:
+    try:
+        document: object = json.loads(
+            text, parse_int=_exact_int, parse_float=_exact_number, parse_constant=_no_constant
+        )
+    except ValueError as error:
+        raise DecodeError("a json value is not JSON") from error
+    except RecursionError:  # called from too deep a stack for even NESTING_MAX
+        return text
+    return text if _SURROGATE.search(text) and not _is_utf8(document) else document
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_utf8(document: object) -> bool:
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _exact_int(digits: str) -> int | float | str:
+    if len(digits) <= _INT_DIGITS_MAX and _INT64_MIN <= (number := int(digits)) <= _UINT64_MAX:
+        return number
+    return _exact_number(digits)
+
+
+def _exact_number(digits: str) -> float | str:
+    """The double, where its shortest decimal form is the same number; else the digits."""
+    number = float(digits)
+    if number == 0:
+        mantissa = digits.lower().partition("e")[0]
+        return number if not mantissa.strip("-0.") else digits
+    if number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(digits):
+        return digits
+    return number
+
+
+def _too_deep(value: bytes) -> bool:
+    if value.count(b"[") + value.count(b"{") <= NESTING_MAX:
+        return False
+    depth = 0
+    for token in _BRACKETS.finditer(value):
+        mark = token[0]
+        depth += mark in (b"[", b"{")
+        depth -= mark in (b"]", b"}")
+        if depth > NESTING_MAX:
+            return True
+    return False
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError("a json value is not UTF-8") from error
