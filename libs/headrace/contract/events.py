@@ -6,7 +6,6 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 import msgpack
@@ -24,19 +23,9 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 
 
-class Operation(StrEnum):
-    """What happened to a table; the value is the payload's `operation`, lower-cased it ends the subject."""
-
-    INSERT = "INSERT"
-    UPDATE = "UPDATE"
-    DELETE = "DELETE"
-    TRUNCATE = "TRUNCATE"
-    SCHEMA = "SCHEMA"
-    MESSAGE = "MESSAGE"
-
-
 # Events that tell about the rows that follow, and so take no consumer's position forward.
-_STANDING = frozenset({Operation.SCHEMA})
+SCHEMA = "SCHEMA"
+_STANDING = frozenset({SCHEMA})
 
 
 def transaction(xid: int, position: Position, ts: str, *, last: bool) -> Payload:

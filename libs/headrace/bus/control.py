@@ -1,0 +1,67 @@
+"""Control messages, from a confirmer back to the wal-reader. Small MessagePack maps; pure.
+
+`Join` says who is there, `Confirm` returns credit and the confirmed LSN, `Restart` asks for a new epoch. Each may be
+lost or repeated: all of them are cumulative or idempotent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgpack
+
+from headrace.errors import DecodeError
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A confirmer is there, in this session of its life; `epoch` is the highest it knows."""
+
+    confirmer: str
+    session: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Frames up to `consumed_seq` are done with; everything before `confirmed_lsn` is durable."""
+
+    confirmer: str
+    session: str
+    epoch: int
+    consumed_seq: int
+    confirmed_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Begin a new epoch above `epoch`, from what was confirmed last."""
+
+    confirmer: str
+    session: str
+    epoch: int
+    reason: str
+
+
+Control = Join | Confirm | Restart
+_KINDS: dict[str, type[Join | Confirm | Restart]] = {"join": Join, "confirm": Confirm, "restart": Restart}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(message: Control) -> bytes:
+    body = {name: getattr(message, name) for name in message.__slots__}
+    return bytes(msgpack.packb({"kind": _NAMES[type(message)], **body}))
+
+
+def decode(data: bytes) -> Control:
+    try:
+        body = msgpack.unpackb(data)
+        kind = _KINDS[body.pop("kind")]
+        message = kind(**{name: body[name] for name in kind.__slots__})
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise DecodeError(f"a malformed control message: {error}") from error
+    for name in message.__slots__:
+        expected = str if name in ("confirmer", "session", "reason") else int
+        if not isinstance(getattr(message, name), expected):
+            raise DecodeError(f"a malformed control message: {name} is not of type {expected.__name__}")
+    return message

@@ -1,0 +1,144 @@
+"""The frame: many raw pgoutput messages in one NATS message. Format version 1; pure.
+
+    header   magic "HR" | version u8 | kind u8 | epoch u64 | seq u64           big-endian
+    OPEN     MessagePack map: what the epoch is (see `Opening`); its seq is 0
+    DATA     entries: lsn u64 | length u32 | pgoutput message; length 0: all before this LSN was sent (a keepalive)
+    PART     lsn u64 | offset u64 | total u64 | bytes: a message larger than a frame, in order, alone in its frames
+    PING     nothing; its seq is the last one sent
+    HELLO    nothing: a wal-reader asks who is there
+
+Upgrade rule: a reader takes every version up to its own; a newer version is a `DecodeError` that names both, so
+confirmers are upgraded before the wal-reader.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+import msgpack
+
+from headrace.errors import DecodeError
+
+VERSION = 1
+_MAGIC = b"HR"
+_HEADER = struct.Struct(">2sBBQQ")
+_ENTRY = struct.Struct(">QI")
+_PART = struct.Struct(">QQQ")
+ENTRY_OVERHEAD_BYTES = _ENTRY.size
+FRAME_OVERHEAD_BYTES = _HEADER.size + _PART.size
+MESSAGE_BYTES_MAX = 1 << 31
+
+Entry = tuple[int, bytes]
+
+
+class Kind(IntEnum):
+    OPEN = 1
+    DATA = 2
+    PART = 3
+    PING = 4
+    HELLO = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    kind: Kind
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What an epoch is: who is addressed, which server is read, and from where."""
+
+    sessions: dict[str, str]
+    slot: str
+    database: str
+    system_id: str
+    timeline: int
+    confirmed_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a message that is larger than a frame."""
+
+    lsn: int
+    offset: int
+    total: int
+    data: bytes
+
+
+def header(kind: Kind, epoch: int, seq: int) -> bytes:
+    return _HEADER.pack(_MAGIC, VERSION, kind, epoch, seq)
+
+
+def encode_open(epoch: int, opening: Opening) -> bytes:
+    body = {name: getattr(opening, name) for name in Opening.__slots__}
+    return header(Kind.OPEN, epoch, 0) + bytes(msgpack.packb(body))
+
+
+def encode_entry(lsn: int, message: bytes) -> bytes:
+    return _ENTRY.pack(lsn, len(message)) + message
+
+
+def encode_part(epoch: int, seq: int, part: Part) -> bytes:
+    return header(Kind.PART, epoch, seq) + _PART.pack(part.lsn, part.offset, part.total) + part.data
+
+
+def decode_header(frame: bytes) -> Header:
+    if len(frame) < _HEADER.size:
+        raise DecodeError(f"a frame of {len(frame)} bytes is shorter than its header")
+    magic, version, kind, epoch, seq = _HEADER.unpack_from(frame)
+    if magic != _MAGIC:
+        raise DecodeError("not a frame: the magic is missing")
+    if not 1 <= version <= VERSION:
+        raise DecodeError(f"frame version {version} is not known here (up to {VERSION})")
+    try:
+        return Header(Kind(kind), epoch, seq)
+    except ValueError as error:
+        raise DecodeError(f"unknown frame kind {kind}") from error
+
+
+def decode_open(frame: bytes) -> Opening:
+    try:
+        body = msgpack.unpackb(frame[_HEADER.size :])
+        opening = Opening(**{name: body[name] for name in Opening.__slots__})
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise DecodeError(f"a malformed OPEN frame: {error}") from error
+    checks = (
+        (opening.sessions, dict),
+        (opening.slot, str),
+        (opening.database, str),
+        (opening.system_id, str),
+        (opening.timeline, int),
+        (opening.confirmed_lsn, int),
+    )
+    if not all(isinstance(value, kind) for value, kind in checks):
+        raise DecodeError("a malformed OPEN frame: a field of the wrong type")
+    return opening
+
+
+def decode_entries(frame: bytes) -> Iterator[Entry]:
+    at, end = _HEADER.size, len(frame)
+    while at < end:
+        if end - at < _ENTRY.size:
+            raise DecodeError("a frame ends inside an entry's head")
+        lsn, length = _ENTRY.unpack_from(frame, at)
+        at += _ENTRY.size
+        if length > end - at:
+            raise DecodeError(f"an entry of {length} bytes in a frame with {end - at} left")
+        yield lsn, frame[at : at + length]
+        at += length
+
+
+def decode_part(frame: bytes) -> Part:
+    if len(frame) < _HEADER.size + _PART.size:
+        raise DecodeError("a PART frame ends inside its head")
+    lsn, offset, total = _PART.unpack_from(frame, _HEADER.size)
+    data = frame[_HEADER.size + _PART.size :]
+    if not data or total > MESSAGE_BYTES_MAX or offset + len(data) > total:
+        raise DecodeError(f"a PART frame at {offset} with {len(data)} bytes of {total}")
+    return Part(lsn, offset, total, data)

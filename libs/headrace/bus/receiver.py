@@ -1,0 +1,139 @@
+"""A confirmer's end of the bus, as a pure state machine: takes frames in order, notices every loss.
+
+Promises: entries come out in the order in which the wal-reader sent them, without a hole, within one epoch; a hole, a
+frame of an unknown epoch or a malformed frame yields a request for a new epoch and nothing else of the broken one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.bus import frame
+from headrace.bus.control import Confirm, Join, Restart
+from headrace.bus.frame import Entry, Header, Kind, Opening, Part
+from headrace.errors import DecodeError
+
+REQUEST_INTERVAL_S = 0.5
+SILENCE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a frame brought: a new epoch, or entries; and what must be answered, if anything."""
+
+    opening: Opening | None = None
+    entries: Iterator[Entry] | tuple[Entry, ...] = ()
+    reply: Join | Restart | Confirm | None = None
+
+
+_NOTHING = Received()
+
+
+class FrameReceiver:
+    def __init__(self, confirmer: str, session: str) -> None:
+        self._confirmer = confirmer
+        self._session = session
+        self._broken = True
+        self._asked_at = float("-inf")
+        self._heard_at = float("-inf")
+        self._part: bytearray | None = None
+        self.epoch = 0
+        self.seq = 0
+        self.confirmed_lsn = 0
+
+    @property
+    def following(self) -> bool:
+        return not self._broken
+
+    def receive(self, data: bytes, now: float) -> Received:
+        try:
+            return self._receive(data, now)
+        except DecodeError as error:
+            return self._break(f"a malformed frame: {error}", now)
+
+    def tick(self, now: float) -> Join | None:
+        """Called at intervals: a Join when nothing is being heard."""
+        if now - self._heard_at < SILENCE_S or now - self._asked_at < REQUEST_INTERVAL_S:
+            return None
+        self._asked_at = now
+        return self.join()
+
+    def join(self) -> Join:
+        return Join(self._confirmer, self._session, self.epoch)
+
+    def confirm(self) -> Confirm:
+        """Credit for all frames taken so far, and the LSN that is durable."""
+        return Confirm(self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn)
+
+    def restart(self, reason: str) -> Restart:
+        """Give this epoch up: for the driver's own reasons, such as a failed publish."""
+        self._broken = True
+        return Restart(self._confirmer, self._session, self.epoch, reason)
+
+    def _receive(self, data: bytes, now: float) -> Received:
+        head = frame.decode_header(data)
+        if head.kind is Kind.HELLO:
+            return Received(reply=self.join())
+        if head.epoch < self.epoch:
+            return self._stale(head, now)
+        if head.kind is Kind.OPEN:
+            return self._open(head, frame.decode_open(data), now)
+        if head.epoch > self.epoch or self._broken:
+            return self._break("an epoch whose beginning was not seen", now, epoch=head.epoch)
+        self._heard_at = now
+        if head.kind is Kind.PING:
+            return self._ping(head, now)
+        return self._data(head, data, now)
+
+    def _stale(self, head: Header, now: float) -> Received:
+        # A wal-reader whose clock is behind must hear which epochs have been.
+        return self._break("an epoch below one already seen", now) if head.kind is Kind.OPEN else _NOTHING
+
+    def _open(self, head: Header, opening: Opening, now: float) -> Received:
+        if head.epoch == self.epoch:
+            return _NOTHING
+        if opening.sessions.get(self._confirmer) != self._session:
+            return Received(reply=self.join())
+        self.epoch, self.seq, self.confirmed_lsn = head.epoch, 0, 0
+        self._part = None
+        self._broken = False
+        self._heard_at = now
+        return Received(opening=opening)
+
+    def _ping(self, head: Header, now: float) -> Received:
+        if head.seq != self.seq:
+            return self._break(f"frame {self.seq + 1} did not arrive", now)
+        return Received(reply=self.confirm())
+
+    def _data(self, head: Header, data: bytes, now: float) -> Received:
+        if head.seq <= self.seq:
+            return _NOTHING
+        if head.seq != self.seq + 1:
+            return self._break(f"frame {self.seq + 1} did not arrive, {head.seq} did", now)
+        self.seq = head.seq
+        if head.kind is Kind.PART:
+            return self._join_part(frame.decode_part(data))
+        if self._part is not None:
+            raise DecodeError("a DATA frame between the parts of a message")
+        return Received(entries=tuple(frame.decode_entries(data)))
+
+    def _join_part(self, part: Part) -> Received:
+        if self._part is None:
+            self._part = bytearray()
+        if part.offset != len(self._part):
+            raise DecodeError(f"a part at {part.offset} where {len(self._part)} was due")
+        self._part += part.data
+        if len(self._part) < part.total:
+            return _NOTHING
+        message, self._part = bytes(self._part), None
+        return Received(entries=((part.lsn, message),))
+
+    def _break(self, reason: str, now: float, epoch: int | None = None) -> Received:
+        self._broken = True
+        self._heard_at = now
+        if now - self._asked_at < REQUEST_INTERVAL_S:
+            return _NOTHING
+        self._asked_at = now
+        known = self.epoch if epoch is None else epoch
+        return Received(reply=Restart(self._confirmer, self._session, known, reason))

@@ -1,0 +1,177 @@
+"""The wal-reader's end of the bus, as a pure state machine: packs frames, counts credit, knows what is confirmed.
+
+Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest confirmer; the
+confirmed LSN is the least that all required confirmers gave in this epoch and never goes back within it. Whoever
+drives it sends the bytes it returns, in order, and begins a new epoch when `on_control` says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from headrace.bus import frame
+from headrace.bus.control import Confirm, Control, Join, Restart
+from headrace.bus.frame import Kind, Opening, Part
+
+# A Join that crossed the OPEN meant for it on the wire is no reason for a new epoch.
+JOIN_GRACE_S = 2.0
+
+
+class Action(Enum):
+    """What a control message asks of the driver."""
+
+    NONE = "none"
+    OPEN = "open"
+
+
+@dataclass(slots=True)
+class _Confirmer:
+    session: str
+    consumed_seq: int = 0
+    confirmed_lsn: int = 0
+
+
+class FrameSender:
+    def __init__(self, required: frozenset[str], *, frame_bytes_max: int, in_flight_bytes_max: int) -> None:
+        self._required = required
+        self._frame_bytes_max = frame_bytes_max
+        self._in_flight_bytes_max = in_flight_bytes_max
+        self._confirmers: dict[str, _Confirmer] = {}
+        self._sent: deque[tuple[int, int]] = deque()
+        self._entries: list[bytes] = []
+        self._entries_bytes = 0
+        self._highest_epoch = 0
+        self._opened_at = 0.0
+        self.in_flight_bytes = 0
+        self.epoch = 0
+        self.seq = 0
+        self.open = False
+
+    @property
+    def missing(self) -> list[str]:
+        """Required confirmers that have not joined."""
+        return sorted(self._required - self._confirmers.keys())
+
+    @property
+    def confirmed_lsn(self) -> int:
+        """What every required confirmer has made durable in this epoch; 0 while that isn't known."""
+        if not self.open:
+            return 0
+        return min(self._confirmers[name].confirmed_lsn for name in self._required)
+
+    @property
+    def has_credit(self) -> bool:
+        return self.open and self.in_flight_bytes < self._in_flight_bytes_max
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes packed and not yet in a frame."""
+        return self._entries_bytes
+
+    @property
+    def drained(self) -> bool:
+        return not self._sent and not self._entries
+
+    def sessions(self) -> dict[str, str]:
+        return {name: confirmer.session for name, confirmer in self._confirmers.items()}
+
+    def begin(self, opening: Opening, *, clock_ns: int, now: float) -> bytes:
+        """Begin a new epoch, above every one that anyone has named; the OPEN frame to send first."""
+        self.epoch = self._highest_epoch = max(clock_ns, self._highest_epoch + 1)
+        self.seq = 0
+        self.in_flight_bytes = 0
+        self._sent.clear()
+        self._entries.clear()
+        self._entries_bytes = 0
+        for confirmer in self._confirmers.values():
+            confirmer.consumed_seq = 0
+            confirmer.confirmed_lsn = 0
+        self._opened_at = now
+        self.open = True
+        return frame.encode_open(self.epoch, opening)
+
+    def close(self) -> None:
+        """The replication stream ended: what was packed is void, a new epoch must begin."""
+        self.open = False
+        self._entries.clear()
+        self._entries_bytes = 0
+
+    def hello(self) -> bytes:
+        return frame.header(Kind.HELLO, self._highest_epoch, 0)
+
+    def ping(self) -> bytes:
+        return frame.header(Kind.PING, self.epoch, self.seq)
+
+    def add(self, lsn: int, message: bytes) -> Iterator[bytes]:
+        """Pack a message; yields the frames that are full by it."""
+        size = len(message) + frame.ENTRY_OVERHEAD_BYTES
+        if self._entries_bytes + size > self._frame_bytes_max:
+            yield from self.flush()
+        if size > self._frame_bytes_max:
+            yield from self._parts(lsn, message)
+            return
+        self._entries.append(frame.encode_entry(lsn, message))
+        self._entries_bytes += size
+
+    def flush(self) -> Iterator[bytes]:
+        """The frame of what is packed, if anything is."""
+        if self._entries:
+            self.seq += 1
+            data = frame.header(Kind.DATA, self.epoch, self.seq) + b"".join(self._entries)
+            self._entries.clear()
+            self._entries_bytes = 0
+            yield self._count(data)
+
+    def _parts(self, lsn: int, message: bytes) -> Iterator[bytes]:
+        step = self._frame_bytes_max
+        for offset in range(0, len(message), step):
+            self.seq += 1
+            part = Part(lsn, offset, len(message), message[offset : offset + step])
+            yield self._count(frame.encode_part(self.epoch, self.seq, part))
+
+    def _count(self, data: bytes) -> bytes:
+        self._sent.append((self.seq, len(data)))
+        self.in_flight_bytes += len(data)
+        return data
+
+    def on_control(self, message: Control, now: float) -> Action:
+        """Take a control message; OPEN asks the driver for a new epoch."""
+        self._highest_epoch = max(self._highest_epoch, message.epoch)
+        if message.confirmer not in self._required:
+            return Action.NONE
+        match message:
+            case Join():
+                return self._on_join(message, now)
+            case Confirm():
+                self._on_confirm(message)
+                return Action.NONE
+            case Restart():
+                return self._on_restart(message, now)
+
+    def _on_join(self, join: Join, now: float) -> Action:
+        known = self._confirmers.get(join.confirmer)
+        if known is None or known.session != join.session:
+            self._confirmers[join.confirmer] = _Confirmer(join.session)
+            self.open = False
+        elif not self.open or join.epoch == self.epoch or now - self._opened_at < JOIN_GRACE_S:
+            return Action.NONE
+        return Action.NONE if self.missing else Action.OPEN
+
+    def _on_restart(self, restart: Restart, now: float) -> Action:
+        known = self._confirmers.get(restart.confirmer)
+        if known is None or known.session != restart.session:
+            return self._on_join(Join(restart.confirmer, restart.session, restart.epoch), now)
+        return Action.OPEN if self.open and restart.epoch >= self.epoch else Action.NONE
+
+    def _on_confirm(self, confirm: Confirm) -> None:
+        known = self._confirmers.get(confirm.confirmer)
+        if known is None or known.session != confirm.session or confirm.epoch != self.epoch or not self.open:
+            return
+        known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
+        known.confirmed_lsn = max(known.confirmed_lsn, confirm.confirmed_lsn)
+        consumed = min(self._confirmers[name].consumed_seq for name in self._required)
+        while self._sent and self._sent[0][0] <= consumed:
+            self.in_flight_bytes -= self._sent.popleft()[1]

@@ -1,0 +1,154 @@
+"""A connection to NATS that waits for its server, heals by itself, and says what is wrong.
+
+Promises: an unreachable server is waited for with a log line that names it; refused credentials end in an error with
+the remedy; readiness is false while the connection is down. Never logs a URL's user or password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats
+from nats.aio.client import Client
+from nats.errors import AuthorizationError, NoServersError
+from nats.errors import Error as NatsError
+
+from headrace import log as logs
+from headrace.errors import HeadraceError, SettingError
+from headrace.lifecycle import Scope
+from headrace.metrics import count
+from headrace.settings import NatsSettings
+
+log = logs.logger("nats")
+
+CONNECT_RETRY_S_MAX = 5.0
+
+
+class NatsRefusedError(HeadraceError):
+    """The NATS server is there and refuses us."""
+
+    remedy = "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, NATS_TOKEN)."
+
+
+class NatsUnreachableError(HeadraceError):
+    """No NATS server answers."""
+
+    retry = True
+    remedy = "Start it, or set NATS_URL (or NATS_HOST) to where it listens."
+
+
+def servers(settings: NatsSettings) -> list[str]:
+    """The URLs to connect to."""
+    raw = settings.url.split(",") if settings.url else [settings.host]
+    urls = [url.strip() for url in raw if url.strip()]
+    if not urls:
+        raise SettingError("NATS_URL names no server", remedy="Set it to nats://host:4222.")
+    return [url if "://" in url else f"nats://{url}" for url in urls]
+
+
+def shown(settings: NatsSettings) -> str:
+    """The servers, fit for a log line: no user, no password."""
+    parts = [urlsplit(url) for url in servers(settings)]
+    return ",".join(f"{part.scheme}://{part.hostname}:{part.port or 4222}" for part in parts)
+
+
+def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
+    if not (settings.tls_ca or settings.tls_cert):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"the NATS certificates can't be loaded: {error}",
+            remedy="Check NATS_TLS_CA, NATS_TLS_CERT and NATS_TLS_KEY.",
+        ) from error
+    return context
+
+
+def options(settings: NatsSettings, name: str) -> dict[str, Any]:
+    """nats-py's options from ours."""
+    chosen: dict[str, Any] = {
+        "servers": servers(settings),
+        "name": name,
+        "reconnect_time_wait": settings.reconnect_wait_s,
+        "max_reconnect_attempts": -1,
+        "user": settings.user,
+        "password": settings.password,
+        "token": settings.token,
+        "user_credentials": str(settings.credentials) if settings.credentials else None,
+        "nkeys_seed": str(settings.nkey_seed) if settings.nkey_seed else None,
+        "tls": _tls(settings),
+    }
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
+async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> Client:
+    """One attempt; raises an error that says what to do."""
+    chosen = options(settings, name) | {"allow_reconnect": True, "connect_timeout": 3} | callbacks
+    reasons: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        reasons.append(error)
+
+    # With endless reconnects nats-py would also try its first connection without end, in silence.
+    probe = chosen | {"max_reconnect_attempts": 0, "allow_reconnect": False, "error_cb": note}
+    try:
+        await (await nats.connect(**probe)).close()
+        return await nats.connect(**chosen)
+    except (AuthorizationError, NoServersError, NatsError, OSError, TimeoutError) as error:
+        seen = [error, *reasons]
+        if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
+            raise NatsRefusedError(f"NATS at {shown(settings)} refuses our credentials") from error
+        raise NatsUnreachableError(f"NATS at {shown(settings)} can't be reached ({seen[-1] or 'no answer'})") from error
+
+
+@contextlib.asynccontextmanager
+async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Client]:
+    """A connection for as long as the service lives; waits for the server first."""
+    client = await _first_connection(scope, settings)
+    try:
+        yield client
+    finally:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(2):
+                await client.close()
+
+
+async def _first_connection(scope: Scope, settings: NatsSettings) -> Client:
+    pause = 0.2
+    while True:
+        try:
+            client = await connect_once(settings, f"headrace-{scope.service}", **_callbacks(scope, settings))
+        except NatsUnreachableError as error:
+            scope.health.ail("nats", str(error))
+            await scope.pause(pause)
+            pause = min(pause * 2, CONNECT_RETRY_S_MAX)
+            if scope.stopping.is_set():
+                raise
+        else:
+            scope.health.heal("nats")
+            log.info("nats_connected", server=shown(settings), version=client.connected_server_version)
+            return client
+
+
+def _callbacks(scope: Scope, settings: NatsSettings) -> dict[str, Any]:
+    async def disconnected() -> None:
+        if not scope.stopping.is_set():
+            scope.health.ail("nats", f"NATS at {shown(settings)} is disconnected; reconnecting")
+
+    async def reconnected() -> None:
+        count(scope.health.stats, "nats_reconnects")
+        scope.health.heal("nats")
+
+    async def failed(error: Exception) -> None:
+        if not scope.stopping.is_set():
+            log.warning("nats_error", error=type(error).__name__, reason=str(error))
+
+    return {"disconnected_cb": disconnected, "reconnected_cb": reconnected, "error_cb": failed}

@@ -1,0 +1,156 @@
+"""The streams and buckets the suite needs: declared once, created when missing, never narrowed.
+
+`ensure` is idempotent. What an operator widened stays; what this version needs and an existing object lacks is added;
+where we may not create, the error names the object and the command an administrator must run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.settings import Retention, StreamSettings
+
+log = logs.logger("objects")
+
+SCHEMA_HISTORY = 10
+_MIB = 1024 * 1024
+
+
+class JetStreamError(HeadraceError):
+    """JetStream can't do what the suite needs."""
+
+
+class MissingObjectError(JetStreamError):
+    """A stream or bucket is missing, or our rights to it."""
+
+
+def declared(settings: StreamSettings) -> list[StreamConfig]:
+    """Every stream (a KV bucket is one too) of the suite."""
+    discard = DiscardPolicy.NEW if settings.retention is Retention.STRICT else DiscardPolicy.OLD
+    common = StreamConfig(storage=StorageType.FILE, num_replicas=settings.replicas, allow_direct=True)
+    return [
+        replace(
+            common,
+            name=settings.cdc,
+            description="Headrace: change events",
+            subjects=["cdc.>"],
+            max_age=float(settings.cdc_age_max_s),
+            max_bytes=settings.cdc_bytes_max,
+            discard=discard,
+            duplicate_window=settings.dedupe_window_s,
+            allow_atomic=True,
+            allow_batched=True,
+        ),
+        replace(
+            common,
+            name=settings.init,
+            description="Headrace: snapshots",
+            subjects=["init.>"],
+            max_age=float(settings.init_age_max_s),
+            duplicate_window=settings.dedupe_window_s,
+        ),
+        replace(
+            common,
+            name=settings.requests,
+            description="Headrace: snapshot requests",
+            subjects=["snapshot.request.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=86_400.0,
+            max_bytes=16 * _MIB,
+            no_ack=True,
+        ),
+        _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
+        _bucket(common, settings.state, "the suite's state", 1),
+    ]
+
+
+def _bucket(common: StreamConfig, name: str, what: str, history: int) -> StreamConfig:
+    return replace(
+        common,
+        name=f"KV_{name}",
+        description=f"Headrace: {what}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=history,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+
+
+async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
+    """Create what is missing; the names of what was created."""
+    created = []
+    for config in declared(settings):
+        if await _ensure_stream(js, config):
+            created.append(str(config.name))
+    return created
+
+
+async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
+    try:
+        info = await js.stream_info(str(config.name))
+    except NotFoundError:
+        return await _create(js, config)
+    except (NoRespondersError, NatsTimeoutError, APIError) as error:
+        raise _explained(error, config) from error
+    missing = set(config.subjects or []) - set(info.config.subjects or [])
+    if missing:
+        raise MissingObjectError(
+            f"stream {config.name} exists, without the subjects {', '.join(sorted(missing))}",
+            remedy=f"Add them (nats stream edit {config.name}), or choose another stream name.",
+        )
+    return False
+
+
+async def _create(js: JetStreamContext, config: StreamConfig) -> bool:
+    for attempt in _by_server_age(config):
+        try:
+            await js.add_stream(attempt)
+        except APIError as error:
+            if _unknown_to_old_server(error) and attempt.allow_batched is not None:
+                continue
+            raise _explained(error, config) from error
+        except (NoRespondersError, NatsTimeoutError) as error:
+            raise _explained(error, config) from error
+        log.info("object_created", name=config.name)
+        return True
+    raise AssertionError("the last attempt either returns or raises")
+
+
+def _by_server_age(config: StreamConfig) -> list[StreamConfig]:
+    """As declared; then without what servers before 2.14 and before 2.12 don't know."""
+    if config.allow_batched is None:
+        return [config]
+    plain = replace(config, allow_batched=None, allow_atomic=None)
+    return [config, replace(config, allow_batched=None), plain]
+
+
+def _unknown_to_old_server(error: APIError) -> bool:
+    return error.err_code in {10025, 10052} or "unknown field" in (error.description or "").lower()
+
+
+def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
+    name, subjects = config.name, ",".join(config.subjects or [])
+    if isinstance(error, NoRespondersError):
+        return JetStreamError(
+            "JetStream does not answer on this NATS server",
+            remedy="Start nats-server with JetStream (-js), or enable it for this account.",
+        )
+    if isinstance(error, NatsTimeoutError):
+        return MissingObjectError(
+            f"no answer about stream {name}: the NATS user probably may not use $JS.API",
+            remedy=f"Grant it, or have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
+        )
+    assert isinstance(error, APIError)
+    return MissingObjectError(
+        f"stream {name} can't be used: {error.description}",
+        remedy=f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
+    )

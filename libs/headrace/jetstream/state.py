@@ -1,0 +1,129 @@
+"""Small durable state in the suite's own KV bucket: values written by compare-and-set, and leases.
+
+Promises: a write that lost its compare-and-set raises `LostRaceError` and changed nothing. A lease has one holder at
+a time as far as a clock can say; what must hold even for a holder that slept is fenced at the stream itself
+(docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.kv import KeyValue
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.jetstream.objects import MissingObjectError
+from headrace.lifecycle import Scope
+
+log = logs.logger("state")
+
+
+class LostRaceError(HeadraceError):
+    """Somebody else wrote the same state first."""
+
+    retry = True
+
+
+@dataclass(slots=True)
+class Cell:
+    """One key: its value as last read or written here, and the revision that a write must replace."""
+
+    bucket: KeyValue
+    key: str
+    value: Mapping[str, Any] | None = None
+    revision: int = 0
+
+    async def read(self) -> Mapping[str, Any] | None:
+        try:
+            entry = await self.bucket.get(self.key)
+        except KeyNotFoundError as missing:
+            # A deleted key has a revision of its own, which the next write must name.
+            entry_of_deletion = getattr(missing, "entry", None)
+            self.value, self.revision = None, (entry_of_deletion.revision or 0) if entry_of_deletion else 0
+            return None
+        self.value = msgpack.unpackb(entry.value or b"")
+        self.revision = entry.revision or 0
+        return self.value
+
+    async def write(self, value: Mapping[str, Any]) -> None:
+        try:
+            self.revision = await self.bucket.update(self.key, bytes(msgpack.packb(dict(value))), last=self.revision)
+        except KeyWrongLastSequenceError as error:
+            raise LostRaceError(f"{self.key} was written by somebody else") from error
+        self.value = value
+
+    async def delete(self) -> None:
+        await self.bucket.delete(self.key, last=self.revision)
+
+
+async def bucket(js: JetStreamContext, name: str) -> KeyValue:
+    try:
+        return await js.key_value(name)
+    except BucketNotFoundError as error:
+        raise MissingObjectError(f"the KV bucket {name} is missing", remedy="Run `headrace init`.") from error
+
+
+class Lease:
+    """The right to be the one active instance of a role, renewed while held."""
+
+    def __init__(self, cell: Cell, holder: str, ttl_s: float) -> None:
+        self._cell = cell
+        self._holder = holder
+        self._ttl_s = ttl_s
+
+    async def acquire(self, scope: Scope) -> bool:
+        """Wait until the lease is ours; False when the service is stopping instead."""
+        seen, since = -1, time.monotonic()
+        while not scope.stopping.is_set():
+            current = await self._cell.read()
+            if self._cell.revision != seen:
+                seen, since = self._cell.revision, time.monotonic()
+            if current is None or time.monotonic() - since >= self._ttl_s:
+                try:
+                    await self._cell.write({"holder": self._holder})
+                except LostRaceError:
+                    continue
+                scope.health.heal("lease")
+                log.info("lease_acquired", key=self._cell.key, holder=self._holder)
+                return True
+            scope.health.ail("lease", f"standing by: {self._cell.key} is held by {current.get('holder')}")
+            await scope.pause(min(0.25, self._ttl_s / 4))
+        return False
+
+    async def keep(self, scope: Scope) -> None:
+        """Renew for as long as the service lives; raises `LostRaceError` when somebody else took it."""
+        while not scope.stopping.is_set():
+            await scope.pause(self._ttl_s / 3)
+            try:
+                async with asyncio.timeout(self._ttl_s / 3):
+                    await self._cell.write({"holder": self._holder})
+            except (NatsError, TimeoutError, APIError) as error:
+                log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
+                await self._resync()
+
+    async def _resync(self) -> None:
+        """A renewal whose answer was lost may have been written: then its revision is ours."""
+        try:
+            async with asyncio.timeout(self._ttl_s / 3):
+                current = await self._cell.read()
+        except (NatsError, TimeoutError, APIError):
+            return
+        if current is None or current.get("holder") != self._holder:
+            raise LostRaceError(f"{self._cell.key} was taken by somebody else")
+
+    async def release(self) -> None:
+        """Hand over at once; best effort, since a lease ends by itself."""
+        try:
+            async with asyncio.timeout(1):
+                await self._cell.delete()
+        except (NatsError, TimeoutError, APIError) as error:
+            log.warning("lease_not_released", key=self._cell.key, reason=str(error))

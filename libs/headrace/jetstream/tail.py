@@ -1,0 +1,135 @@
+"""The tail of a stream: what is really there, read back from the server.
+
+The stream's own messages, not anybody's memory of acknowledgements, say how far a source has been delivered: a PubAck
+is not an fsync, and a server may come back with an older store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from headrace.errors import HeadraceError
+from headrace.lsn import Position
+
+_FETCH = 1000
+
+
+class TailError(HeadraceError):
+    """The stream could not be read to its end."""
+
+    retry = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a message of ours says: its id, and the position it takes the stream to (None: it takes it nowhere)."""
+
+    msg_id: str
+    position: Position | None
+
+
+# From a message's payload and headers to its mark; None for a message of another source.
+Reader = Callable[[bytes, dict[str, str]], Mark | None]
+
+
+@dataclass(slots=True)
+class Tail:
+    """A stream's end as one source sees it."""
+
+    first_seq: int
+    last_seq: int
+    created: str
+    position: Position | None = None
+    position_seq: int = 0
+    # Ids of our messages after that position which did not advance it (schema events).
+    ids_after: set[str] = field(default_factory=set)
+
+    def see(self, seq: int, mark: Mark) -> None:
+        if mark.position is None:
+            self.ids_after.add(mark.msg_id)
+        else:
+            self.position, self.position_seq = mark.position, seq
+            self.ids_after.clear()
+
+
+class StreamTail:
+    def __init__(self, js: JetStreamContext, stream: str, read: Reader) -> None:
+        self._js = js
+        self._stream = stream
+        self._read = read
+
+    async def state(self) -> Tail:
+        info = await self._js.stream_info(self._stream)
+        return Tail(info.state.first_seq, info.state.last_seq, str(info.created or ""))
+
+    async def mark_at(self, seq: int) -> Mark | None:
+        """Our message at `seq`; None when it is another's or not there any more."""
+        try:
+            message = await self._js.get_msg(self._stream, seq=seq)
+        except NotFoundError:
+            return None
+        return self._read(message.data or b"", message.headers or {})
+
+    async def after(self, seq: int) -> Tail:
+        """Everything of ours after stream sequence `seq`, up to the end as of now."""
+        tail = await self.state()
+        if tail.last_seq <= seq or tail.last_seq < tail.first_seq:
+            return tail
+        # One source alone in the stream, its last event at the end: by far the usual case.
+        last = await self.mark_at(tail.last_seq)
+        if last is not None and last.position is not None:
+            tail.see(tail.last_seq, last)
+            return tail
+        await self._scan(tail, seq + 1)
+        return tail
+
+    async def _scan(self, tail: Tail, start: int) -> None:
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=max(start, tail.first_seq, 1),
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=30.0,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        consumer = await self._js.pull_subscribe("", stream=self._stream, config=config)
+        try:
+            await self._read_to(tail, consumer)
+        finally:
+            with contextlib.suppress(Exception):
+                await consumer.unsubscribe()
+
+    async def _read_to(self, tail: Tail, consumer: JetStreamContext.PullSubscription) -> None:
+        at = 0
+        while at < tail.last_seq:
+            try:
+                messages = await consumer.fetch(_FETCH, timeout=2)
+            except NatsTimeoutError as error:
+                state = await self.state()
+                if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
+                    return
+                if await self._deleted(at + 1, tail.last_seq):
+                    return
+                raise TailError(f"stream {self._stream} could not be read beyond {at}") from error
+            for message in messages:
+                at = message.metadata.sequence.stream
+                mark = self._read(message.data, message.headers or {})
+                if mark is not None and at <= tail.last_seq:
+                    tail.see(at, mark)
+
+    async def _deleted(self, start: int, end: int) -> bool:
+        """Whether the last message was deleted: then no fetch will ever bring it."""
+        if start > end:
+            return True
+        try:
+            await self._js.get_msg(self._stream, seq=end)
+        except NotFoundError:
+            return True
+        return False

@@ -1,0 +1,1 @@
+"""PostgreSQL as the suite uses it: connections, the replication stream, the catalog."""

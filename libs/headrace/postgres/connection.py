@@ -1,0 +1,79 @@
+"""Ordinary connections to PostgreSQL, and what its refusals mean.
+
+Promises that every refusal a user can cause ends in one error with the remedy; what may pass by itself (a server that
+starts, a network that is down) is marked `retry`. Never logs a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import asyncpg
+
+from headrace.contract.values import SESSION_SETTINGS
+from headrace.errors import HeadraceError
+from headrace.settings import PostgresSettings
+
+
+class PostgresError(HeadraceError):
+    """PostgreSQL can't give what the suite needs."""
+
+
+class PostgresUnreachableError(PostgresError):
+    """No PostgreSQL server answers, or it is starting or stopping."""
+
+    retry = True
+    remedy = "Start it, or set PG_HOST and PG_PORT to where it listens."
+
+
+class PostgresRefusedError(PostgresError):
+    """The server is there and refuses the role, the password or the database."""
+
+
+_REMEDIES = {
+    "28P01": "Check POSTGRES_BRIDGE_USER and POSTGRES_BRIDGE_PASSWORD.",
+    "28000": "Check POSTGRES_BRIDGE_USER, and the server's pg_hba.conf for this role, database and address.",
+    "3D000": "Set PG_DB to a database that exists.",
+    "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
+    "53300": "Raise max_connections, or end idle connections.",
+}
+_PASSING = frozenset({"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"})
+
+
+def where(settings: PostgresSettings) -> str:
+    """The server, fit for a log line."""
+    host = settings.host or os.environ.get("PGHOST") or "localhost"
+    return f"{host}:{settings.port or os.environ.get('PGPORT') or 5432}"
+
+
+def explained(sqlstate: str | None, message: str, settings: PostgresSettings) -> PostgresError:
+    """The suite's error for a refusal of the server."""
+    text = message.strip().removeprefix("FATAL:").strip()
+    if sqlstate is None or sqlstate in _PASSING:
+        return PostgresUnreachableError(f"PostgreSQL at {where(settings)} can't be used now: {text}")
+    return PostgresRefusedError(f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate))
+
+
+async def connect(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:
+    """An ordinary connection, in the session that the contract's text forms assume."""
+    given: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "user": settings.user,
+        "password": settings.password,
+        "database": settings.database,
+    }
+    if settings.host is None and "PGHOST" not in os.environ and "PGSERVICE" not in os.environ:
+        given["host"] = "localhost"
+    try:
+        return await asyncpg.connect(
+            **{key: value for key, value in given.items() if value is not None},
+            timeout=settings.connect_timeout_s,
+            server_settings={"application_name": application, **SESSION_SETTINGS, **session},
+        )
+    except asyncpg.PostgresError as error:
+        raise explained(error.sqlstate, str(error), settings) from error
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
+        raise explained(None, str(error) or "it did not answer in time", settings) from error

@@ -1,0 +1,329 @@
+"""The replication stream, over libpq: asyncpg has no replication mode (docs/adr/0003).
+
+Promises raw pgoutput messages in the order PostgreSQL sends them, with their LSN, and keepalives as marks. Tells
+PostgreSQL only the LSN that it is given. Blocks nowhere: the socket is watched by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from dataclasses import dataclass
+
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from headrace.contract.values import SESSION_SETTINGS
+from headrace.lsn import format_lsn, parse_lsn
+from headrace.postgres.connection import PostgresError, PostgresUnreachableError, explained
+from headrace.settings import PostgresSettings
+
+_KEEPALIVE = struct.Struct(">xQQB")
+_XLOG_DATA = struct.Struct(">xQQQ")
+_STATUS = struct.Struct(">cQQQQB")
+_PG_EPOCH_US = 946_684_800_000_000
+_BATCH_MESSAGES = 512
+
+_MISSING_SLOT = "42704"
+_SLOT_BUSY = "55006"
+_SLOT_UNUSABLE = frozenset({"55000", "58P01"})
+
+
+class SlotBusyError(PostgresError):
+    """Another process reads the slot."""
+
+    retry = True
+
+
+class SlotMissingError(PostgresError):
+    """The replication slot isn't there."""
+
+    remedy = "Run `headrace init`, or start wal-reader with HEADRACE_CREATE_SLOT=true."
+
+
+class SlotLostError(PostgresError):
+    """PostgreSQL can't serve the slot any more."""
+
+    remedy = (
+        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`), make a new one, and bootstrap "
+        "consumers again."
+    )
+
+
+class ReplicationRefusedError(PostgresError):
+    """PostgreSQL doesn't let us replicate."""
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """Which server, and which of its histories."""
+
+    system_id: str
+    timeline: int
+    lsn: int
+    database: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """PostgreSQL has sent everything before `lsn`."""
+
+    lsn: int
+    reply_wanted: bool
+
+
+Message = tuple[int, bytes] | Keepalive
+
+
+def conninfo(settings: PostgresSettings, application: str) -> str:
+    """libpq's connection string; what it doesn't say, libpq's own variables do."""
+    options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    given = {
+        "host": settings.host,
+        "port": settings.port,
+        "dbname": settings.database,
+        "user": settings.user,
+        "password": settings.password,
+    }
+    return make_conninfo(
+        **{key: value for key, value in given.items() if value is not None},
+        replication="database",
+        application_name=application,
+        options=options,
+        connect_timeout=settings.connect_timeout_s,
+        client_encoding="UTF8",
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+    )
+
+
+class ReplicationConnection:
+    """One connection in replication mode."""
+
+    def __init__(self, settings: PostgresSettings, connection: pq.abc.PGconn) -> None:
+        self._settings = settings
+        self._pg = connection
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(cls, settings: PostgresSettings, application: str) -> ReplicationConnection:
+        connection = pq.PGconn.connect_start(conninfo(settings, application).encode())
+        self = cls(settings, connection)
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await self._connect()
+        except TimeoutError as error:
+            connection.finish()
+            raise explained(None, "it did not answer in time", settings) from error
+        except BaseException:
+            connection.finish()
+            raise
+        connection.nonblocking = 1
+        return self
+
+    def close(self) -> None:
+        self._pg.finish()
+
+    async def _connect(self) -> None:
+        while True:
+            status = self._pg.connect_poll()
+            if status == pq.PollingStatus.OK:
+                return
+            if status == pq.PollingStatus.FAILED:
+                raise self._connect_error()
+            if status == pq.PollingStatus.READING:
+                await self._readable()
+            else:
+                await self._writable()
+
+    def _connect_error(self) -> PostgresError:
+        text = self._pg.get_error_message()
+        return explained(_state_of_refusal(text), text.split("failed:", 1)[-1], self._settings)
+
+    async def identify(self) -> SystemIdentity:
+        row = (await self._query("IDENTIFY_SYSTEM"))[0]
+        if row[3] is None:
+            raise ReplicationRefusedError("no database was named", remedy="Set PG_DB.")
+        return SystemIdentity(str(row[0]), int(row[1] or 0), parse_lsn(row[2] or ""), row[3])
+
+    async def create_slot(self, slot: str, *, failover: bool) -> None:
+        """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
+        options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
+        await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})")
+
+    async def start(self, slot: str, publication: str) -> None:
+        """Begin to stream, from where the slot is confirmed."""
+        # A publication's name goes through the plugin's own list syntax, inside a string literal.
+        name = quote_literal(quote_name(publication))
+        options = f"proto_version '1', publication_names {name}, messages 'true'"
+        command = f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 ({options})"
+        self._pg.send_query(command.encode())
+        result = await self._result()
+        if result is None or result.status != pq.ExecStatus.COPY_BOTH:
+            raise self._error(result)
+
+    async def read(self, wait_s: float) -> list[Message]:
+        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out."""
+        messages = self._available()
+        if messages:
+            return messages
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._readable()
+        except TimeoutError:
+            return []
+        self._consume()
+        return self._available()
+
+    def _available(self) -> list[Message]:
+        messages: list[Message] = []
+        get = self._pg.get_copy_data
+        while len(messages) < _BATCH_MESSAGES:
+            size, data = get(1)
+            if size > 0:
+                messages.append(_message(bytes(data)))
+            elif size == 0:
+                break
+            else:
+                self._ended(messages)
+                break
+        return messages
+
+    def _ended(self, messages: list[Message]) -> None:
+        """The stream ended: give out what came before, then say so."""
+        if not messages:
+            raise self._error(self._pg.get_result())
+
+    def _consume(self) -> None:
+        try:
+            self._pg.consume_input()
+        except Exception as error:
+            raise PostgresUnreachableError(f"the replication connection broke: {str(error).strip()}") from error
+
+    async def status(self, received: int, confirmed: int) -> None:
+        """Tell PostgreSQL what was received and what is durable."""
+        now_us = time.time_ns() // 1000 - _PG_EPOCH_US
+        self._pg.put_copy_data(_STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, 0))
+        await self._flush()
+
+    async def _query(self, command: str) -> list[tuple[str | None, ...]]:
+        self._pg.send_query(command.encode())
+        result = await self._result()
+        if result is None or result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            raise self._error(result)
+        rows = [
+            tuple(_decoded(result.get_value(row, column)) for column in range(result.nfields))
+            for row in range(result.ntuples)
+        ]
+        while await self._result() is not None:
+            pass
+        return rows
+
+    async def _result(self) -> pq.abc.PGresult | None:
+        await self._flush()
+        while self._pg.is_busy():
+            await self._readable()
+            self._consume()
+        return self._pg.get_result()
+
+    async def _flush(self) -> None:
+        try:
+            while self._pg.flush():
+                await self._writable()
+        except OSError as error:
+            raise PostgresUnreachableError(f"the replication connection broke: {error}") from error
+        except Exception as error:
+            if self._pg.status != pq.ConnStatus.OK:
+                raise PostgresUnreachableError(f"the replication connection broke: {str(error).strip()}") from error
+            raise
+
+    async def _readable(self) -> None:
+        await self._ready(self._loop.add_reader, self._loop.remove_reader)
+
+    async def _writable(self) -> None:
+        await self._ready(self._loop.add_writer, self._loop.remove_writer)
+
+    async def _ready(self, add: object, remove: object) -> None:
+        future = self._loop.create_future()
+        socket = self._pg.socket
+        add(socket, _resolve, future)  # type: ignore[operator]  # a loop's add_reader or add_writer
+        try:
+            await future
+        finally:
+            remove(socket)  # type: ignore[operator]  # and its counterpart
+
+    def _error(self, result: pq.abc.PGresult | None) -> PostgresError:
+        if result is None:
+            text = self._pg.get_error_message().strip()
+            return PostgresUnreachableError(f"the replication stream ended: {text or 'the server closed it'}")
+        state = _decoded(result.error_field(pq.DiagnosticField.SQLSTATE))
+        text = _decoded(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or result.get_error_message()
+        return refusal(state, text, self._settings)
+
+
+def refusal(state: str | None, text: str, settings: PostgresSettings) -> PostgresError:
+    """What a refused replication command means to a user."""
+    if state == _SLOT_BUSY:
+        return SlotBusyError(text)
+    if state == _MISSING_SLOT and "publication" in text:
+        return ReplicationRefusedError(text, remedy="Run `headrace init`, or CREATE PUBLICATION, or set --pub.")
+    if state == _MISSING_SLOT:
+        return SlotMissingError(text)
+    if "wal_level" in text:
+        return ReplicationRefusedError(text, remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL.")
+    if state in _SLOT_UNUSABLE and "slot" in text:
+        return SlotLostError(text)
+    if state == "53400":
+        return ReplicationRefusedError(text, remedy="Free a slot, or raise max_replication_slots.")
+    if state == "42501":
+        return ReplicationRefusedError(text, remedy="ALTER ROLE … REPLICATION for POSTGRES_BRIDGE_USER.")
+    return explained(state, text, settings)
+
+
+def _state_of_refusal(text: str) -> str | None:
+    """libpq gives no SQLSTATE for a refused connection; the server's words are all there is."""
+    for words, state in (
+        ("password authentication failed", "28P01"),
+        ("no password supplied", "28P01"),
+        ("no pg_hba.conf entry", "28000"),
+        ("permission denied to start WAL sender", "42501"),
+        ("must be superuser or replication role", "42501"),
+        ("is not permitted to log in", "28000"),
+        ("too many", "53300"),
+    ):
+        if words in text:
+            return state
+    if "does not exist" in text:
+        return "3D000" if "database" in text else "28000"
+    return None
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _decoded(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
+
+
+def _message(data: bytes) -> Message:
+    if data[:1] == b"w":
+        return _XLOG_DATA.unpack_from(data)[0], data[_XLOG_DATA.size :]
+    if data[:1] == b"k":
+        lsn, _, wanted = _KEEPALIVE.unpack(data)
+        return Keepalive(lsn, bool(wanted))
+    raise PostgresError(f"an unknown replication message {data[:1]!r}")
+
+
+def quote_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def quote_literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+__all__ = ["Keepalive", "Message", "ReplicationConnection", "SystemIdentity", "format_lsn", "quote_literal", "quote_name"]

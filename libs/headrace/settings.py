@@ -1,0 +1,234 @@
+"""Settings: one declaration each, read from flags and the environment, checked before any I/O.
+
+Owns every setting's name, default, unit and explanation: the command line, the reference page and the error messages
+are made from these declarations. A secret `X` may also come from the file that `X_FILE` names. Hand-written on
+dataclasses because pydantic-settings would take a sixth of a service's memory budget (docs/adr/0007).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from headrace.contract.values import Encoding
+from headrace.errors import SettingError
+from headrace.log import LogFormat
+
+T = TypeVar("T")
+_MIB = 1024 * 1024
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+
+
+def setting(env: str, default: Any, explain: str, *, secret: bool = False, least: float | None = None) -> Any:
+    """Declare a field that the environment variable `env` sets."""
+    return field(default=default, metadata={"env": env, "help": explain, "secret": secret, "least": least})
+
+
+class Retention(StrEnum):
+    RELAXED = "relaxed"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresSettings:
+    """Where the source is. What is unset here, libpq's own variables (PGHOST, PGSSLMODE, PGSERVICE…) decide."""
+
+    host: str | None = setting("PG_HOST", None, "PostgreSQL's host (else PGHOST, else localhost)")
+    port: int | None = setting("PG_PORT", None, "PostgreSQL's port (else PGPORT, else 5432)", least=1)
+    database: str | None = setting("PG_DB", None, "the database whose changes are read (else PGDATABASE)")
+    user: str | None = setting("POSTGRES_BRIDGE_USER", None, "a role with REPLICATION (else PGUSER)")
+    password: str | None = setting("POSTGRES_BRIDGE_PASSWORD", None, "its password (else PGPASSFILE)", secret=True)
+    connect_timeout_s: int = setting("HEADRACE_PG_CONNECT_TIMEOUT_S", 10, "how long a connection may take", least=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NatsSettings:
+    """Where NATS is, and who we are there."""
+
+    url: str | None = setting("NATS_URL", None, "NATS URLs, comma-separated; wins over NATS_HOST")
+    host: str = setting("NATS_HOST", "localhost", "NATS host, or host:port")
+    user: str | None = setting("NATS_BRIDGE_USER", None, "NATS user")
+    password: str | None = setting("NATS_BRIDGE_PASSWORD", None, "its password", secret=True)
+    token: str | None = setting("NATS_TOKEN", None, "NATS token, instead of user and password", secret=True)
+    credentials: Path | None = setting("NATS_CREDS", None, "NATS credentials file (JWT)")
+    nkey_seed: Path | None = setting("NATS_NKEY_SEED", None, "NATS nkey seed file")
+    tls_ca: Path | None = setting("NATS_TLS_CA", None, "certificate authority for NATS; turns TLS on")
+    tls_cert: Path | None = setting("NATS_TLS_CERT", None, "client certificate for NATS")
+    tls_key: Path | None = setting("NATS_TLS_KEY", None, "its key")
+    reconnect_wait_s: float = setting("HEADRACE_NATS_RECONNECT_WAIT_S", 2.0, "pause between reconnects", least=0.01)
+    flush_timeout_s: float = setting("HEADRACE_NATS_FLUSH_TIMEOUT_S", 10.0, "how long a flush may take", least=0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """What is read: the slot is the source's name everywhere."""
+
+    slot: str = setting("HEADRACE_SLOT", "headrace", "replication slot; also the source's name")
+    publication: str = setting("HEADRACE_PUB", "headrace", "publication to read")
+    create_slot: bool = setting("HEADRACE_CREATE_SLOT", True, "create the slot when it is missing")
+    failover: bool = setting("HEADRACE_SLOT_FAILOVER", False, "create it as a failover slot (PostgreSQL 17+)")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """The NATS objects, and how long they keep what."""
+
+    cdc: str = setting("HEADRACE_STREAM", "CDC", "stream of change events")
+    init: str = setting("HEADRACE_INIT_STREAM", "INIT", "stream of snapshot chunks")
+    requests: str = setting("HEADRACE_REQUEST_STREAM", "SNAPSHOT_REQUESTS", "work queue of snapshot requests")
+    schemas: str = setting("HEADRACE_SCHEMAS_BUCKET", "schemas", "KV bucket of table schemas")
+    state: str = setting("HEADRACE_STATE_BUCKET", "headrace_state", "KV bucket of the suite's own state")
+    replicas: int = setting("HEADRACE_REPLICAS", 1, "JetStream replicas of everything created", least=1)
+    cdc_age_max_s: int = setting("HEADRACE_CDC_AGE_MAX_S", 86_400, "how long events are kept", least=1)
+    cdc_bytes_max: int = setting("HEADRACE_CDC_BYTES_MAX", 8192 * _MIB, "how many bytes of events are kept", least=1)
+    init_age_max_s: int = setting("HEADRACE_INIT_AGE_MAX_S", 604_800, "how long snapshots are kept", least=1)
+    dedupe_window_s: float = setting("HEADRACE_DEDUPE_WINDOW_S", 120.0, "JetStream's duplicate window", least=0.1)
+    retention: Retention = setting("HEADRACE_RETENTION", Retention.RELAXED, "strict: a full stream holds the slot")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSettings:
+    """How messages are written."""
+
+    encoding: Encoding = setting("HEADRACE_ENCODING", Encoding.MSGPACK, "msgpack or json")
+    zstd: bool = setting("HEADRACE_ZSTD", False, "compress snapshot chunks with zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class BusSettings:
+    """The internal bus between wal-reader and publisher."""
+
+    frame_bytes_max: int = setting("HEADRACE_FRAME_BYTES_MAX", 256 * 1024, "a frame is sent at this size", least=1024)
+    in_flight_bytes_max: int = setting("HEADRACE_IN_FLIGHT_BYTES_MAX", 8 * _MIB, "unconsumed bytes", least=65_536)
+    status_interval_s: float = setting("HEADRACE_STATUS_INTERVAL_S", 1.0, "status to PostgreSQL", least=0.05)
+    window_messages_max: int = setting("HEADRACE_WINDOW_MESSAGES_MAX", 4096, "unacknowledged messages", least=1)
+    window_bytes_max: int = setting("HEADRACE_WINDOW_BYTES_MAX", 8 * _MIB, "unacknowledged bytes", least=65_536)
+    ack_timeout_s: float = setting("HEADRACE_ACK_TIMEOUT_S", 10.0, "JetStream's acknowledgement", least=0.1)
+    progress_interval_s: float = setting("HEADRACE_PROGRESS_INTERVAL_S", 1.0, "progress kept this often", least=0.02)
+    lease_ttl_s: float = setting("HEADRACE_LEASE_TTL_S", 6.0, "a silent holder loses its lease", least=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """What every process has."""
+
+    log_level: str = setting("HEADRACE_LOG_LEVEL", "info", "debug, info, warning or error")
+    log_format: LogFormat = setting("HEADRACE_LOG_FORMAT", LogFormat.LOGFMT, "logfmt or json")
+    http_host: str = setting("HEADRACE_HTTP_HOST", "127.0.0.1", "address of the health and metrics port")
+    http_port: int | None = setting("HEADRACE_HTTP_PORT", None, "that port; 0 takes a free one", least=0)
+    stats_interval_s: float = setting("HEADRACE_STATS_INTERVAL_S", 1.0, "reports to telemetry", least=0.05)
+    shutdown_timeout_s: float = setting("HEADRACE_SHUTDOWN_TIMEOUT_S", 10.0, "how long a stop may take", least=0.1)
+    shutdown_token: str | None = setting("HEADRACE_SHUTDOWN_TOKEN", None, "for POST /shutdown", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings of a process."""
+
+    postgres: PostgresSettings = field(default_factory=PostgresSettings)
+    nats: NatsSettings = field(default_factory=NatsSettings)
+    source: SourceSettings = field(default_factory=SourceSettings)
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    format: FormatSettings = field(default_factory=FormatSettings)
+    bus: BusSettings = field(default_factory=BusSettings)
+    process: ProcessSettings = field(default_factory=ProcessSettings)
+
+
+def load(environ: Mapping[str, str], **flags: object) -> Settings:
+    """Settings from the environment; a flag `group__name` that isn't None wins over it."""
+    groups = {}
+    for group in fields(Settings):
+        kind = get_type_hints(Settings)[group.name]
+        given = {
+            name.removeprefix(f"{group.name}__"): value
+            for name, value in flags.items()
+            if name.startswith(f"{group.name}__") and value is not None
+        }
+        groups[group.name] = load_group(kind, environ, given)
+    settings = Settings(**groups)
+    _check_names(settings)
+    return settings
+
+
+def load_group(kind: type[T], environ: Mapping[str, str], given: Mapping[str, object]) -> T:
+    """One group, from flags first, then the environment, then defaults."""
+    hints = get_type_hints(kind)
+    values: dict[str, object] = {}
+    for declared in fields(kind):  # type: ignore[arg-type]  # T is always one of the dataclasses above
+        if declared.name in given:
+            values[declared.name] = given[declared.name]
+            continue
+        raw = _raw(declared, environ)
+        if raw is not None:
+            values[declared.name] = _parse(declared.metadata["env"], raw, hints[declared.name])
+        _check_least(declared, values)
+    return kind(**values)
+
+
+def _raw(declared: dataclasses.Field[Any], environ: Mapping[str, str]) -> str | None:
+    env = declared.metadata["env"]
+    if env in environ:
+        return environ[env]
+    file = environ.get(f"{env}_FILE") if declared.metadata["secret"] else None
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text().rstrip("\n")
+    except OSError as error:
+        raise SettingError(
+            f"{env}_FILE={file!r} can't be read: {error.strerror}", remedy="Name a readable file that holds the secret."
+        ) from error
+
+
+def _parse(env: str, raw: str, hint: Any) -> object:
+    kind = next(t for t in get_args(hint) if t is not type(None)) if isinstance(hint, UnionType) else hint
+    try:
+        if kind is bool:
+            return _parse_bool(raw)
+        return kind(raw)
+    except ValueError as error:
+        raise SettingError(f"{env}={raw!r} can't be used", remedy=f"Set {env} to {_expected(kind)}.") from error
+
+
+def _parse_bool(raw: str) -> bool:
+    if raw.lower() in _TRUE:
+        return True
+    if raw.lower() in _FALSE:
+        return False
+    raise ValueError(raw)
+
+
+def _expected(kind: type) -> str:
+    if issubclass(kind, Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
+    return {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "a value of its kind")
+
+
+def _check_least(declared: dataclasses.Field[Any], values: Mapping[str, object]) -> None:
+    least, value = declared.metadata["least"], values.get(declared.name)
+    if least is not None and isinstance(value, int | float) and value < least:
+        env = declared.metadata["env"]
+        raise SettingError(f"{env}={value} is too small", remedy=f"Set {env} to {least} or more.")
+
+
+def _check_names(settings: Settings) -> None:
+    slot = settings.source.slot
+    if not slot or len(slot) > 63 or not all(c in "abcdefghijklmnopqrstuvwxyz0123456789_" for c in slot):
+        raise SettingError(
+            f"--slot {slot!r} is not a slot name",
+            remedy="Use 1 to 63 lower-case letters, digits and underscores (HEADRACE_SLOT).",
+        )
+    for env, name in (
+        ("HEADRACE_STREAM", settings.streams.cdc),
+        ("HEADRACE_INIT_STREAM", settings.streams.init),
+        ("HEADRACE_REQUEST_STREAM", settings.streams.requests),
+        ("HEADRACE_SCHEMAS_BUCKET", settings.streams.schemas),
+        ("HEADRACE_STATE_BUCKET", settings.streams.state),
+    ):
+        if not name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
+            raise SettingError(f"{env}={name!r} is not a NATS name", remedy="Use letters, digits, - and _.")
