@@ -32,7 +32,7 @@ def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
     if part == b"NULL":
         return None
     if not part or b"\\" in part:
-        raise DecodeError(f"{part!r} is not an element of an array's literal without quotes")
+        raise DecodeError("an array's literal has an element that needs quotes and has none")
     return element(part)
 
 
@@ -59,7 +59,7 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
             path.append(path[-1][-1])
         depth = depth or len(path)
         closed = len(token["close"])
-        if len(path) != depth or closed >= depth:
+        if depth < 2 or len(path) != depth or closed >= depth:
             raise DecodeError(f"an array's literal has braces that don't match at byte {at}")
         quoted = token["quoted"]
         path[-1].append(_plain(token["plain"], element) if quoted is None else element(_ESCAPE.sub(rb"\1", quoted)))

@@ -38,10 +38,10 @@ def text(value: bytes) -> str:
     """PostgreSQL's own text, which is the form of every type without another rule."""
     try:
         return value.decode()
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         raise DecodeError(
             f"a value of {len(value)} bytes is not UTF-8", remedy="Set the connection's client_encoding to UTF8"
-        ) from error
+        ) from None
 
 
 def boolean(value: bytes) -> bool:
@@ -55,8 +55,8 @@ def boolean(value: bytes) -> bool:
 def integer(value: bytes) -> int:
     try:
         return int(value)
-    except ValueError as error:
-        raise _unexpected("integer", value) from error
+    except ValueError:
+        raise _unexpected("integer", value) from None  # whose message shows the value
 
 
 def integer_text(value: bytes) -> str:
@@ -68,8 +68,8 @@ def number(value: bytes) -> float:
     """A float; of a float4, the double that prints the same digits."""
     try:
         return float(value)
-    except ValueError as error:
-        raise _unexpected("float", value) from error
+    except ValueError:
+        raise _unexpected("float", value) from None  # whose message shows the value
 
 
 def number_or_name(value: bytes) -> float | str:
@@ -90,8 +90,8 @@ def binary(value: bytes) -> bytes:
         raise _unexpected("bytea", value)
     try:
         return binascii.unhexlify(value[2:])
-    except binascii.Error as error:
-        raise _unexpected("bytea", value) from error
+    except binascii.Error:
+        raise _unexpected("bytea", value) from None  # whose message shows the value
 
 
 def binary_base64(value: bytes) -> str:

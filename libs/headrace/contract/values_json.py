@@ -17,6 +17,7 @@ from decimal import Decimal
 
 import orjson
 
+from headrace.contract.scalars import text
 from headrace.errors import DecodeError
 
 NESTING_MAX = 500
@@ -37,32 +38,32 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 def native_json(value: bytes) -> object:
     """What MessagePack packs for PostgreSQL's text of a json or jsonb."""
     if _too_deep(value):
-        return _text(value)
+        return text(value)
     shape = value.translate(_NUMBER_SHAPE)
     if _LONG_NUMBER not in shape and _EXPONENT not in shape:
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError:
             pass  # a lone surrogate, or not JSON at all: told apart below
-    return _exact_json(_text(value))
+    return _exact_json(text(value))
 
 
 def embedded_json(value: bytes) -> object:
     """What orjson writes for it: the text as it is, or a string where it is nested too deeply."""
-    text = _text(value)
-    return text if _too_deep(value) else orjson.Fragment(value)
+    checked = text(value)
+    return checked if _too_deep(value) else orjson.Fragment(value)
 
 
-def _exact_json(text: str) -> object:
+def _exact_json(source: str) -> object:
     try:
         document: object = json.loads(
-            text, parse_int=_exact_int, parse_float=_exact_number, parse_constant=_no_constant
+            source, parse_int=_exact_int, parse_float=_exact_number, parse_constant=_no_constant
         )
-    except ValueError as error:
-        raise DecodeError("a json value is not JSON") from error
+    except ValueError:
+        raise DecodeError(f"a json value of {len(source)} characters is not JSON") from None
     except RecursionError:  # called from too deep a stack for even NESTING_MAX
-        return text
-    return text if _SURROGATE.search(text) and not _is_utf8(document) else document
+        return source
+    return source if _SURROGATE.search(source) and not _is_utf8(document) else document
 
 
 def _no_constant(name: str) -> object:
@@ -105,10 +106,3 @@ def _too_deep(value: bytes) -> bool:
         if depth > NESTING_MAX:
             return True
     return False
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise DecodeError("a json value is not UTF-8") from error
