@@ -6,7 +6,7 @@ subject is that of something else. Pure.
 
 A name keeps `A-Z a-z 0-9 _ -`; any other byte of its UTF-8 is `=XX`. Three cases keep that one-to-one:
 
-- `=2F` stands for the slash between schema and table only; a slash within a name is `=2f`;
+- `=2F` stands for the slash between schema and table only; a slash within either name is `=2f`;
 - a public table called as a special subject (`_message`, `_gap`) starts with `=5F`;
 - an empty message prefix is `=`.
 """
@@ -48,9 +48,9 @@ class Operation(StrEnum):
 
 def table_token(schema: str, table: str) -> str:
     """One token for a table: its name in schema `public`, `{schema}=2F{table}` in any other."""
-    name = _encode(table)
+    name = _encode_part(table)
     if schema != PUBLIC:
-        return f"{_encode(schema)}{_SEPARATOR}{name}"
+        return f"{_encode_part(schema)}{_SEPARATOR}{name}"
     return f"=5F{name[1:]}" if name in RESERVED_TOKENS else name
 
 
@@ -67,9 +67,11 @@ def split_table_token(token: str) -> tuple[str, str]:
 
 
 def _encode(name: str) -> str:
-    return (
-        _OTHER_BYTE.sub(lambda other: b"=%02X" % other[0][0], name.encode()).decode().replace(_SEPARATOR, _INNER_SLASH)
-    )
+    return _OTHER_BYTE.sub(lambda other: b"=%02X" % other[0][0], name.encode()).decode()
+
+
+def _encode_part(name: str) -> str:
+    return _encode(name).replace(_SEPARATOR, _INNER_SLASH)
 
 
 def _decode(part: str) -> str:
