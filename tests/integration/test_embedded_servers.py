@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
 import asyncpg
 import nats
+import psycopg
 import pytest
 
 from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.embedded.process import AlreadyServedError
+from headrace.embedded.ports import LOOPBACK
+from headrace.embedded.postgres import EmbeddedPostgres, kept_password
+from headrace.embedded.process import AlreadyServedError, PortTakenError, ServerStartError
+from headrace.embedded.server import StopMode
+from headrace.errors import HeadraceError, SettingError
+from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.servers import POSTGRES_TEST_SETTINGS, SessionServers
 
 both_versions = pytest.mark.parametrize("pg_version", [16, 18], indirect=True)
 
@@ -63,3 +80,197 @@ async def test_a_second_start_on_a_served_store_names_the_pid_and_port_that_serv
     with pytest.raises(AlreadyServedError, match=f"process {server.pid} on port {server.port}"):
         await EmbeddedNats(server.folder).start()
     assert server.running
+
+
+@pytest.fixture
+def folder(session_servers: SessionServers, names: Names) -> Path:
+    """A folder that is removed with the session's, and that an unprivileged account can reach."""
+    return session_servers.folder / names.other("folder")
+
+
+def ended(pid: int, within_s: float) -> bool:
+    """Whether a process that isn't a child of this one ends in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], within_s)[0])
+    finally:
+        os.close(handle)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_a_kill_leaves_no_child_of_the_server(own_postgres: OwnPostgres) -> None:
+    server = await own_postgres()
+    children = children_of(server.pid)
+    assert children
+    await server.kill()
+    assert all(ended(child, 0) for child in children)
+
+
+async def test_a_server_whose_postmaster_alone_was_killed_starts_again(own_postgres: OwnPostgres) -> None:
+    server = await own_postgres()
+    connection = await asyncpg.connect(server.dsn())
+    os.kill(server.pid, signal.SIGKILL)
+    assert ended(server.pid, 5)
+    await server.start()
+    connection.terminate()
+    with psycopg.connect(server.dsn()) as check:
+        assert check.execute("SELECT 1").fetchone() == (1,)
+
+
+async def test_a_pid_file_whose_pid_another_program_has_does_not_stop_a_start(own_postgres: OwnPostgres) -> None:
+    server = await own_postgres()
+    await server.kill()
+    pid_file = server.pgdata / "postmaster.pid"
+    _, *rest = pid_file.read_text().splitlines()
+    pid_file.write_text("\n".join([str(os.getpid()), *rest, ""]))
+    await server.start()
+    assert server.running
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_restart_keeps_data_and_port_and_takes_new_settings(own_postgres: OwnPostgres, mode: StopMode) -> None:
+    server = await own_postgres(settings={"work_mem": "5MB"})
+    port = server.port
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept ()")
+        server.settings["work_mem"] = "7MB"
+        await server.restart(mode)
+    assert server.port == port
+    with psycopg.connect(server.dsn()) as connection:
+        assert connection.execute("SHOW work_mem").fetchone() == ("7MB",)
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (0,)
+
+
+async def test_a_later_process_finds_the_server_on_the_port_it_had(own_nats: OwnNats) -> None:
+    first = await own_nats()
+    await first.stop()
+    async with EmbeddedNats(first.folder) as second:
+        assert second.port == first.port
+
+
+async def test_a_chosen_port_that_was_taken_meanwhile_is_replaced_and_a_named_one_is_not(own_nats: OwnNats) -> None:
+    first = await own_nats()
+    await first.stop()
+    with socket.create_server((LOOPBACK, first.port)):
+        async with EmbeddedNats(first.folder) as second:
+            assert second.port != first.port
+        with pytest.raises(PortTakenError, match=str(first.port)):
+            await EmbeddedNats(first.folder, first.port).start()
+
+
+async def test_a_kept_password_is_asked_for_and_only_its_owner_reads_it(folder: Path) -> None:
+    secret = folder / "password"
+    password = kept_password(secret)
+    assert kept_password(secret) == password
+    assert secret.stat().st_mode & 0o777 == 0o600
+    async with EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS, password=password) as server:
+        with psycopg.connect(server.dsn()) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+        with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+            psycopg.connect(f"postgresql://headrace@{LOOPBACK}:{server.port}/postgres").close()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "import psycopg; psycopg.connect().close()", env=server.environment()
+        )
+        assert await child.wait() == 0
+    with pytest.raises(ServerStartError, match="the one its folder was made with"):
+        await EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS, password="another").start()
+
+
+async def test_a_start_that_fails_shows_what_the_server_logged(folder: Path) -> None:
+    with pytest.raises(ServerStartError, match='parameter "wal_level": "loud"'):
+        await EmbeddedPostgres(folder, settings={**POSTGRES_TEST_SETTINGS, "wal_level": "loud"}).start()
+    with pytest.raises(ServerStartError, match="Parse error on line"):
+        await EmbeddedNats(folder, config="nonsense {").start()
+
+
+def test_a_token_that_clients_would_misread_in_a_url_is_refused(folder: Path) -> None:
+    with pytest.raises(SettingError, match="Use letters, digits"):
+        EmbeddedNats(folder, token="s@cret")
+
+
+async def test_a_cluster_of_another_version_is_refused_by_name(own_postgres: OwnPostgres) -> None:
+    server = await own_postgres(16)
+    await server.stop()
+    with pytest.raises(HeadraceError, match="PostgreSQL 16, not 18"):
+        await EmbeddedPostgres(server.folder, 18).start()
+
+
+async def test_a_cancelled_start_leaves_no_server(folder: Path) -> None:
+    server = EmbeddedPostgres(folder, settings=POSTGRES_TEST_SETTINGS)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2), server:
+            pytest.fail("a cluster was made and started in 0.2 s: the test proves nothing")
+    assert not server.running
+
+
+async def test_nats_offers_token_websocket_monitor_and_further_options(own_nats: OwnNats) -> None:
+    server = await own_nats(token="s3cret", websocket_port=0, monitor_port=0, config={"max_payload": 2_000_000})
+    client = await nats.connect(server.url, connect_timeout=2, allow_reconnect=False)
+    assert client.max_payload == 2_000_000
+    await client.close()
+    async with aiohttp.ClientSession() as http:
+        async with http.get(f"{server.monitor_url}/healthz") as answer:
+            assert answer.status == 200
+        async with http.ws_connect(server.websocket_url) as socket_of_web:
+            assert (await socket_of_web.receive_bytes()).startswith(b"INFO ")
+    with socket.create_connection((LOOPBACK, server.port), timeout=5) as plain:
+        plain.recv(4096)
+        plain.sendall(b'CONNECT {"verbose":false}\r\nPING\r\n')
+        assert b"Authorization Violation" in plain.recv(4096)
+
+
+PARENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.servers import POSTGRES_TEST_SETTINGS
+
+async def main():
+    folder = Path(sys.argv[1])
+    postgres, nats = EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS), EmbeddedNats(folder / "nats")
+    await postgres.start()
+    await nats.start()
+    print(postgres.pid, nats.pid, flush=True)
+    await asyncio.sleep(1.5)
+    print("alive" if postgres.running and nats.running else "dead", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_servers_outlive_the_thread_that_asked_and_ctrl_c_but_not_their_parent(folder: Path) -> None:
+    folder.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, folder], stdout=subprocess.PIPE, start_new_session=True, text=True
+    ) as parent:
+        try:
+            assert parent.stdout is not None
+            pids = [int(word) for word in parent.stdout.readline().split()]
+            assert len(pids) == 2
+            assert all(os.getpgid(pid) != os.getpgid(parent.pid) for pid in pids), "Ctrl-C would reach the servers"
+            assert parent.stdout.readline().strip() == "alive"
+        finally:
+            parent.kill()
+    assert all(ended(pid, 10) for pid in pids)
+
+
+def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    server = EmbeddedPostgres(tmp_path / "pg", settings=POSTGRES_TEST_SETTINGS)
+    try:
+        server.start_blocking()
+        with psycopg.connect(server.dsn()) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    finally:
+        server.kill_blocking()
+        if (tmp_path / "pg" / "pgdata").is_symlink():
+            assert os.geteuid() == 0
+            shutil.rmtree(server.pgdata.parent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,14 +17,14 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 from headrace.embedded.ports import LOOPBACK, free_port
 from headrace.embedded.process import Launch, StopStep
 from headrace.embedded.server import EmbeddedServer, StopMode
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, SettingError
 
 _PROBE_TIMEOUT_S = 1.0
+_URL_SAFE = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 class NatsBinaryMissingError(HeadraceError):
@@ -73,6 +74,12 @@ class EmbeddedNats(EmbeddedServer):
         A `websocket_port` or `monitor_port` of 0 chooses one, and None leaves that listener out.
         """
         super().__init__(store_dir, port, start_timeout_s)
+        if token is not None and not _URL_SAFE.fullmatch(token):
+            # Clients take it from the URL, and not all of them undo percent-encoding.
+            raise SettingError(
+                "The token of nats-server has a character that can't stand in a URL",
+                remedy="Use letters, digits and - . _ ~ only.",
+            )
         self._config = config
         self._token = token
         self._websocket_port = websocket_port
@@ -81,7 +88,7 @@ class EmbeddedNats(EmbeddedServer):
     @property
     def url(self) -> str:
         """Where clients connect, with the token if there is one."""
-        credentials = f"{quote(self._token, safe='')}@" if self._token else ""
+        credentials = f"{self._token}@" if self._token else ""
         return f"nats://{credentials}{LOOPBACK}:{self._port}"
 
     @property

@@ -179,7 +179,7 @@ class EmbeddedPostgres(EmbeddedServer):
     def _let_account_reach(self) -> None:
         """As root, keep the cluster elsewhere when `nobody` can't traverse the way to the folder, and link to it."""
         assert self._account is not None
-        if self._account.reaches(self.folder):
+        if self._account.reaches(self.folder / "pgdata"):
             return
         elsewhere = _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
         try:

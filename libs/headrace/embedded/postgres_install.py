@@ -92,7 +92,7 @@ def make_cluster(
     finally:
         secret.unlink()
     if status != 0:
-        raise ServerStartError(f"initdb ended with status {status}; its output was:\n{log.read_text()}\n")
+        raise ServerStartError(f"initdb ended with status {status}, and said\n{log.read_text()}\nThat is all of {log}")
     draft.rename(pgdata)
 
 

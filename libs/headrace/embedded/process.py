@@ -35,7 +35,7 @@ _ORPHANS_TIMEOUT_S = 10.0
 class ServerStartError(HeadraceError):
     """An embedded server didn't become ready."""
 
-    remedy = "Its log says why; correct that and start again."
+    remedy = "Correct what it says there and start again."
 
 
 class PortTakenError(ServerStartError):
@@ -191,18 +191,19 @@ class ServerProcess:
             if not self.running:
                 raise self._ended(port)
             if time.monotonic() > deadline:
-                raise ServerStartError(
-                    f"{self._name} was not ready after {timeout_s:g} s; its log ends:\n{self.tail()}\n"
-                )
+                raise ServerStartError(f"{self._name} was not ready after {timeout_s:g} s: {self._quoted_tail()}")
             time.sleep(_PROBE_INTERVAL_S)
 
     def _ended(self, port: int) -> ServerStartError:
         tail = self.tail()
         if "address already in use" in tail.lower():
-            return PortTakenError(f"{self._name} can't listen on port {port}; its log ends:\n{tail}\n")
+            return PortTakenError(f"{self._name} can't listen on port {port}: {self._quoted_tail()}")
         assert self._process is not None
         status = self._process.returncode
-        return ServerStartError(f"{self._name} ended with status {status} at its start; its log ends:\n{tail}\n")
+        return ServerStartError(f"{self._name} ended with status {status} at its start: {self._quoted_tail()}")
+
+    def _quoted_tail(self) -> str:
+        return f"its log ends\n{self.tail()}\nThat is the end of {self._log}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:

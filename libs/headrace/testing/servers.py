@@ -37,8 +37,7 @@ class SessionServers:
     def __init__(self) -> None:
         _remove_leftovers()
         # Not under pytest's own folder, which only its user may enter: as root, PostgreSQL runs as another.
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-"))
-        self.folder.chmod(0o755)
+        self.folder = _enterable_folder(Path(tempfile.gettempdir()), f"{_FOLDER_PREFIX}{os.getpid()}-")
         self._made: list[EmbeddedServer] = []
         self._shared_postgres: dict[PostgresVersion, EmbeddedPostgres] = {}
         self._shared_nats: EmbeddedNats | None = None
@@ -85,7 +84,13 @@ class SessionServers:
                 stack.callback(server.kill_blocking)
 
     def _new_folder(self, name: str) -> Path:
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
+        return _enterable_folder(self.folder, f"{name}-")
+
+
+def _enterable_folder(parent: Path, prefix: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    folder.chmod(0o711)
+    return folder
 
 
 def _remove_leftovers() -> None:
