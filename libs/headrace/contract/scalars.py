@@ -109,11 +109,11 @@ def timestamp(value: bytes) -> str:
 def timestamp_utc(value: bytes) -> str:
     """`2025-12-12T12:00:34.338547Z`."""
     result = text(value)
-    if not _in_four_digit_years(result):
-        return result
-    if not result.endswith("+00"):
+    if result[10:11] == " " and result.endswith("+00"):
+        return f"{result[:10]}T{result[11:-3]}Z"
+    if _in_four_digit_years(result):
         raise _unexpected("timestamptz", value)
-    return f"{result[:10]}T{result[11:-3]}Z"
+    return result
 
 
 def _in_four_digit_years(result: str) -> bool:
