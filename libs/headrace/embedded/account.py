@@ -10,6 +10,7 @@ import os
 import pwd
 import shutil
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,19 +63,27 @@ def unprivileged_account() -> Account | None:
     return Account(entry.pw_uid, entry.pw_gid)
 
 
-def copy_once(sources: list[Path], target: Path) -> Path:
-    """Copy folders under `target`, all or nothing, unless it is there already; readable by every account."""
+def copy_once(parts: Mapping[str, Path], target: Path) -> None:
+    """Copy folders to the names they have under `target`, for every account to read; all or nothing, and only once."""
     if target.exists():
-        return target
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     target.parent.chmod(0o755)
     draft = target.with_name(f"{target.name}.{os.getpid()}")
-    for source in sources:
-        shutil.copytree(source, draft / source.name, symlinks=True)
-    draft.chmod(0o755)
+    for name, source in parts.items():
+        shutil.copytree(source, draft / name, symlinks=True)
+    _open_to_all(draft)
     try:
         draft.rename(target)
     except OSError:
-        # Another process finished the same copy first.
         shutil.rmtree(draft)
-    return target
+        if not target.exists():
+            raise
+
+
+def _open_to_all(folder: Path) -> None:
+    """Let everyone read what its owner reads, and enter or run what its owner does."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = stat.S_IMODE(path.stat().st_mode)
+            path.chmod(mode | (mode & 0o500) >> 3 | (mode & 0o500) >> 6)

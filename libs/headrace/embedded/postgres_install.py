@@ -48,10 +48,10 @@ def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path
 def _readable_copy(install: Path) -> Path:
     """Copy an installation and the libraries it finds by a relative path, in the same places to each other."""
     package = install.parent
+    libraries = package.with_name(f"{_PACKAGE}.libs")
     target = _CACHE / f"{_PACKAGE}-{metadata.version(_DISTRIBUTION)}-{install.name}"
     try:
-        copy_once([install], target / package.name)
-        copy_once(sorted(package.parent.glob(f"{package.name}.libs/")), target / "libs")
+        copy_once({f"{package.name}/{install.name}": install, libraries.name: libraries}, target)
     except OSError as error:
         raise HeadraceError(
             f"The user 'nobody' can't read PostgreSQL in {install}, and copying it to {target} failed: {error}",
