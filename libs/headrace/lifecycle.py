@@ -82,14 +82,20 @@ def run(service: str, process: ProcessSettings, main: Main) -> int:
     logs.configure(service, level=process.log_level, form=process.log_format)
     try:
         return uvloop.run(_supervised(service, process, main))
-    except* HeadraceError as group:
-        for error in _leaves(group):
-            _say(service, error)
-        return EXIT_ERROR
-    except* Exception as group:
-        for error in _leaves(group):
+    except BaseExceptionGroup as group:
+        return _report(service, list(_leaves(group)))
+    except Exception as error:  # noqa: BLE001  # the last place where it can be told
+        return _report(service, [error])
+
+
+def _report(service: str, errors: list[BaseException]) -> int:
+    """Tell why the service ended; foreseen errors in a line, others with their traceback."""
+    for error in errors:
+        if isinstance(error, HeadraceError):
+            log.error("service_failed", error=type(error).__name__, reason=str(error))
+        else:
             log.crash("service_crashed", error, service=service)
-        return EXIT_CRASH
+    return EXIT_ERROR if all(isinstance(error, HeadraceError) for error in errors) else EXIT_CRASH
 
 
 async def _supervised(service: str, process: ProcessSettings, main: Main) -> int:
@@ -141,9 +147,3 @@ def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
             yield from _leaves(error)
         else:
             yield error
-
-
-def _say(service: str, error: BaseException) -> None:
-    log.error("service_failed", error=type(error).__name__, reason=str(error))
-    if sys.stderr.isatty():
-        print(f"headrace {service}: {error}", file=sys.stderr)  # noqa: T201  # a person is reading

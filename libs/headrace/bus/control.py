@@ -24,13 +24,17 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Frames up to `consumed_seq` are done with; everything before `confirmed_lsn` is durable."""
+    """Frames up to `consumed_seq` are done with; everything before `confirmed_lsn` is durable.
+
+    `settled`: of those frames, nothing that could be confirmed is still unconfirmed.
+    """
 
     confirmer: str
     session: str
     epoch: int
     consumed_seq: int
     confirmed_lsn: int
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Restart:
 
 Control = Join | Confirm | Restart
 _KINDS: dict[str, type[Join | Confirm | Restart]] = {"join": Join, "confirm": Confirm, "restart": Restart}
+_TYPES: dict[str, type] = {"confirmer": str, "session": str, "reason": str, "settled": bool}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -61,7 +66,7 @@ def decode(data: bytes) -> Control:
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed control message: {error}") from error
     for name in message.__slots__:
-        expected = str if name in ("confirmer", "session", "reason") else int
+        expected = _TYPES.get(name, int)
         if not isinstance(getattr(message, name), expected):
             raise DecodeError(f"a malformed control message: {name} is not of type {expected.__name__}")
     return message

@@ -6,6 +6,7 @@
     PART     lsn u64 | offset u64 | total u64 | bytes: a message larger than a frame, in order, alone in its frames
     PING     nothing; its seq is the last one sent
     HELLO    nothing: a wal-reader asks who is there
+    FLUSH    nothing; like PING, and asks to confirm now what can be confirmed: the wal-reader is about to leave
 
 Upgrade rule: a reader takes every version up to its own; a newer version is a `DecodeError` that names both, so
 confirmers are upgraded before the wal-reader.
@@ -40,6 +41,7 @@ class Kind(IntEnum):
     PART = 3
     PING = 4
     HELLO = 5
+    FLUSH = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,13 @@ SILENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a frame brought: a new epoch, or entries; and what must be answered, if anything."""
+    """What a frame brought: a new epoch, or entries; what to answer; whether to confirm, or to flush first."""
 
     opening: Opening | None = None
     entries: Iterator[Entry] | tuple[Entry, ...] = ()
-    reply: Join | Restart | Confirm | None = None
+    reply: Join | Restart | None = None
+    confirm: bool = False
+    flush: bool = False
 
 
 _NOTHING = Received()
@@ -62,9 +64,9 @@ class FrameReceiver:
     def join(self) -> Join:
         return Join(self._confirmer, self._session, self.epoch)
 
-    def confirm(self) -> Confirm:
+    def confirm(self, *, settled: bool) -> Confirm:
         """Credit for all frames taken so far, and the LSN that is durable."""
-        return Confirm(self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn)
+        return Confirm(self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn, settled)
 
     def restart(self, reason: str) -> Restart:
         """Give this epoch up: for the driver's own reasons, such as a failed publish."""
@@ -82,7 +84,7 @@ class FrameReceiver:
         if head.epoch > self.epoch or self._broken:
             return self._break("an epoch whose beginning was not seen", now, epoch=head.epoch)
         self._heard_at = now
-        if head.kind is Kind.PING:
+        if head.kind in (Kind.PING, Kind.FLUSH):
             return self._ping(head, now)
         return self._data(head, data, now)
 
@@ -104,7 +106,7 @@ class FrameReceiver:
     def _ping(self, head: Header, now: float) -> Received:
         if head.seq != self.seq:
             return self._break(f"frame {self.seq + 1} did not arrive", now)
-        return Received(reply=self.confirm())
+        return Received(confirm=True, flush=head.kind is Kind.FLUSH)
 
     def _data(self, head: Header, data: bytes, now: float) -> Received:
         if head.seq <= self.seq:

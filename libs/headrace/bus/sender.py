@@ -32,6 +32,7 @@ class _Confirmer:
     session: str
     consumed_seq: int = 0
     confirmed_lsn: int = 0
+    settled: bool = False
 
 
 class FrameSender:
@@ -72,8 +73,10 @@ class FrameSender:
         return self._entries_bytes
 
     @property
-    def drained(self) -> bool:
-        return not self._sent and not self._entries
+    def settled(self) -> bool:
+        """Everything sent was consumed, and confirmed as far as it can be."""
+        consumed = not self._sent and not self._entries
+        return consumed and all(self._confirmers[name].settled for name in self._required)
 
     def sessions(self) -> dict[str, str]:
         return {name: confirmer.session for name, confirmer in self._confirmers.items()}
@@ -89,6 +92,7 @@ class FrameSender:
         for confirmer in self._confirmers.values():
             confirmer.consumed_seq = 0
             confirmer.confirmed_lsn = 0
+            confirmer.settled = False
         self._opened_at = now
         self.open = True
         return frame.encode_open(self.epoch, opening)
@@ -104,6 +108,9 @@ class FrameSender:
 
     def ping(self) -> bytes:
         return frame.header(Kind.PING, self.epoch, self.seq)
+
+    def flush_request(self) -> bytes:
+        return frame.header(Kind.FLUSH, self.epoch, self.seq)
 
     def add(self, lsn: int, message: bytes) -> Iterator[bytes]:
         """Pack a message; yields the frames that are full by it."""
@@ -172,6 +179,7 @@ class FrameSender:
             return
         known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
         known.confirmed_lsn = max(known.confirmed_lsn, confirm.confirmed_lsn)
+        known.settled = confirm.settled
         consumed = min(self._confirmers[name].consumed_seq for name in self._required)
         while self._sent and self._sent[0][0] <= consumed:
             self.in_flight_bytes -= self._sent.popleft()[1]

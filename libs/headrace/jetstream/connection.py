@@ -106,7 +106,7 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
         seen = [error, *reasons]
         if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
             raise NatsRefusedError(f"NATS at {shown(settings)} refuses our credentials") from error
-        raise NatsUnreachableError(f"NATS at {shown(settings)} can't be reached ({seen[-1] or 'no answer'})") from error
+        raise NatsUnreachableError(f"NATS at {shown(settings)} can't be reached ({seen[-1]})") from error
 
 
 @contextlib.asynccontextmanager

@@ -31,6 +31,7 @@ from headrace.metrics import Stats, count
 log = logs.logger("ingest")
 
 _WRONG_LAST_ID, _WRONG_LAST_SEQ = 10070, 10071
+LOOK_AGAIN_S = 0.5
 _CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
 
 
@@ -90,6 +91,7 @@ class Ingest:
         self._room = asyncio.Event()
         self._heard_at = time.monotonic()
         self._last_seq = 0
+        self._stored_seq = 0
         self._head = True
         self._last_id = ""
         self._generation = 0
@@ -104,9 +106,9 @@ class Ingest:
         return self._acked + len(self._pending)
 
     @property
-    def last_seq(self) -> int:
-        """The stream sequence of the last message known to be stored."""
-        return self._last_seq
+    def stored_seq(self) -> int:
+        """The stream sequence of the last message of this chain that was stored; 0 before the first."""
+        return self._stored_seq
 
     async def open(self, last_seq: int) -> None:
         """Begin the chain behind stream sequence `last_seq`, as read from the stream just now."""
@@ -166,12 +168,21 @@ class Ingest:
         if self._broken_at is not None:
             await self._rechain()
             return
+        await self._answer()
+
+    async def _answer(self) -> None:
+        """Wait for the next answer of the server, as long as there is reason to hope for one."""
         self._room.clear()
-        try:
-            async with asyncio.timeout(self._ack_timeout_s):
-                await self._room.wait()
-        except TimeoutError:
-            self._fail(self._late())
+        deadline = time.monotonic() + self._ack_timeout_s
+        while not self._room.is_set():
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._room.wait()
+            except TimeoutError:
+                if not self._client.is_connected:
+                    self._fail(IngestError("the NATS connection was lost"))
+                elif time.monotonic() >= deadline:
+                    self._fail(self._late())
         self._raise_failure()
 
     async def _send(self, index: int, message: Outgoing) -> None:
@@ -220,7 +231,7 @@ class Ingest:
             self._broken_at = index + 1
             self._resolved_to = index + 1
         else:
-            self._last_seq = int(str(answer["seq"]))
+            self._last_seq = self._stored_seq = int(str(answer["seq"]))
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
         self._acked += 1
@@ -255,10 +266,4 @@ class Ingest:
     async def _all_resolved(self) -> None:
         """Wait until every message that was sent has its answer."""
         while self._pending and self._resolved_to < self._acked + len(self._pending):
-            self._room.clear()
-            try:
-                async with asyncio.timeout(self._ack_timeout_s):
-                    await self._room.wait()
-            except TimeoutError:
-                self._fail(self._late())
-            self._raise_failure()
+            await self._answer()

@@ -48,6 +48,7 @@ class Tail:
     created: str
     position: Position | None = None
     position_seq: int = 0
+    position_id: str = ""
     # Ids of our messages after that position which did not advance it (schema events).
     ids_after: set[str] = field(default_factory=set)
 
@@ -55,7 +56,7 @@ class Tail:
         if mark.position is None:
             self.ids_after.add(mark.msg_id)
         else:
-            self.position, self.position_seq = mark.position, seq
+            self.position, self.position_seq, self.position_id = mark.position, seq, mark.msg_id
             self.ids_after.clear()
 
 

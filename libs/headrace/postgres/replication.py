@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from headrace.contract.values import SESSION_SETTINGS
-from headrace.lsn import format_lsn, parse_lsn
+from headrace.lsn import parse_lsn
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError, explained
 from headrace.settings import PostgresSettings
 
@@ -66,6 +67,16 @@ class SystemIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotState:
+    """A replication slot."""
+
+    confirmed_lsn: int
+    plugin: str
+    database: str
+    wal_status: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keepalive:
     """PostgreSQL has sent everything before `lsn`."""
 
@@ -87,7 +98,7 @@ def conninfo(settings: PostgresSettings, application: str) -> str:
         "password": settings.password,
     }
     return make_conninfo(
-        **{key: value for key, value in given.items() if value is not None},
+        **{key: str(value) for key, value in given.items() if value is not None},
         replication="database",
         application_name=application,
         options=options,
@@ -106,6 +117,7 @@ class ReplicationConnection:
         self._settings = settings
         self._pg = connection
         self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.Future[None] | None = None
 
     @classmethod
     async def open(cls, settings: PostgresSettings, application: str) -> ReplicationConnection:
@@ -148,6 +160,22 @@ class ReplicationConnection:
             raise ReplicationRefusedError("no database was named", remedy="Set PG_DB.")
         return SystemIdentity(str(row[0]), int(row[1] or 0), parse_lsn(row[2] or ""), row[3])
 
+    async def slot(self, slot: str) -> SlotState | None:
+        """The slot as PostgreSQL shows it; None when it isn't there."""
+        rows = await self._query(
+            "SELECT confirmed_flush_lsn, plugin, database, wal_status FROM pg_catalog.pg_replication_slots "
+            f"WHERE slot_name = {quote_literal(slot)}"
+        )
+        if not rows:
+            return None
+        lsn, plugin, database, wal_status = rows[0]
+        return SlotState(parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or "")
+
+    async def has_publication(self, publication: str) -> bool:
+        """Asked beforehand, since PostgreSQL notices a missing publication only at the first change, or never."""
+        query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(publication)}"
+        return bool(await self._query(query))
+
     async def create_slot(self, slot: str, *, failover: bool) -> None:
         """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
@@ -165,17 +193,30 @@ class ReplicationConnection:
             raise self._error(result)
 
     async def read(self, wait_s: float) -> list[Message]:
-        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out."""
-        messages = self._available()
-        if messages:
+        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out or `interrupt`."""
+        messages = self.read_now()
+        if messages or wait_s <= 0:
             return messages
         try:
             async with asyncio.timeout(wait_s):
                 await self._readable()
         except TimeoutError:
             return []
-        self._consume()
-        return self._available()
+        return self.read_now()
+
+    def read_now(self) -> list[Message]:
+        """Messages that are there without waiting."""
+        messages = self._available()
+        if not messages:
+            # Only now: asking the socket before each message costs more than decoding it.
+            self._consume()
+            messages = self._available()
+        return messages
+
+    def interrupt(self) -> None:
+        """Let `read` return early: something else wants attention."""
+        if self._waiting is not None:
+            _resolve(self._waiting)
 
     def _available(self) -> list[Message]:
         messages: list[Message] = []
@@ -245,14 +286,15 @@ class ReplicationConnection:
     async def _writable(self) -> None:
         await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
-    async def _ready(self, add: object, remove: object) -> None:
-        future = self._loop.create_future()
+    async def _ready(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
+        future = self._waiting = self._loop.create_future()
         socket = self._pg.socket
-        add(socket, _resolve, future)  # type: ignore[operator]  # a loop's add_reader or add_writer
+        add(socket, _resolve, future)
         try:
             await future
         finally:
-            remove(socket)  # type: ignore[operator]  # and its counterpart
+            self._waiting = None
+            remove(socket)
 
     def _error(self, result: pq.abc.PGresult | None) -> PostgresError:
         if result is None:
@@ -272,7 +314,9 @@ def refusal(state: str | None, text: str, settings: PostgresSettings) -> Postgre
     if state == _MISSING_SLOT:
         return SlotMissingError(text)
     if "wal_level" in text:
-        return ReplicationRefusedError(text, remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL.")
+        return ReplicationRefusedError(
+            text, remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL."
+        )
     if state in _SLOT_UNUSABLE and "slot" in text:
         return SlotLostError(text)
     if state == "53400":
@@ -324,6 +368,3 @@ def quote_name(name: str) -> str:
 
 def quote_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-__all__ = ["Keepalive", "Message", "ReplicationConnection", "SystemIdentity", "format_lsn", "quote_literal", "quote_name"]

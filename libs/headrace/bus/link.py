@@ -1,0 +1,74 @@
+"""The bus on NATS core: its subjects, and what every service does on it besides frames.
+
+Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
+`headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import msgpack
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace import log as logs
+from headrace.errors import DecodeError
+from headrace.lifecycle import Scope
+from headrace.metrics import Stats
+
+log = logs.logger("bus")
+
+
+def frames_subject(slot: str) -> str:
+    return f"headrace.{slot}.frames"
+
+
+def control_subject(slot: str) -> str:
+    return f"headrace.{slot}.control"
+
+
+def stats_subject(slot: str, service: str) -> str:
+    return f"headrace.{slot}.stats.{service}"
+
+
+def stop_subject(slot: str) -> str:
+    return f"headrace.{slot}.stop"
+
+
+def encode_stats(stats: Stats, reasons: dict[str, str]) -> bytes:
+    return bytes(msgpack.packb({"stats": stats, "reasons": reasons}))
+
+
+def decode_stats(data: bytes) -> tuple[Stats, dict[str, str]]:
+    try:
+        body = msgpack.unpackb(data)
+        return dict(body["stats"]), dict(body["reasons"])
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        raise DecodeError(f"a malformed report: {error}") from error
+
+
+async def take_part(scope: Scope, client: Client, slot: str, refresh: Callable[[Stats], None] | None = None) -> None:
+    """What every service does: report its figures, and stop when the suite is told to."""
+
+    async def stop(_: Msg) -> None:
+        log.info("stop_requested", by="the bus")
+        scope.stopping.set()
+
+    await client.subscribe(stop_subject(slot), cb=stop)
+    started = time.monotonic()
+    stats = scope.health.stats
+    while True:
+        stats["uptime_seconds"] = round(time.monotonic() - started, 3)
+        stats["ready"] = int(scope.health.ready)
+        if refresh is not None:
+            refresh(stats)
+        if client.is_connected:
+            with contextlib.suppress(NatsError):
+                await client.publish(stats_subject(slot, scope.service), encode_stats(stats, scope.health.reasons))
+        if scope.stopping.is_set():
+            return
+        await scope.pause(scope.process.stats_interval_s)

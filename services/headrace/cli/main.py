@@ -1,0 +1,89 @@
+"""Where the `headrace` command begins.
+
+Owns the list of subcommands and the options that all services share. A service's module is imported only when it is
+the one to run: a process holds nothing of another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from headrace import lifecycle
+from headrace.contract.values import Encoding
+from headrace.errors import HeadraceError
+from headrace.settings import Settings, load
+
+SERVICES = {
+    "wal-reader": "Read the replication slot and send frames on the internal bus.",
+    "publisher": "Publish changes to JetStream, exactly once and in commit order.",
+    "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
+    "schema-publisher": "Keep table schemas in the NATS KV bucket.",
+    "telemetry": "Serve metrics, status and health of the whole suite.",
+}
+
+app = typer.Typer(
+    name="headrace",
+    help="PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Slot = Annotated[str | None, typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]")]
+Pub = Annotated[str | None, typer.Option("--pub", help="Publication to read. [HEADRACE_PUB]")]
+Port = Annotated[int | None, typer.Option("--port", help="Health and metrics port. [HEADRACE_HTTP_PORT]")]
+Json = Annotated[bool | None, typer.Option("--json", help="JSON instead of MessagePack. [HEADRACE_ENCODING=json]")]
+Zstd = Annotated[bool | None, typer.Option("--zstd", help="Compress snapshot chunks. [HEADRACE_ZSTD]")]
+
+
+def settings_from(
+    slot: str | None = None,
+    pub: str | None = None,
+    port: int | None = None,
+    json: bool | None = None,
+    zstd: bool | None = None,
+) -> Settings:
+    """Settings from flags and the environment; ends the process with one line when they can't be used."""
+    try:
+        return load(
+            os.environ,
+            source__slot=slot,
+            source__publication=pub,
+            process__http_port=port,
+            format__encoding=Encoding.JSON if json else None,
+            format__zstd=zstd,
+        )
+    except HeadraceError as error:
+        fail(error)
+
+
+def fail(error: HeadraceError) -> Any:
+    """One line on stderr, exit code 1."""
+    typer.echo(f"headrace: {error}", err=True)
+    raise typer.Exit(1) from error
+
+
+def _add_service(name: str, explain: str) -> None:
+    module = f"headrace.{name.replace('-', '_')}.service"
+
+    def command(slot: Slot = None, pub: Pub = None, port: Port = None, json: Json = None, zstd: Zstd = None) -> None:
+        settings = settings_from(slot, pub, port, json, zstd)
+        service = importlib.import_module(module)
+        raise typer.Exit(lifecycle.run(name, settings.process, lambda scope: service.run(scope, settings)))
+
+    app.command(name, help=explain, rich_help_panel="Services (one process each)")(command)
+
+
+for _name, _explain in SERVICES.items():
+    _add_service(_name, _explain)
+
+
+def main() -> None:
+    # The entry point of the console script; typer wants the program's name, whatever it was started as.
+    app(prog_name="headrace", args=sys.argv[1:])

@@ -1,0 +1,236 @@
+"""Following one run of epochs: frames in, events published, LSNs confirmed.
+
+Lives from one reading of the stream's tail to the next doubt: an `IngestError`, a lost race or a lost connection ends
+it, and the service makes a new one. Within it, new epochs of the wal-reader are simply replays, skipped by position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from headrace import log as logs
+from headrace.bus import control, link
+from headrace.bus.frame import Opening
+from headrace.bus.receiver import FrameReceiver
+from headrace.failpoint import failpoint
+from headrace.jetstream.ingest import Ingest, Outgoing
+from headrace.jetstream.state import Cell, bucket
+from headrace.jetstream.tail import StreamTail
+from headrace.lifecycle import Scope
+from headrace.lsn import Position, format_lsn
+from headrace.metrics import count
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import Relation
+from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.ledger import Ledger
+from headrace.publisher.progress import Progress, check_source, find_place, reader_of
+from headrace.publisher.tables import Tables
+from headrace.settings import Settings
+
+log = logs.logger("publisher")
+
+TICK_S = 0.25
+# Control and data share one subscription queue; the credit bounds it, this only has to be larger.
+QUEUE_MESSAGES_MAX = 1_000_000
+
+
+class Follower:
+    def __init__(self, scope: Scope, settings: Settings, client: Client, tables: Tables, session: str) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._tables = tables
+        self._stats = scope.health.stats
+        self._source = settings.source.slot
+        self._receiver = FrameReceiver("publisher", session)
+        self._assembler = Assembler(self._source, settings.format.encoding)
+        self._ledger = Ledger()
+        self._progress = Progress()
+        self._written_at = 0.0
+        self._last: tuple[Position, str] | None = None
+        self._sent: list[tuple[int, Position, str]] = []
+
+    @property
+    def progressed(self) -> bool:
+        return bool(self._stats.get("cdc_events", 0)) and self._ledger.lsn > 0
+
+    async def run(self) -> None:
+        """Follow until the service stops; raises when the outcome of something is in doubt."""
+        js = self._client.jetstream()
+        cell = Cell(await bucket(js, self._settings.streams.state), f"progress.{self._source}")
+        tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source))
+        self._place = await find_place(cell, tail)
+        self._progress = self._place.progress
+        self._cell = cell
+        self._position = self._place.position
+        self._ids_after = self._place.ids_after
+        log.info("place_found", position=str(self._position), stream_seq=self._place.last_seq)
+        bus = self._settings.bus
+        self._ingest = Ingest(
+            self._client,
+            tail,
+            self._stats,
+            messages_max=bus.window_messages_max,
+            bytes_max=bus.window_bytes_max,
+            ack_timeout_s=bus.ack_timeout_s,
+        )
+        await self._ingest.open(self._place.last_seq)
+        try:
+            await self._follow()
+        finally:
+            await self._ingest.close()
+
+    async def _follow(self) -> None:
+        subscription = await self._client.subscribe(
+            link.frames_subject(self._source),
+            pending_msgs_limit=QUEUE_MESSAGES_MAX,
+            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max + self._client.max_payload,
+        )
+        try:
+            await self._control(self._receiver.join())
+            while not self._scope.stopping.is_set():
+                message = await self._next(subscription)
+                if message is not None:
+                    await self._on_frame(message.data)
+                await self._between_frames(idle=message is None)
+            await self._leave()
+        except BaseException:
+            await self._give_up()
+            raise
+        finally:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+
+    async def _next(self, subscription: Subscription) -> Msg | None:
+        try:
+            return await subscription.next_msg(timeout=TICK_S)
+        except NatsTimeoutError:
+            return None
+
+    async def _on_frame(self, data: bytes) -> None:
+        count(self._stats, "frames_received")
+        received = self._receiver.receive(data, time.monotonic())
+        if received.reply is not None:
+            await self._control(received.reply)
+        if received.opening is not None:
+            await self._on_opening(received.opening)
+        for lsn, message in received.entries:
+            if self._scope.stopping.is_set():
+                return
+            await self._on_entry(lsn, message)
+        if received.flush:
+            await self._ingest.drain()
+            await self._write_progress()
+        if received.entries or received.confirm:
+            await self._confirm()
+
+    async def _on_opening(self, opening: Opening) -> None:
+        check_source(self._place, opening)
+        # What was published stays in its place; what the new epoch replays is skipped by position.
+        self._assembler = Assembler(self._source, self._settings.format.encoding)
+        self._ledger = Ledger()
+        self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
+        self._scope.health.started()
+        self._scope.health.heal("publish")
+        self._scope.health.heal("bus")
+        log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+
+    async def _on_entry(self, lsn: int, message: bytes) -> None:
+        if not message:
+            for mark in self._assembler.keepalive(lsn):
+                self._ledger.mark(mark.lsn, self._ingest.published, whole=mark.whole)
+            return
+        decoded = decode(message)
+        if isinstance(decoded, Relation):
+            shape = await self._tables.describe(self._scope, decoded)
+            if shape is not None:
+                self._assembler.learn(shape)
+            return
+        for item in self._assembler.feed(lsn, decoded):
+            if isinstance(item, Mark):
+                self._ledger.mark(item.lsn, self._ingest.published, whole=item.whole)
+            else:
+                await self._publish(item)
+
+    async def _publish(self, event: Event) -> None:
+        if event.position <= self._position:
+            count(self._stats, "skipped_events")
+            return
+        self._position = event.position
+        self._sent.append((self._ingest.published + 1, event.position, event.msg_id))
+        await self._ingest.publish(Outgoing(event.subject, event.msg_id, event.payload))
+
+    async def _between_frames(self, *, idle: bool) -> None:
+        await self._ingest.settle()
+        due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
+        if due and await self._write_progress():
+            await self._confirm()
+        if not idle:
+            return
+        join = self._receiver.tick(time.monotonic())
+        if join is not None:
+            self._scope.health.ail("bus", "no frames from wal-reader")
+            await self._control(join)
+
+    async def _write_progress(self) -> bool:
+        """Make durable how far the stream has come; only then may PostgreSQL forget it."""
+        self._written_at = time.monotonic()
+        acked = self._ingest.acked
+        lsn = self._ledger.settle(acked)
+        position, msg_id = self._stored(acked)
+        if lsn <= self._receiver.confirmed_lsn and position == self._progress.position:
+            return False
+        progress = replace(
+            self._progress,
+            position=position,
+            stream_seq=self._ingest.stored_seq or self._progress.stream_seq,
+            msg_id=msg_id,
+            confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
+        )
+        failpoint("publisher.before_progress")
+        await self._cell.write(progress.encode())
+        failpoint("publisher.after_progress_before_confirm")
+        self._progress = progress
+        self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, lsn)
+        self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
+        return True
+
+    def _stored(self, acked: int) -> tuple[Position, str]:
+        """Position and id of the last stored message of ours."""
+        last = (self._progress.position, self._progress.msg_id)
+        keep = 0
+        for index, position, msg_id in self._sent:
+            if index > acked:
+                break
+            last = (position, msg_id)
+            keep += 1
+        del self._sent[:keep]
+        return last
+
+    async def _confirm(self) -> None:
+        self._stats["window_messages"] = self._ingest.published - self._ingest.acked
+        if self._receiver.following:
+            await self._control(self._receiver.confirm(settled=not self._ledger.waiting))
+
+    async def _control(self, message: control.Control) -> None:
+        await self._client.publish(link.control_subject(self._source), control.encode(message))
+
+    async def _leave(self) -> None:
+        """Stop in order: what is published is awaited, written down and confirmed."""
+        with self._scope.waiting_for("JetStream to acknowledge what is published"):
+            await self._ingest.drain()
+            await self._write_progress()
+            await self._confirm()
+            await self._client.flush()
+
+    async def _give_up(self) -> None:
+        """The next follower starts from the stream's tail; frames on their way are of no use to it."""
+        if self._client.is_connected and not self._scope.stopping.is_set():
+            await asyncio.shield(self._control(self._receiver.restart("the publisher finds its place again")))

@@ -1,0 +1,143 @@
+"""Where the publisher stands: found again after any restart from what is durable in NATS.
+
+The state bucket keeps (position, stream sequence) of the last message known to be stored; what lies in the stream
+after that sequence says the rest. It holds when the stream is shared with another source, when its messages have aged
+out, when its tail was lost (an acknowledgement is not an fsync), and tells when the source itself is not the one that
+the progress belongs to (docs/adr/0005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headrace import log as logs
+from headrace.bus.frame import Opening
+from headrace.contract import events
+from headrace.errors import DecodeError, HeadraceError
+from headrace.jetstream.state import Cell
+from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
+from headrace.lsn import ORIGIN, Position, format_lsn
+
+log = logs.logger("publisher")
+
+FORMAT = 1
+
+
+class SourceDivergedError(HeadraceError):
+    """The source is not the one whose changes are in the stream."""
+
+    remedy = (
+        "Its LSNs mean something else than those in the stream, so nothing may be skipped or resumed by them. Use a "
+        "new slot name (a new source) and bootstrap consumers again, or run `headrace teardown` first."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What was durable when it was written."""
+
+    position: Position = ORIGIN
+    stream_seq: int = 0
+    msg_id: str = ""
+    stream_created: str = ""
+    confirmed_lsn: int = 0
+    system_id: str = ""
+    timeline: int = 0
+
+    def encode(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self), "position": list(self.position)}
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any] | None) -> Progress:
+        if value is None:
+            return cls()
+        if value.get("format") != FORMAT:
+            raise DecodeError(f"progress of format {value.get('format')}, this version reads {FORMAT}")
+        fields = {name: value[name] for name in cls.__slots__}
+        return cls(**{**fields, "position": Position(*fields["position"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to go on: what is at or before `position` is in the stream, so are `ids_after`."""
+
+    progress: Progress
+    ids_after: frozenset[str]
+    last_seq: int
+    # The LSN that was confirmed in a life of the stream that is partly gone; 0 if nothing is.
+    lost_up_to: int = 0
+
+    @property
+    def position(self) -> Position:
+        return self.progress.position
+
+
+def reader_of(source: str) -> Reader:
+    """Recognises a source's own messages."""
+
+    def read(data: bytes, headers: dict[str, str]) -> Mark | None:
+        try:
+            payload = events.decode(data)
+            last = payload[-1] if isinstance(payload, list) else payload
+            if last.get("source") != source:
+                return None
+            position = events.position_of(last) if events.advances(last) else None
+        except (DecodeError, AttributeError, IndexError):
+            return None
+        return Mark(headers.get("Nats-Msg-Id", ""), position)
+
+    return read
+
+
+async def find_place(cell: Cell, tail: StreamTail) -> Place:
+    """Read progress and the stream's end; the stream wins where they disagree."""
+    progress = Progress.decode(await cell.read())
+    now = await tail.state()
+    lost = await _tail_was_lost(progress, now, tail)
+    found = await tail.after(0 if lost else progress.stream_seq)
+    here = replace(progress, stream_created=found.created)
+    if found.position is not None:
+        here = replace(here, position=found.position, stream_seq=found.position_seq, msg_id=found.position_id)
+    elif lost:
+        here = replace(here, position=ORIGIN, stream_seq=0, msg_id="")
+    if lost:
+        log.error(
+            "stream_tail_lost",
+            had=str(progress.position),
+            has=str(here.position),
+            confirmed=format_lsn(progress.confirmed_lsn),
+            remedy="the slot is asked for what is missing; what it no longer has is a gap",
+        )
+    return Place(here, frozenset(found.ids_after), found.last_seq, progress.confirmed_lsn if lost else 0)
+
+
+async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:
+    """Whether the stream no longer holds what progress says it did, and not because of age."""
+    if progress.stream_seq == 0:
+        return False
+    if progress.stream_created != now.created or progress.stream_seq > now.last_seq:
+        return True
+    if progress.stream_seq < now.first_seq:
+        return False
+    there = await tail.mark_at(progress.stream_seq)
+    return there is not None and there.msg_id != progress.msg_id
+
+
+def check_source(place: Place, opening: Opening) -> None:
+    """Refuse to go on where LSNs no longer mean what they meant."""
+    progress = place.progress
+    if progress.system_id and progress.system_id != opening.system_id:
+        raise SourceDivergedError(
+            f"PostgreSQL's system identifier is {opening.system_id}, the stream's is {progress.system_id}"
+        )
+    if progress.timeline and opening.timeline < progress.timeline:
+        raise SourceDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}")
+    if place.lost_up_to and opening.confirmed_lsn > place.position.lsn:
+        log.error(
+            "gap",
+            after=str(place.position),
+            up_to=format_lsn(opening.confirmed_lsn),
+            remedy="changes in between are neither in the stream nor in the slot: bootstrap consumers again",
+        )

@@ -1,0 +1,101 @@
+"""The publisher's process: holds the lease, finds its place, follows one epoch after another.
+
+One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the stream's tail, ask the
+wal-reader for a new epoch. Promises: an LSN is confirmed only after every event before it is acknowledged by JetStream
+and the progress is written; what is in the stream already is skipped by position.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.errors import HeadraceError
+from headrace.health import application, serving
+from headrace.jetstream.connection import connected
+from headrace.jetstream.objects import ensure
+from headrace.jetstream.state import Cell, Lease, LostRaceError, bucket
+from headrace.lifecycle import Scope
+from headrace.metrics import count
+from headrace.publisher.follower import Follower
+from headrace.publisher.tables import Tables
+from headrace.settings import Settings
+
+log = logs.logger("publisher")
+
+SERVICE = "publisher"
+HTTP_PORT = 9092
+BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    async with (
+        serving(application(scope.health), settings.process.http_host, port),
+        connected(scope, settings.nats) as client,
+    ):
+        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+        await _objects_ready(scope, settings, client)
+        await _hold_lease_and_publish(scope, settings, client)
+        scope.stopping.set()
+        await reports
+
+
+async def _objects_ready(scope: Scope, settings: Settings, client: Client) -> None:
+    """The streams, made if missing; waits for a JetStream that is still starting."""
+    backoff = BACKOFF_S
+    while not scope.stopping.is_set():
+        try:
+            await ensure(client.jetstream(), settings.streams)
+        except HeadraceError as error:
+            if not error.retry:
+                raise
+            scope.health.ail("jetstream", str(error))
+            await scope.pause(backoff)
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+        else:
+            scope.health.heal("jetstream")
+            return
+
+
+async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Client) -> None:
+    session = secrets.token_hex(8)
+    state = await bucket(client.jetstream(), settings.streams.state)
+    lease = Lease(Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
+    if not await lease.acquire(scope):
+        return
+    keeper = scope.spawn("lease", lease.keep(scope))
+    tables = Tables(settings)
+    try:
+        await _publish(scope, settings, client, tables, session)
+    finally:
+        keeper.cancel()
+        await tables.close()
+    await lease.release()
+
+
+async def _publish(scope: Scope, settings: Settings, client: Client, tables: Tables, session: str) -> None:
+    backoff = BACKOFF_S
+    while not scope.stopping.is_set():
+        follower = Follower(scope, settings, client, tables, session)
+        try:
+            await follower.run()
+        except LostRaceError as error:
+            raise HeadraceError(
+                f"another publisher took over: {error}", remedy="Restart this one: it will stand by."
+            ) from error
+        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+            if isinstance(error, HeadraceError) and not error.retry:
+                raise
+            count(scope.health.stats, "recoveries")
+            scope.health.ail("publish", str(error) or type(error).__name__)
+            if follower.progressed:
+                backoff = BACKOFF_S
+            await scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            backoff = min(backoff * 2, BACKOFF_S_MAX)

@@ -1,0 +1,319 @@
+"""The wal-reader's process: one epoch after another, each from what was confirmed last.
+
+Promises: never tells PostgreSQL an LSN that the required confirmers have not confirmed; holds a bounded number of
+bytes; reconnects with backoff and jitter; a second instance waits for the slot as a warm standby. Never looks into a
+message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace import log as logs
+from headrace.bus import control, link
+from headrace.bus.frame import Opening
+from headrace.bus.sender import Action, FrameSender
+from headrace.errors import DecodeError, HeadraceError
+from headrace.failpoint import failpoint
+from headrace.health import application, serving
+from headrace.jetstream.connection import connected
+from headrace.lifecycle import Scope
+from headrace.lsn import format_lsn
+from headrace.metrics import Stats, count
+from headrace.postgres.replication import (
+    Keepalive,
+    Message,
+    ReplicationConnection,
+    ReplicationRefusedError,
+    SlotBusyError,
+    SlotLostError,
+    SlotMissingError,
+    SlotState,
+    SystemIdentity,
+)
+from headrace.settings import Settings
+
+log = logs.logger("wal-reader")
+
+SERVICE = "wal-reader"
+HTTP_PORT = 9091
+REQUIRED = frozenset({"publisher"})
+HELLO_INTERVAL_S = 0.5
+PING_INTERVAL_S = 0.5
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 10.0
+STANDBY_POLL_S = 0.5
+STATUS_BYTES_MAX = 1024 * 1024
+# Part of the shutdown's time in which what is in flight may still be confirmed.
+DRAIN_SHARE = 0.6
+SILENT_CONFIRMER_S = 1.5
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    async with (
+        serving(application(scope.health), settings.process.http_host, port),
+        connected(scope, settings.nats) as client,
+    ):
+        reader = WalReader(scope, settings, client)
+        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot, reader.refresh))
+        await reader.run()
+        scope.stopping.set()
+        await reports
+
+
+class WalReader:
+    def __init__(self, scope: Scope, settings: Settings, client: Client) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._stats = scope.health.stats
+        self._frames = link.frames_subject(settings.source.slot)
+        self._sender = FrameSender(
+            REQUIRED,
+            frame_bytes_max=min(settings.bus.frame_bytes_max, client.max_payload // 2),
+            in_flight_bytes_max=settings.bus.in_flight_bytes_max,
+        )
+        self._connection: ReplicationConnection | None = None
+        self._attention = asyncio.Event()
+        self._reopen = False
+        self._epochs = 0
+        self._received = 0
+        self._told = 0
+        self._told_at = 0.0
+        self._pinged_at = 0.0
+        self._heard_at = 0.0
+
+    def refresh(self, stats: Stats) -> None:
+        stats["in_flight_bytes"] = self._sender.in_flight_bytes
+        stats["received_lsn"] = self._received
+        stats["confirmed_lsn"] = self._told
+        stats["pg_connected"] = int(self._connection is not None)
+        stats["epochs"] = self._epochs
+        stats["pg_reconnects"] = max(0, self._epochs - 1)
+
+    async def run(self) -> None:
+        await self._client.subscribe(link.control_subject(self._settings.source.slot), cb=self._on_control)
+        watch = asyncio.create_task(self._wake_on_stop(), name="wake-on-stop")
+        backoff = BACKOFF_S
+        try:
+            while not self._scope.stopping.is_set():
+                await self._confirmers_joined()
+                began = time.monotonic()
+                try:
+                    await self._epoch()
+                except HeadraceError as error:
+                    if not error.retry:
+                        raise
+                    if time.monotonic() - began > BACKOFF_S_MAX:
+                        backoff = BACKOFF_S
+                    await self._back_off(error, backoff)
+                    backoff = min(backoff * 2, BACKOFF_S_MAX)
+                else:
+                    backoff = BACKOFF_S
+        finally:
+            watch.cancel()
+
+    async def _back_off(self, error: HeadraceError, backoff: float) -> None:
+        if isinstance(error, SlotBusyError):
+            self._scope.health.ail("postgres", f"standing by: {error}")
+            await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            return
+        self._scope.health.ail("postgres", str(error))
+        await self._scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+
+    async def _wake_on_stop(self) -> None:
+        await self._scope.stopping.wait()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._attention.set()
+        if self._connection is not None:
+            self._connection.interrupt()
+
+    async def _on_control(self, message: Msg) -> None:
+        try:
+            body = control.decode(message.data)
+        except DecodeError as error:
+            log.warning("control_message_ignored", reason=str(error))
+            return
+        self._heard_at = time.monotonic()
+        if isinstance(body, control.Restart):
+            log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
+        if self._sender.on_control(body, time.monotonic()) is Action.OPEN:
+            self._reopen = True
+        self._wake()
+
+    async def _confirmers_joined(self) -> None:
+        """Wait until everyone who must confirm is there."""
+        while self._sender.missing and not self._scope.stopping.is_set():
+            missing = ", ".join(self._sender.missing)
+            self._scope.health.ail("bus", f"waiting for {missing}")
+            self._attention.clear()
+            if self._client.is_connected:
+                await self._client.publish(self._frames, self._sender.hello())
+            try:
+                async with asyncio.timeout(HELLO_INTERVAL_S):
+                    await self._attention.wait()
+            except TimeoutError:
+                continue
+        if not self._sender.missing:
+            self._scope.health.heal("bus")
+
+    async def _epoch(self) -> None:
+        """Stream from the slot until someone asks for a new epoch, the connection ends, or the service stops."""
+        if self._scope.stopping.is_set():
+            return
+        application_name = f"headrace {SERVICE}"
+        connection = await ReplicationConnection.open(self._settings.postgres, application_name)
+        try:
+            identity = await connection.identify()
+            slot = await self._prepare(connection)
+            await connection.start(self._settings.source.slot, self._settings.source.publication)
+            self._connection = connection
+            await self._open(identity, slot)
+            await self._stream(connection)
+            if self._scope.stopping.is_set():
+                await self._drain(connection)
+        finally:
+            self._connection = None
+            self._sender.close()
+            connection.close()
+
+    async def _prepare(self, connection: ReplicationConnection) -> SlotState:
+        """The slot, made if it is missing; errors for what would fail later, or in silence."""
+        source = self._settings.source
+        if not await connection.has_publication(source.publication):
+            raise ReplicationRefusedError(
+                f'publication "{source.publication}" does not exist',
+                remedy="Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
+            )
+        slot = await connection.slot(source.slot)
+        if slot is None:
+            if not source.create_slot:
+                raise SlotMissingError(f'replication slot "{source.slot}" does not exist')
+            await connection.create_slot(source.slot, failover=source.failover)
+            log.info("slot_created", slot=source.slot)
+            slot = await connection.slot(source.slot)
+        if slot is None or slot.wal_status == "lost":
+            raise SlotLostError(f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone')
+        if slot.plugin != "pgoutput":
+            raise ReplicationRefusedError(
+                f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
+                remedy="Name another slot with --slot.",
+            )
+        return slot
+
+    async def _open(self, identity: SystemIdentity, slot: SlotState) -> None:
+        self._reopen = False
+        opening = Opening(
+            sessions=self._sender.sessions(),
+            slot=self._settings.source.slot,
+            database=identity.database,
+            system_id=identity.system_id,
+            timeline=identity.timeline,
+            confirmed_lsn=slot.confirmed_lsn,
+        )
+        data = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
+        await self._send(data)
+        self._epochs += 1
+        self._told = slot.confirmed_lsn
+        self._received = max(self._received, slot.confirmed_lsn)
+        self._scope.health.started()
+        self._scope.health.heal("postgres")
+        log.info("epoch_opened", epoch=self._sender.epoch, confirmed=format_lsn(slot.confirmed_lsn))
+
+    async def _send(self, data: bytes) -> None:
+        failpoint("wal_reader.before_frame")
+        count(self._stats, "frames_sent")
+        await self._client.publish(self._frames, data)
+
+    async def _stream(self, connection: ReplicationConnection) -> None:
+        while not self._reopen and not self._scope.stopping.is_set():
+            await self._keep_in_touch(connection)
+            if self._sender.has_credit and self._client.is_connected:
+                messages = await connection.read(self._wait_s())
+                await self._pack(messages, connection)
+            else:
+                await self._await_credit()
+
+    def _wait_s(self) -> float:
+        return min(PING_INTERVAL_S, self._settings.bus.status_interval_s)
+
+    async def _await_credit(self) -> None:
+        self._attention.clear()
+        try:
+            async with asyncio.timeout(self._wait_s()):
+                await self._attention.wait()
+        except TimeoutError:
+            return
+
+    async def _pack(self, messages: list[Message], connection: ReplicationConnection) -> None:
+        """Pack what came, and what comes meanwhile, into frames; nothing lingers."""
+        reply_wanted = False
+        while messages:
+            for message in messages:
+                if isinstance(message, Keepalive):
+                    reply_wanted = reply_wanted or message.reply_wanted
+                    await self._pack_keepalive(message)
+                else:
+                    await self._pack_message(*message)
+            if not self._sender.has_credit or self._reopen:
+                break
+            messages = connection.read_now()
+            # The event loop must turn for the bus even under a flood.
+            await asyncio.sleep(0)
+        for data in self._sender.flush():
+            await self._send(data)
+        if reply_wanted:
+            await self._tell(connection)
+
+    async def _pack_keepalive(self, keepalive: Keepalive) -> None:
+        if keepalive.lsn > self._received:
+            self._received = keepalive.lsn
+            for data in self._sender.add(keepalive.lsn, b""):
+                await self._send(data)
+
+    async def _pack_message(self, lsn: int, message: bytes) -> None:
+        self._received = max(self._received, lsn)
+        count(self._stats, "wal_messages")
+        count(self._stats, "wal_bytes", len(message))
+        for data in self._sender.add(lsn, message):
+            await self._send(data)
+
+    async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
+        now = time.monotonic()
+        due = now - self._told_at >= self._settings.bus.status_interval_s
+        if due or self._sender.confirmed_lsn - self._told >= STATUS_BYTES_MAX:
+            await self._tell(connection)
+        if now - self._pinged_at >= PING_INTERVAL_S and self._client.is_connected:
+            self._pinged_at = now
+            await self._client.publish(self._frames, self._sender.ping())
+
+    async def _tell(self, connection: ReplicationConnection) -> None:
+        """Tell PostgreSQL what is durable: the confirmers' word, and nothing else."""
+        self._told = max(self._told, self._sender.confirmed_lsn)
+        self._told_at = time.monotonic()
+        failpoint("wal_reader.before_status")
+        await connection.status(max(self._received, self._told), self._told)
+
+    async def _drain(self, connection: ReplicationConnection) -> None:
+        """Stop intake, wait for what is in flight to be confirmed, tell PostgreSQL, leave."""
+        deadline = time.monotonic() + self._scope.process.shutdown_timeout_s * DRAIN_SHARE
+        with self._scope.waiting_for("the publisher to confirm what is in flight"):
+            while not self._sender.settled and not self._reopen and time.monotonic() < deadline:
+                await self._client.publish(self._frames, self._sender.flush_request())
+                self._attention.clear()
+                try:
+                    async with asyncio.timeout(0.1):
+                        await self._attention.wait()
+                except TimeoutError:
+                    pass
+                if time.monotonic() - self._heard_at > SILENT_CONFIRMER_S:
+                    break
+        await self._tell(connection)
+        log.info("slot_left", confirmed=format_lsn(self._told), settled=self._sender.settled)
