@@ -176,7 +176,10 @@ async def test_a_kept_password_is_asked_for_and_only_its_owner_reads_it(folder: 
         with pytest.raises(psycopg.OperationalError, match="no password supplied"):
             psycopg.connect(f"postgresql://headrace@{LOOPBACK}:{server.port}/postgres").close()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "import psycopg; psycopg.connect().close()", env=server.environment()
+            sys.executable,
+            "-c",
+            "import psycopg; psycopg.connect().close()",
+            env={**os.environ, **server.environment()},
         )
         assert await child.wait() == 0
     with pytest.raises(ServerStartError, match="the one its folder was made with"):
