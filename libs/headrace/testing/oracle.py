@@ -1,0 +1,106 @@
+"""What PostgreSQL itself says was committed: a second slot, read back by SQL, against which the stream is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import nats
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from headrace.contract import events
+from headrace.lsn import Position
+from headrace.pgoutput import Begin, Delete, Insert, Relation, Truncate, Update, decode
+from headrace.testing.database import Database
+
+_FETCH = 2000
+_PAGE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change, as far as both sides can name it."""
+
+    position: Position
+    operation: str
+    table: str
+
+
+class Oracle:
+    """A slot of its own on the same publication, made before the first change."""
+
+    def __init__(self, database: Database, slot: str, publication: str) -> None:
+        self._database = database
+        self._slot = slot
+        self._publication = publication
+        self._tables: dict[int, str] = {}
+
+    async def begin(self) -> None:
+        await self._database.execute(f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')")
+
+    async def changes(self) -> list[Change]:
+        """Every change committed since the last call, in commit order."""
+        found: list[Change] = []
+        while page := await self._page():
+            position = Position(0, 0)
+            for data in page:
+                message = decode(data)
+                match message:
+                    case Begin():
+                        position = Position(message.final_lsn, 0)
+                    case Relation():
+                        self._tables[message.relation_id] = message.name
+                    case Insert() | Update() | Delete():
+                        name = type(message).__name__.upper()
+                        found.append(Change(position, name, self._tables[message.relation_id]))
+                        position = Position(position.lsn, position.seq + 1)
+                    case Truncate():
+                        for relation_id in message.relation_ids:
+                            found.append(Change(position, "TRUNCATE", self._tables[relation_id]))
+                            position = Position(position.lsn, position.seq + 1)
+        return found
+
+    async def _page(self) -> list[bytes]:
+        rows = await self._database.fetch(
+            "SELECT data FROM pg_logical_slot_get_binary_changes($1, NULL, $2, "
+            "'proto_version', '1', 'publication_names', $3)",
+            self._slot,
+            _PAGE,
+            self._publication,
+        )
+        return [row["data"] for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message of the stream."""
+
+    seq: int
+    subject: str
+    msg_id: str
+    payload: dict[str, Any]
+
+    @property
+    def change(self) -> Change:
+        return Change(events.position_of(self.payload), self.payload["operation"], self.payload["table"])
+
+
+async def stored(url: str, stream: str = "CDC") -> list[Stored]:
+    """Every event of a stream, in stream order."""
+    client = await nats.connect(url)
+    try:
+        js = client.jetstream()
+        left = (await js.stream_info(stream)).state.messages
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
+        consumer = await js.pull_subscribe("", stream=stream, config=config)
+        found: list[Stored] = []
+        while left:
+            messages = await consumer.fetch(min(_FETCH, left), timeout=10)
+            left -= len(messages)
+            for message in messages:
+                payload = events.decode(message.data)
+                msg_id = (message.headers or {}).get("Nats-Msg-Id", "")
+                found.append(Stored(message.metadata.sequence.stream, message.subject, msg_id, payload))
+        return found
+    finally:
+        await client.close()

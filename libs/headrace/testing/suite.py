@@ -1,0 +1,82 @@
+"""The suite's services as real processes, for tests that stop, kill and restart them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+LINE = ("wal-reader", "publisher")
+STOP_TIMEOUT_S = 15.0
+
+
+class Suite:
+    """Services with one environment; each one's output is in `folder/{service}.log`."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path, services: Sequence[str] = LINE) -> None:
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "HEADRACE_", "NATS"))}
+        self._environment = {**inherited, "HEADRACE_HTTP_PORT": "0", **environment}
+        self._folder = folder
+        self._services = tuple(services)
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def __aenter__(self) -> Suite:
+        for service in self._services:
+            await self.start(service)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for service in list(self._processes):
+            await self.kill(service)
+
+    async def start(self, service: str, **environment: str) -> None:
+        with (self._folder / f"{service}.log").open("ab") as log:
+            self._processes[service] = await asyncio.create_subprocess_exec(
+                str(Path(sys.executable).parent / "headrace"),
+                service,
+                env={**self._environment, **environment},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def kill(self, service: str) -> None:
+        """SIGKILL, and wait until it is gone."""
+        process = self._processes.pop(service)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+    async def stop(self, service: str) -> int:
+        """SIGTERM; the exit code."""
+        process = self._processes.pop(service)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            return await process.wait()
+
+    async def exit_code(self, service: str, timeout_s: float) -> int:
+        """Wait for a service that is expected to end by itself."""
+        async with asyncio.timeout(timeout_s):
+            return await self._processes.pop(service).wait()
+
+    def pid(self, service: str) -> int:
+        return self._processes[service].pid
+
+    def running(self, service: str) -> bool:
+        return service in self._processes and self._processes[service].returncode is None
+
+    def log(self, service: str) -> str:
+        return (self._folder / f"{service}.log").read_text()
+
+    async def logged(self, service: str, words: str, timeout_s: float = 20.0) -> None:
+        """Wait until a service's log holds these words."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while words not in self.log(service):  # noqa: ASYNC110  # a file gives no event
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{service} did not say {words!r}:\n{self.log(service)[-4000:]}") from None
