@@ -98,7 +98,8 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
         reasons.append(error)
 
     # With endless reconnects nats-py would also try its first connection without end, in silence.
-    probe = chosen | {"max_reconnect_attempts": 0, "allow_reconnect": False, "error_cb": note}
+    silent = {"disconnected_cb": None, "reconnected_cb": None, "error_cb": note}
+    probe = chosen | silent | {"max_reconnect_attempts": 0, "allow_reconnect": False}
     try:
         await (await nats.connect(**probe)).close()
         return await nats.connect(**chosen)

@@ -87,11 +87,7 @@ def _bucket(common: StreamConfig, name: str, what: str, history: int) -> StreamC
 
 async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     """Create what is missing; the names of what was created."""
-    created = []
-    for config in declared(settings):
-        if await _ensure_stream(js, config):
-            created.append(str(config.name))
-    return created
+    return [str(config.name) for config in declared(settings) if await _ensure_stream(js, config)]
 
 
 async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:

@@ -103,6 +103,8 @@ class Lease:
         """Renew for as long as the service lives; raises `LostRaceError` when somebody else took it."""
         while not scope.stopping.is_set():
             await scope.pause(self._ttl_s / 3)
+            if scope.stopping.is_set():
+                return
             try:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await self._cell.write({"holder": self._holder})

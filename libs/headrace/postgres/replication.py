@@ -26,9 +26,8 @@ _STATUS = struct.Struct(">cQQQQB")
 _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
 
-_MISSING_SLOT = "42704"
+_MISSING = "42704"
 _SLOT_BUSY = "55006"
-_SLOT_UNUSABLE = frozenset({"55000", "58P01"})
 
 
 class SlotBusyError(PostgresError):
@@ -164,7 +163,7 @@ class ReplicationConnection:
         """The slot as PostgreSQL shows it; None when it isn't there."""
         rows = await self._query(
             "SELECT confirmed_flush_lsn, plugin, database, wal_status FROM pg_catalog.pg_replication_slots "
-            f"WHERE slot_name = {quote_literal(slot)}"
+            f"WHERE slot_name = {quote_literal(slot)}"  # noqa: S608  # the walsender takes no parameters
         )
         if not rows:
             return None
@@ -173,7 +172,8 @@ class ReplicationConnection:
 
     async def has_publication(self, publication: str) -> bool:
         """Asked beforehand, since PostgreSQL notices a missing publication only at the first change, or never."""
-        query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {quote_literal(publication)}"
+        name = quote_literal(publication)
+        query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {name}"  # noqa: S608  # takes no parameters
         return bool(await self._query(query))
 
     async def create_slot(self, slot: str, *, failover: bool) -> None:
@@ -305,24 +305,29 @@ class ReplicationConnection:
         return refusal(state, text, self._settings)
 
 
+# What a refused replication command means: SQLSTATE (None: any), words in the message, error, remedy (None: its own).
+_REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] = (
+    (_SLOT_BUSY, "", SlotBusyError, None),
+    (
+        _MISSING,
+        "publication",
+        ReplicationRefusedError,
+        "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
+    ),
+    (_MISSING, "", SlotMissingError, None),
+    (None, "wal_level", ReplicationRefusedError, "Set wal_level = logical in postgresql.conf and restart PostgreSQL."),
+    ("55000", "slot", SlotLostError, None),
+    ("58P01", "", SlotLostError, None),
+    ("53400", "", ReplicationRefusedError, "Free a slot, or raise max_replication_slots."),
+    ("42501", "", ReplicationRefusedError, "ALTER ROLE … REPLICATION for POSTGRES_BRIDGE_USER."),
+)
+
+
 def refusal(state: str | None, text: str, settings: PostgresSettings) -> PostgresError:
-    """What a refused replication command means to a user."""
-    if state == _SLOT_BUSY:
-        return SlotBusyError(text)
-    if state == _MISSING_SLOT and "publication" in text:
-        return ReplicationRefusedError(text, remedy="Run `headrace init`, or CREATE PUBLICATION, or set --pub.")
-    if state == _MISSING_SLOT:
-        return SlotMissingError(text)
-    if "wal_level" in text:
-        return ReplicationRefusedError(
-            text, remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL."
-        )
-    if state in _SLOT_UNUSABLE and "slot" in text:
-        return SlotLostError(text)
-    if state == "53400":
-        return ReplicationRefusedError(text, remedy="Free a slot, or raise max_replication_slots.")
-    if state == "42501":
-        return ReplicationRefusedError(text, remedy="ALTER ROLE … REPLICATION for POSTGRES_BRIDGE_USER.")
+    """The suite's error for a replication command that PostgreSQL refused."""
+    for wanted, words, error, remedy in _REFUSALS:
+        if wanted in (None, state) and words in text:
+            return error(text, remedy=remedy)
     return explained(state, text, settings)
 
 

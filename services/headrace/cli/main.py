@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -63,7 +63,7 @@ def settings_from(
         fail(error)
 
 
-def fail(error: HeadraceError) -> Any:
+def fail(error: HeadraceError) -> NoReturn:
     """One line on stderr, exit code 1."""
     typer.echo(f"headrace: {error}", err=True)
     raise typer.Exit(1) from error

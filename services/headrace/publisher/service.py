@@ -75,8 +75,9 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
     try:
         await _publish(scope, settings, client, tables, session)
     finally:
-        keeper.cancel()
         await tables.close()
+    scope.stopping.set()
+    await keeper
     await lease.release()
 
 

@@ -1,0 +1,172 @@
+"""Every committed change is in the stream exactly once, in commit order, whatever is killed.
+
+The duplicate window is at its minimum, so that it can't hide a double; PostgreSQL itself, through a second slot, says
+what was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.database import Database
+from headrace.testing.oracle import Oracle, Stored, stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+
+SETTINGS = {
+    "HEADRACE_DEDUPE_WINDOW_S": "0.1",
+    "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
+    "HEADRACE_PROGRESS_INTERVAL_S": "0.2",
+    "HEADRACE_STATUS_INTERVAL_S": "0.2",
+    "HEADRACE_ACK_TIMEOUT_S": "3",
+    "HEADRACE_LEASE_TTL_S": "1",
+}
+
+
+def environment(postgres: EmbeddedPostgres, nats: EmbeddedNats) -> dict[str, str]:
+    return {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats.url}
+
+
+async def prepare(postgres: EmbeddedPostgres) -> tuple[Database, Oracle]:
+    database = Database(postgres, "postgres")
+    await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text)")
+    await database.execute("CREATE TABLE items (a int, b text, PRIMARY KEY (a, b))")
+    await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+    oracle = Oracle(database, "oracle", "headrace")
+    await oracle.begin()
+    return database, oracle
+
+
+async def write(
+    postgres: EmbeddedPostgres, rows: int, seed: int, first_id: int = 0, enough: asyncio.Event | None = None
+) -> None:
+    """Transactions of 1 to 5,000 rows, with updates and deletes, through any number of server crashes.
+
+    At least `rows` rows, and for as long as `enough` is not set.
+    """
+    chance = random.Random(seed)
+    made = 0
+    connection: Any = None
+    while made < rows or not (enough is None or enough.is_set()):
+        try:
+            connection = connection or await asyncpg.connect(postgres.dsn())
+            made += await _transaction(connection, chance, first_id + made)
+            if enough is not None:
+                await asyncio.sleep(chance.random() / 10)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            connection = None
+            await asyncio.sleep(0.1)
+            first_id += 10_000_000
+    if connection is not None:
+        await connection.close()
+
+
+async def _transaction(connection: Any, chance: random.Random, first: int) -> int:
+    count = chance.choice([1, 1, 2, 10, 100, 1000, 5000])
+    async with connection.transaction():
+        await connection.execute(
+            "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series($1::bigint, $2::bigint) g",
+            first,
+            first + count - 1,
+        )
+        if chance.random() < 0.3:
+            await connection.execute("UPDATE orders SET n = n + 1 WHERE id % 97 = 0 AND id >= $1", first - 2000)
+        if chance.random() < 0.2:
+            await connection.execute("DELETE FROM orders WHERE id % 101 = 3 AND id >= $1", first - 3000)
+    return count
+
+
+async def copy(postgres: EmbeddedPostgres, rows: int) -> None:
+    connection = await asyncpg.connect(postgres.dsn())
+    try:
+        await connection.copy_records_to_table("items", records=[(i, f"item {i}") for i in range(rows)])
+    finally:
+        await connection.close()
+
+
+async def everything_delivered(oracle: Oracle, nats: EmbeddedNats, timeout_s: float) -> list[Stored]:
+    """The stream, once it has settled; compared with what PostgreSQL committed, change by change."""
+    committed = await oracle.changes()
+    deadline = time.monotonic() + timeout_s
+    found: list[Stored] = []
+    while time.monotonic() < deadline:
+        with contextlib.suppress(Exception):
+            found = await stored(nats.url)
+        if len(found) >= len(committed):
+            break
+        await asyncio.sleep(0.3)
+    await asyncio.sleep(0.5)
+    found = await stored(nats.url)
+    assert [event.change for event in found] == committed
+    ids = [event.msg_id for event in found]
+    assert len(set(ids)) == len(ids)
+    assert [event.msg_id for event in found] == [event.payload["msg_id"] for event in found]
+    return found
+
+
+def mirror_of(events: list[Stored]) -> dict[int, tuple[int, str]]:
+    rows: dict[int, tuple[int, str]] = {}
+    for event in events:
+        payload = event.payload
+        if payload["table"] != "orders":
+            continue
+        data = payload["data"]
+        if payload["operation"] == "DELETE":
+            del rows[data["id"]]
+        else:
+            rows[data["id"]] = (data["n"], data["note"])
+    return rows
+
+
+async def source_rows(database: Database) -> dict[int, tuple[int, str]]:
+    return {row["id"]: (row["n"], row["note"]) for row in await database.fetch("SELECT * FROM orders")}
+
+
+@pytest.mark.slow
+async def test_nothing_is_lost_or_doubled_when_every_part_is_killed_under_load(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats = await own_postgres(), await own_nats()
+    database, oracle = await prepare(postgres)
+    async with Suite(environment(postgres, nats), tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        enough = asyncio.Event()
+        writer = asyncio.create_task(write(postgres, 85_000, seed=1, enough=enough))
+        for victim in ("publisher", "wal-reader", "nats", "publisher", "postgres", "wal-reader", "publisher"):
+            await asyncio.sleep(1.0)
+            if victim == "nats":
+                await nats.kill()
+                await asyncio.sleep(0.5)
+                await nats.start()
+            elif victim == "postgres":
+                await postgres.kill()
+                await postgres.start()
+            else:
+                await suite.kill(victim)
+                await suite.start(victim)
+        enough.set()
+        await writer
+        await copy(postgres, 5000)
+        # Written while everything is down.
+        await suite.kill("wal-reader")
+        await suite.kill("publisher")
+        await nats.kill()
+        await write(postgres, 10_000, seed=2, first_id=900_000_000)
+        await nats.start()
+        await suite.start("wal-reader")
+        await suite.start("publisher")
+        await database.close()
+        found = await everything_delivered(oracle, nats, timeout_s=120)
+        assert len(found) > 100_000
+        assert mirror_of(found) == await source_rows(database)
+    await database.close()
