@@ -34,6 +34,13 @@ class Retention(StrEnum):
     STRICT = "strict"
 
 
+class SnapshotValues(StrEnum):
+    """Values in the contract's forms, or every one as COPY prints it."""
+
+    TYPED = "typed"
+    TEXT = "text"
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
     """Where the source is. What is unset here, libpq's own variables (PGHOST, PGSSLMODE, PGSERVICE…) decide."""
@@ -114,6 +121,30 @@ class BusSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotSettings:
+    """How tables are copied, and through which Spark."""
+
+    spark_remote: str | None = setting("SPARK_REMOTE", None, "a Spark Connect server (sc://…); else a local Spark")
+    spark_master: str = setting("HEADRACE_SPARK_MASTER", "local[2,4]", "Spark's master without SPARK_REMOTE")
+    spark_memory_mib: int = setting("HEADRACE_SPARK_MEMORY_MIB", 512, "heap of the local Spark's JVM", least=512)
+    spark_start_timeout_s: float = setting(
+        "HEADRACE_SPARK_START_TIMEOUT_S", 90.0, "how long its start may take", least=1
+    )
+    spark_idle_s: float = setting("HEADRACE_SPARK_IDLE_S", 300.0, "an unused Spark is stopped after this", least=0.1)
+    spark_losses_max: int = setting("HEADRACE_SPARK_LOSSES_MAX", 2, "a lost Spark is started again so often", least=0)
+    values: SnapshotValues = setting("HEADRACE_SNAPSHOT_VALUES", SnapshotValues.TYPED, "text: as COPY prints them")
+    parallel_max: int = setting("HEADRACE_SNAPSHOTS_PARALLEL_MAX", 2, "snapshots at once", least=1)
+    requests_max: int = setting("HEADRACE_SNAPSHOT_REQUESTS_MAX", 1000, "requests held at once", least=1)
+    attempts_max: int = setting("HEADRACE_SNAPSHOT_ATTEMPTS_MAX", 3, "attempts at a request over restarts", least=1)
+    chunk_rows_max: int = setting("HEADRACE_CHUNK_ROWS_MAX", 10_000, "rows in a snapshot's chunk", least=1)
+    range_bytes: int = setting("HEADRACE_SNAPSHOT_RANGE_BYTES", 32 * _MIB, "storage that one COPY reads", least=8192)
+    tasks_max: int = setting("HEADRACE_SNAPSHOT_TASKS_MAX", 256, "Spark tasks of one snapshot", least=1)
+    slot_wait_s: float = setting("HEADRACE_SNAPSHOT_SLOT_WAIT_S", 60.0, "wait for older transactions", least=0.1)
+    ack_wait_s: float = setting("HEADRACE_SNAPSHOT_ACK_WAIT_S", 30.0, "an abandoned request comes again", least=1)
+    progress_interval_s: float = setting("HEADRACE_SNAPSHOT_PROGRESS_S", 1.0, "progress is told this often", least=0.05)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSettings:
     """What every process has."""
 
@@ -136,6 +167,7 @@ class Settings:
     streams: StreamSettings = field(default_factory=StreamSettings)
     format: FormatSettings = field(default_factory=FormatSettings)
     bus: BusSettings = field(default_factory=BusSettings)
+    snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
 
 

@@ -76,6 +76,14 @@ class SlotState:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """A snapshot that holds exactly the transactions committed before `lsn`, by the name to import it under."""
+
+    lsn: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Keepalive:
     """PostgreSQL has sent everything before `lsn`."""
 
@@ -180,6 +188,17 @@ class ReplicationConnection:
         """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
         await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})")
+
+    async def export_snapshot(self, slot: str) -> ExportedSnapshot:
+        """A snapshot with its exact LSN, from a temporary slot; both live as long as this connection."""
+        command = f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+        _, lsn, name, _ = (await self._query(command))[0]
+        return ExportedSnapshot(parse_lsn(lsn or ""), name or "")
+
+    @property
+    def backend_pid(self) -> int:
+        """The walsender's pid."""
+        return self._pg.backend_pid
 
     async def start(self, slot: str, publication: str) -> None:
         """Begin to stream, from where the slot is confirmed."""
