@@ -51,8 +51,25 @@ FIGURES = (
     Figure("snapshots_completed", "counter", "Snapshots completed"),
     Figure("snapshots_failed", "counter", "Snapshots that ended in an error"),
     Figure("snapshot_rows", "counter", "Rows in completed snapshots"),
+    Figure("last_processing_time_us", "gauge", "Time the latest frame took from receipt to publishing"),
     Figure("lag_bytes", "gauge", "WAL written and not confirmed"),
+    Figure("retained_bytes", "gauge", "WAL that PostgreSQL keeps for the slot"),
     Figure("slot_active", "gauge", "1 while the slot is being read"),
+    Figure("pg_reachable", "gauge", "1 while PostgreSQL answers telemetry"),
+    Figure("up", "gauge", "1 while the service reports to telemetry"),
+)
+# What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
+BRIDGE_FIGURES = (
+    Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),
+    Figure("wal_messages_received", "counter", "pgoutput messages read from the slot"),
+    Figure("cdc_events_published", "counter", "Change events acknowledged by JetStream"),
+    Figure("last_ack_lsn", "gauge", "LSN confirmed to PostgreSQL"),
+    Figure("connected", "gauge", "1 while the replication connection streams"),
+    Figure("reconnects", "counter", "Replication connections after the first"),
+    Figure("nats_reconnects", "counter", "NATS reconnections"),
+    Figure("last_processing_time_us", "gauge", "Time the latest frame took from receipt to publishing"),
+    Figure("slot_active", "gauge", "1 while the slot is being read"),
+    Figure("wal_lag_bytes", "gauge", "WAL written and not confirmed"),
 )
 _BY_KEY = {figure.key: figure for figure in FIGURES}
 
@@ -71,6 +88,23 @@ class _Suite(Collector):
                     family.add_metric([service], value)
             if family.samples:
                 yield family
+
+
+class _Bridge(Collector):
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterable[Metric]:
+        for figure in BRIDGE_FIGURES:
+            make = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+            yield make(f"bridge_{figure.key}", figure.explain, value=self._values[figure.key])
+
+
+def bridge_exposition(values: Mapping[str, float]) -> bytes:
+    """The Prometheus text of the bridge's names: a value for each of `BRIDGE_FIGURES`."""
+    registry = CollectorRegistry()
+    registry.register(_Bridge(values))
+    return generate_latest(registry)
 
 
 def exposition(stats_by_service: Mapping[str, Stats]) -> bytes:

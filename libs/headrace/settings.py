@@ -145,6 +145,18 @@ class SnapshotSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How often the suite looks at what it is not told about, and what it calls too much."""
+
+    metrics_interval_s: float = setting("HEADRACE_METRICS_INTERVAL_S", 15.0, "the METRICS line", least=0.1)
+    slot_interval_s: float = setting("HEADRACE_SLOT_INTERVAL_S", 2.0, "the slot's state is read", least=0.05)
+    wal_interval_s: float = setting("HEADRACE_WAL_INTERVAL_S", 30.0, "the slot's lag is judged", least=0.05)
+    wal_warning_bytes: int = setting("HEADRACE_WAL_WARNING_BYTES", 512 * _MIB, "a lag to warn about", least=1)
+    wal_critical_bytes: int = setting("HEADRACE_WAL_CRITICAL_BYTES", 1024 * _MIB, "a critical lag", least=1)
+    catalog_interval_s: float = setting("HEADRACE_CATALOG_INTERVAL_S", 5.0, "tables are compared", least=0.05)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSettings:
     """What every process has."""
 

@@ -7,8 +7,10 @@ Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `he
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgpack
 from nats.aio.client import Client
@@ -39,14 +41,26 @@ def stop_subject(slot: str) -> str:
     return f"headrace.{slot}.stop"
 
 
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one process says of itself; `instance` tells a standby from the one that works."""
+
+    stats: Stats
+    reasons: dict[str, str]
+    instance: str
+
+
+_INSTANCE = secrets.token_hex(4)
+
+
 def encode_stats(stats: Stats, reasons: dict[str, str]) -> bytes:
-    return bytes(msgpack.packb({"stats": stats, "reasons": reasons}))
+    return bytes(msgpack.packb({"stats": stats, "reasons": reasons, "instance": _INSTANCE}))
 
 
-def decode_stats(data: bytes) -> tuple[Stats, dict[str, str]]:
+def decode_stats(data: bytes) -> Report:
     try:
         body = msgpack.unpackb(data)
-        return dict(body["stats"]), dict(body["reasons"])
+        return Report(dict(body["stats"]), dict(body["reasons"]), str(body["instance"]))
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed report: {error}") from error
 

@@ -12,7 +12,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
@@ -135,7 +135,7 @@ def _unknown_to_old_server(error: APIError) -> bool:
 
 def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
     name, subjects = config.name, ",".join(config.subjects or [])
-    if isinstance(error, NoRespondersError):
+    if isinstance(error, NoRespondersError | ServiceUnavailableError):
         return JetStreamError(
             "JetStream does not answer on this NATS server",
             remedy="Start nats-server with JetStream (-js), or enable it for this account.",
