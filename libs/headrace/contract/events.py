@@ -5,6 +5,7 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,10 +50,18 @@ def decode(data: bytes) -> Any:
         if data[:4] == _ZSTD_MAGIC:
             data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MESSAGE_BYTES_MAX)
         if data[:1] and data[:1] in _JSON_FIRST:
-            return orjson.loads(data)
+            return _decode_json(data)
         return msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
         raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
+
+
+def _decode_json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        # An embedded json value may hold what orjson refuses: 1e400, a lone surrogate.
+        return json.loads(data)
 
 
 def position_of(payload: Mapping[str, Any]) -> Position:

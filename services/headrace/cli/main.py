@@ -9,11 +9,14 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, NoReturn
 
 import typer
+import uvloop
 
 from headrace import lifecycle
+from headrace import log as logs
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
@@ -82,6 +85,31 @@ def _add_service(name: str, explain: str) -> None:
 
 for _name, _explain in SERVICES.items():
     _add_service(_name, _explain)
+
+
+@app.command("tail", rich_help_panel="Following changes")
+def tail(
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as users or app.orders; all without.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line: the payload.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Everything the stream still has, first.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after so many events.")] = None,
+) -> None:
+    """Show change events as they arrive. Ctrl-C ends."""
+    from headrace.cli import tail as command
+
+    settings = settings_from()
+    finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
+
+
+def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a command to its end; a foreseen error is one line."""
+    logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
+    try:
+        uvloop.run(work())
+    except HeadraceError as error:
+        fail(error)
 
 
 def main() -> None:

@@ -1,0 +1,28 @@
+"""Following the change stream from Python: decoded events, exactly once, with gaps noticed.
+
+    async with follow(client, Subscription(durable="billing", filters=["cdc.users.*"]), store) as consumer:
+        async for event in consumer:
+            ...                       # apply event.data
+            await consumer.done(event)
+
+`done` stores the watermark and acknowledges. Where the data itself lives in a database, store the watermark in the
+same transaction as the data (a `WatermarkStore` of your own, see `headrace.consumer.watermark`): then a crash at any
+point repeats nothing and loses nothing.
+"""
+
+from headrace.consumer.event import Event
+from headrace.consumer.follow import Consumer, RetentionGapError, Start, Subscription, follow
+from headrace.consumer.watermark import FileWatermarks, MemoryWatermarks, Watermark, WatermarkStore
+
+__all__ = [
+    "Consumer",
+    "Event",
+    "FileWatermarks",
+    "MemoryWatermarks",
+    "RetentionGapError",
+    "Start",
+    "Subscription",
+    "Watermark",
+    "WatermarkStore",
+    "follow",
+]
