@@ -180,6 +180,7 @@ class Settings:
     format: FormatSettings = field(default_factory=FormatSettings)
     bus: BusSettings = field(default_factory=BusSettings)
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
 
 
