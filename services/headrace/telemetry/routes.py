@@ -1,0 +1,148 @@
+"""What telemetry answers over HTTP.
+
+Promises the bridge's paths, fields and metric names beside the suite's own. `POST /shutdown` stops the suite: it asks
+for the bearer token unless only this machine can reach the port. Never answers with a row's values or a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from aiohttp import web
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.health import Health
+from headrace.jetstream.connection import shown
+from headrace.metrics import bridge_exposition, exposition
+from headrace.settings import Settings
+from headrace.telemetry.suite import Suite
+
+log = logs.logger("telemetry")
+
+_STREAM_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_INFO_TIMEOUT_S = 3.0
+_NOT_FOUND = 404
+
+
+class Routes:
+    """The paths of the telemetry port; `client` is there once NATS has been reached."""
+
+    def __init__(self, settings: Settings, suite: Suite, health: Health) -> None:
+        self._settings = settings
+        self._suite = suite
+        self._health = health
+        self.client: Client | None = None
+
+    def extend(self, app: web.Application) -> None:
+        get: list[tuple[str, Callable[[web.Request], Any]]] = [
+            ("/health", self.health),
+            ("/status", self.status),
+            ("/metrics", self.metrics),
+            ("/streams/info", self.stream_info),
+        ]
+        for path, handler in get:
+            app.router.add_get(path, handler)
+        app.router.add_post("/shutdown", self.shutdown)
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def status(self, _: web.Request) -> web.Response:
+        now, watch = time.monotonic(), self._suite.watch
+        return _json(
+            {
+                **self._suite.totals(now).status(),
+                "source": self._settings.source.slot,
+                "publication": self._settings.source.publication,
+                "slot": asdict(watch.slot) if watch.slot else None,
+                "postgres": {"reachable": watch.reachable, "reason": watch.reason},
+                "nats": {"connected": self._connected is not None, "server": shown(self._settings.nats)},
+                "services": self._suite.services(now),
+            }
+        )
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        now = time.monotonic()
+        exposed = self._suite.exposed(now)
+        exposed[self._health.service] = {**self._health.stats, "up": 1}
+        body = bridge_exposition(self._suite.totals(now).bridge()) + exposition(exposed)
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    async def stream_info(self, request: web.Request) -> web.Response:
+        name = request.query.get("stream", "")
+        if not _STREAM_NAME.fullmatch(name):
+            return _refusal(400, "name a stream", "Ask for /streams/info?stream=CDC.")
+        client = self._connected
+        if client is None:
+            return _refusal(503, "NATS is not connected", "See /readyz for the reason.")
+        try:
+            answer = await client.request(f"$JS.API.STREAM.INFO.{name}", timeout=_INFO_TIMEOUT_S)
+        except NoRespondersError:
+            return _refusal(503, "JetStream does not answer", "Start nats-server with JetStream (-js).")
+        except (NatsError, TimeoutError):
+            return _refusal(503, f"no answer about stream {name}", "The NATS user probably may not use $JS.API.")
+        body = orjson.loads(answer.data)
+        if "error" in body:
+            code, reason = body["error"].get("code"), body["error"].get("description", "unknown error")
+            return _refusal(404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init.")
+        return _json({"name": name, **{key: value for key, value in body.items() if key != "type"}})
+
+    async def shutdown(self, request: web.Request) -> web.Response:
+        refused = self._may_not_stop(request)
+        if refused is not None:
+            return refused
+        client = self._connected
+        if client is None:
+            return _refusal(503, "NATS is not connected, so nobody can be told", "Send each process a SIGTERM.")
+        log.info("stop_requested", by="POST /shutdown", peer=request.remote)
+        await client.publish(link.stop_subject(self._settings.source.slot), b"")
+        async with asyncio.timeout(self._settings.nats.flush_timeout_s):
+            await client.flush()
+        return web.Response(text="Shutdown initiated\n")
+
+    def _may_not_stop(self, request: web.Request) -> web.Response | None:
+        token = self._settings.process.shutdown_token
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if token and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode()):
+            return None
+        if not is_loopback(self._settings.process.http_host):
+            remedy = (
+                "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>." if token else "Set HEADRACE_SHUTDOWN_TOKEN."
+            )
+            return _refusal(401 if token else 403, "a stop needs the token", remedy)
+        if "Origin" in request.headers:
+            # A page in this machine's browser reaches loopback too.
+            return _refusal(403, "a browser may not stop the suite", "Use curl -X POST.")
+        return None
+
+    @property
+    def _connected(self) -> Client | None:
+        return self.client if self.client is not None and self.client.is_connected else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a port that listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _json(body: dict[str, Any]) -> web.Response:
+    return web.Response(body=orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE), content_type="application/json")
+
+
+def _refusal(status: int, error: str, remedy: str) -> web.Response:
+    return web.json_response({"error": error, "remedy": remedy}, status=status)

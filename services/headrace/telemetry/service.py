@@ -1,0 +1,91 @@
+"""Telemetry's process: hears every service's figures, watches the slot, shows both over HTTP and on stdout.
+
+Promises: answers from its first moment to its last, with NATS or PostgreSQL away too; the METRICS line leaves stdout in
+the same form and rhythm whatever the log format, and a SUMMARY line ends it. Never in the way of the stream: it only
+listens and reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.errors import DecodeError
+from headrace.health import application, serving
+from headrace.jetstream.connection import NatsUnreachableError, connected
+from headrace.lifecycle import Scope
+from headrace.settings import Settings
+from headrace.telemetry.routes import Routes
+from headrace.telemetry.slot_watch import SlotWatch
+from headrace.telemetry.suite import Suite, summary
+
+log = logs.logger("telemetry")
+
+SERVICE = "telemetry"
+HTTP_PORT = 9090
+# The services' last reports come right after the word to stop.
+LAST_REPORTS_S = 0.3
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    suite = Suite(time.monotonic(), settings.process.stats_interval_s)
+    routes = Routes(settings, suite, scope.health)
+    async with serving(application(scope.health, routes.extend), settings.process.http_host, port):
+        scope.health.started()
+        watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
+        lines = scope.spawn("metrics-lines", _metrics_lines(scope, settings, suite))
+        try:
+            await _listen(scope, settings, suite, routes)
+        finally:
+            scope.stopping.set()
+        await asyncio.gather(watch, lines)
+    _say(summary(suite, time.monotonic()))
+
+
+async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes) -> None:
+    try:
+        async with connected(scope, settings.nats) as client:
+            routes.client = client
+            await _hear(client, settings, suite)
+            reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+            await scope.stopping.wait()
+            await reports
+            await asyncio.sleep(LAST_REPORTS_S)
+    except NatsUnreachableError:
+        # Told to stop before NATS was ever there: that is an end like any other.
+        if not scope.stopping.is_set():
+            raise
+
+
+async def _hear(client: Client, settings: Settings, suite: Suite) -> None:
+    async def report(message: Msg) -> None:
+        service = message.subject.rpartition(".")[2]
+        try:
+            suite.hear(service, link.decode_stats(message.data), time.monotonic())
+        except DecodeError as error:
+            log.warning("report_ignored", service=service, reason=str(error))
+
+    await client.subscribe(link.stats_subject(settings.source.slot, "*"), cb=report)
+
+
+async def _metrics_lines(scope: Scope, settings: Settings, suite: Suite) -> None:
+    interval = settings.watch.metrics_interval_s
+    due = suite.started_at + interval
+    while not scope.stopping.is_set():
+        await scope.pause(due - time.monotonic())
+        if time.monotonic() >= due:
+            _say(suite.totals(time.monotonic()).line())
+            due += interval
+
+
+def _say(line: str) -> None:
+    """On stdout, at once: what reads it may be a pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

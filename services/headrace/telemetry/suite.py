@@ -1,0 +1,212 @@
+"""The suite as telemetry knows it: who reports, what they count, and how the slot stands. Pure.
+
+Promises: a service that fell silent keeps its counts and loses its state, so that no total ever drops; of several
+instances of a service the one that works speaks for it, never a standby. Holds a bounded number of instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.bus.link import Report
+from headrace.lsn import format_lsn
+from headrace.metrics import Stats
+
+# Names of services, and no import of them: what each one counts is known here by its metric's name alone.
+READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
+INSTANCES_MAX = 64
+SILENT_REPORTS = 5
+SILENT_S_MIN = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """The replication slot, as PostgreSQL shows it."""
+
+    active: bool
+    wal_status: str
+    confirmed_lsn: int
+    lag_bytes: int
+    retained_bytes: int
+    safe_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the last look at PostgreSQL found; `reason` says why there is nothing to see."""
+
+    reachable: bool = False
+    slot: SlotView | None = None
+    reason: str = "not asked yet"
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: Report
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A service of the suite, by its leading instance."""
+
+    stats: Stats
+    reasons: dict[str, str]
+    live: bool
+    instances: int
+
+    @property
+    def state(self) -> str:
+        if not self.live:
+            return "silent"
+        return "ready" if self.stats.get("ready") else "not ready"
+
+
+@dataclass(slots=True)
+class Suite:
+    """Everything heard and seen so far."""
+
+    started_at: float
+    stats_interval_s: float
+    watch: Watch = field(default_factory=Watch)
+    _heard: dict[tuple[str, str], _Heard] = field(default_factory=dict)
+
+    def hear(self, service: str, report: Report, now: float) -> None:
+        key = (service, report.instance)
+        self._heard[key] = _Heard(report, now)
+        if len(self._heard) > INSTANCES_MAX:
+            del self._heard[min(self._heard, key=lambda k: self._heard[k].at)]
+
+    def member(self, service: str, now: float) -> Member | None:
+        """The service's leading instance; None when it never reported."""
+        heard = [h for (name, _), h in self._heard.items() if name == service]
+        if not heard:
+            return None
+        leader = max(heard, key=lambda h: (self._live(h, now), self._live(h, now) and _works(h.report), h.at))
+        live = sum(self._live(h, now) for h in heard)
+        return Member(leader.report.stats, leader.report.reasons, self._live(leader, now), live)
+
+    def members(self, now: float) -> dict[str, Member]:
+        found = {name: self.member(name, now) for name in sorted({name for name, _ in self._heard})}
+        return {name: member for name, member in found.items() if member is not None}
+
+    def _live(self, heard: _Heard, now: float) -> bool:
+        return now - heard.at <= max(SILENT_S_MIN, SILENT_REPORTS * self.stats_interval_s)
+
+    def totals(self, now: float) -> Totals:
+        members = self.members(now)
+        reader, publisher = members.get(READER), members.get(PUBLISHER)
+        slot = self.watch.slot
+        confirmed = max(_whole(reader, "confirmed_lsn"), slot.confirmed_lsn if slot else 0)
+        return Totals(
+            uptime_s=int(now - self.started_at),
+            wal_messages=_whole(reader, "wal_messages"),
+            cdc_events=_whole(publisher, "cdc_events"),
+            confirmed_lsn=confirmed,
+            connected=bool(reader and reader.live and reader.stats.get("pg_connected")),
+            reconnects=_whole(reader, "pg_reconnects"),
+            nats_reconnects=sum(_whole(member, "nats_reconnects") for member in members.values()),
+            last_processing_time_us=_whole(publisher, "last_processing_time_us"),
+            slot_active=slot.active if slot else False,
+            lag_bytes=slot.lag_bytes if slot else 0,
+        )
+
+    def exposed(self, now: float) -> dict[str, Stats]:
+        """What `headrace_*` shows: of a silent service only that it is."""
+        return {
+            name: {**member.stats, "up": 1} if member.live else {"up": 0} for name, member in self.members(now).items()
+        }
+
+    def services(self, now: float) -> dict[str, Any]:
+        return {
+            name: {
+                "state": member.state,
+                "instances": member.instances,
+                "reasons": member.reasons if member.live else {},
+                "figures": member.stats,
+            }
+            for name, member in self.members(now).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The suite in one row: what the METRICS line, `/status` and the bridge's metric names are made of."""
+
+    uptime_s: int
+    wal_messages: int
+    cdc_events: int
+    confirmed_lsn: int
+    connected: bool
+    reconnects: int
+    nats_reconnects: int
+    last_processing_time_us: int
+    slot_active: bool
+    lag_bytes: int
+
+    @property
+    def lsn(self) -> str:
+        """As the bridge writes it: in lower case."""
+        return format_lsn(self.confirmed_lsn).lower()
+
+    def line(self) -> str:
+        return (
+            f"METRICS uptime={self.uptime_s} wal_messages={self.wal_messages} cdc_events={self.cdc_events} "
+            f"lsn={self.lsn} connected={int(self.connected)} reconnects={self.reconnects} "
+            f"nats_reconnects={self.nats_reconnects} lag_bytes={self.lag_bytes} slot_active={int(self.slot_active)}"
+        )
+
+    def status(self) -> dict[str, Any]:
+        """The bridge's fields, in its order."""
+        return {
+            "status": "connected" if self.connected else "disconnected",
+            "uptime_seconds": self.uptime_s,
+            "wal_messages_received": self.wal_messages,
+            "cdc_events_published": self.cdc_events,
+            "current_lsn": self.lsn,
+            "is_connected": self.connected,
+            "reconnect_count": self.reconnects,
+            "nats_reconnect_count": self.nats_reconnects,
+            "last_processing_time_us": self.last_processing_time_us,
+            "slot_active": self.slot_active,
+            "wal_lag_bytes": self.lag_bytes,
+            "wal_lag_mb": self.lag_bytes // (1024 * 1024),
+        }
+
+    def bridge(self) -> Mapping[str, float]:
+        """A value for each of `BRIDGE_FIGURES`."""
+        return {
+            "uptime_seconds": self.uptime_s,
+            "wal_messages_received": self.wal_messages,
+            "cdc_events_published": self.cdc_events,
+            "last_ack_lsn": self.confirmed_lsn,
+            "connected": int(self.connected),
+            "reconnects": self.reconnects,
+            "nats_reconnects": self.nats_reconnects,
+            "last_processing_time_us": self.last_processing_time_us,
+            "slot_active": int(self.slot_active),
+            "wal_lag_bytes": self.lag_bytes,
+        }
+
+
+def summary(suite: Suite, now: float) -> str:
+    """The line that ends telemetry's stdout."""
+    totals, members = suite.totals(now), suite.members(now)
+    publisher, responder = members.get(PUBLISHER), members.get(RESPONDER)
+    return (
+        f"SUMMARY uptime={totals.uptime_s} wal_messages={totals.wal_messages} cdc_events={totals.cdc_events} "
+        f"transactions={_whole(publisher, 'transactions')} published_bytes={_whole(publisher, 'published_bytes')} "
+        f"snapshots={_whole(responder, 'snapshots_completed')} lsn={totals.lsn} reconnects={totals.reconnects} "
+        f"nats_reconnects={totals.nats_reconnects} lag_bytes={totals.lag_bytes}"
+    )
+
+
+def _works(report: Report) -> bool:
+    return bool(report.stats.get("ready"))
+
+
+def _whole(member: Member | None, key: str) -> int:
+    value = member.stats.get(key, 0) if member else 0
+    return int(value) if isinstance(value, int | float) else 0
