@@ -1,0 +1,1 @@
+"""Schema-publisher: what the published tables look like, in a KV bucket."""

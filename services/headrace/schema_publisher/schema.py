@@ -1,0 +1,86 @@
+"""A table's schema as the bucket shows it, and when it must be written again. Pure.
+
+Promises that only a change of content asks for a write: neither the time nor the version is content. The version is
+the publisher's schema events' where they have told one; until then it is counted here, 1 and then one more for each
+change seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.contract.events import Payload
+from headrace.contract.naming import table_token
+from headrace.contract.values import Encoding
+from headrace.postgres.catalog import Column, PublishedTable
+
+FIRST_VERSION = 1
+_NOT_CONTENT = frozenset({"timestamp", "version"})
+_IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """A published table: its key in the bucket, and what its value says."""
+
+    token: str
+    content: Payload
+
+    @classmethod
+    def of(
+        cls, source: str, table: PublishedTable, columns: Iterable[Column], primary_key: Iterable[str]
+    ) -> TableSchema:
+        content: Payload = {
+            "table": table.name,
+            "schema": f"{table.schema}.{table.name}",
+            "columns": [asdict(column) for column in columns],
+            "primary_key": list(primary_key),
+            "replica_identity": _IDENTITIES.get(table.replica_identity, table.replica_identity),
+            "relation_id": table.relation_id,
+            "source": source,
+        }
+        return cls(table_token(table.schema, table.name), content)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A key of the bucket: its value (None once deleted), how that is written, and the revision a write replaces."""
+
+    value: Mapping[str, Any] | None
+    encoding: Encoding
+    revision: int
+
+    @property
+    def version(self) -> int:
+        version = self.value.get("version") if self.value else None
+        return version if isinstance(version, int) else 0
+
+
+ABSENT = Stored(None, Encoding.MSGPACK, 0)
+
+
+def changed(stored: Stored, content: Payload) -> bool:
+    """Whether the value says something else than the table is now."""
+    if stored.value is None:
+        return True
+    return {key: value for key, value in stored.value.items() if key not in _NOT_CONTENT} != content
+
+
+def version_of(stored: Stored, content: Payload, told: int | None) -> int:
+    """The version to write: the one `told` by a schema event, else one more than before when something changed."""
+    if told is not None:
+        return told
+    return stored.version + 1 if changed(stored, content) else stored.version
+
+
+def value(content: Payload, version: int, timestamp: int) -> Payload:
+    """The bridge's keys first, in its order."""
+    head = {"table": content["table"], "schema": content["schema"], "timestamp": timestamp}
+    return {**head, **{key: item for key, item in content.items() if key not in head}, "version": version}
+
+
+def is_of(stored: Stored, source: str) -> bool:
+    """Whether the key is this source's to delete: suites on disjoint tables may share the bucket."""
+    return stored.value is not None and stored.value.get("source") == source

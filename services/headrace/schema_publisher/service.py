@@ -1,0 +1,100 @@
+"""The schema-publisher's process: compares the catalog with the bucket, at start and whenever something changed.
+
+Promises: every table of the publication has its schema in the bucket, one that left has none, a restart writes nothing.
+While PostgreSQL, NATS or the publication is away it waits, unready, and goes on by itself. Never reads a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import asyncpg
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.errors import HeadraceError
+from headrace.health import application, serving
+from headrace.jetstream.connection import connected
+from headrace.lifecycle import Scope
+from headrace.postgres.connection import PostgresError
+from headrace.schema_publisher.bucket import SchemaBucket
+from headrace.schema_publisher.events import SchemaEvents
+from headrace.schema_publisher.reading import Reading
+from headrace.settings import Settings
+
+log = logs.logger("schema-publisher")
+
+SERVICE = "schema-publisher"
+HTTP_PORT = 9094
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    async with (
+        serving(application(scope.health), settings.process.http_host, port),
+        connected(scope, settings.nats) as client,
+    ):
+        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+        events = SchemaEvents(settings)
+        follower = scope.spawn("schema-events", events.follow(scope, client))
+        await SchemaPublisher(scope, settings, client, events).run()
+        scope.stopping.set()
+        await asyncio.gather(reports, follower)
+
+
+class SchemaPublisher:
+    def __init__(self, scope: Scope, settings: Settings, client: Client, events: SchemaEvents) -> None:
+        self._scope = scope
+        self._interval_s = settings.watch.catalog_interval_s
+        self._reading = Reading(settings)
+        self._bucket = SchemaBucket(settings, client, scope.health.stats)
+        self._events = events
+        self._worked = False
+        self._backoff_s = BACKOFF_S
+
+    async def run(self) -> None:
+        try:
+            while not self._scope.stopping.is_set():
+                self._events.news.clear()
+                pause_s = await self._compare()
+                await self._scope.until_stopping(self._news_or(pause_s))
+        finally:
+            self._reading.close()
+
+    async def _compare(self) -> float:
+        """Compare once; how long to wait for the next time."""
+        try:
+            tables = await self._reading.schemas()
+            self._scope.health.heal("postgres")
+            await self._bucket.sync(tables, self._events.told)
+        except (HeadraceError, NatsError, APIError, TimeoutError, asyncpg.PostgresError) as error:
+            return self._ailing(error)
+        self._scope.health.heal("schemas")
+        self._scope.health.started()
+        self._worked = True
+        self._backoff_s = BACKOFF_S
+        return self._interval_s
+
+    def _ailing(self, error: Exception) -> float:
+        """What is refused at the start ends the process with its remedy; what worked before is waited for."""
+        if isinstance(error, HeadraceError) and not error.retry and not self._worked:
+            raise error
+        part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
+        self._scope.health.ail(part, str(error) or type(error).__name__)
+        if part == "schemas":
+            self._bucket.forget()
+        pause_s = self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S_MAX)
+        return pause_s
+
+    async def _news_or(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._events.news.wait()
+        except TimeoutError:
+            return
