@@ -79,16 +79,21 @@ def _spawner(_pid: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-spawner")
 
 
+def tied(command: Sequence[str | Path], death_signal: signal.Signals, account: Account | None = None) -> list[str]:
+    """Return a command that ends with the thread that starts it, and runs under the account, if one is named."""
+    identity = ("-1", "-1") if account is None else (str(account.uid), str(account.gid))
+    prefix = [sys.executable, "-I", "-S", str(_LAUNCH_SCRIPT), str(os.getpid()), str(int(death_signal))]
+    return [*prefix, *identity, *map(str, command)]
+
+
 def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start the command in a session of its own, its output appended to the log."""
-    account = launch.account
-    identity = ("-1", "-1") if account is None else (str(account.uid), str(account.gid))
-    prefix = [sys.executable, "-I", "-S", str(_LAUNCH_SCRIPT), str(os.getpid()), str(int(launch.death_signal))]
+    command = tied(launch.command, launch.death_signal, launch.account)
 
     def start() -> subprocess.Popen[bytes]:
         with launch.log.open("ab") as log:
             return subprocess.Popen(
-                [*prefix, *identity, *map(str, launch.command)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

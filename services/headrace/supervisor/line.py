@@ -1,0 +1,78 @@
+"""A line of a service's output: which event it tells, how grave it is. Pure.
+
+Understands both log formats of the suite. Whatever else a service prints (a library's warning, the METRICS line) is
+kept as it is, and is never held to be grave.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_HEAD = ("time", "level", "service", "event")
+_GRAVE = frozenset({"warning", "error", "critical"})
+FAILED = "service_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line, taken apart as far as it can be."""
+
+    text: str
+    level: str = ""
+    event: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def grave(self) -> bool:
+        """Whether a user should see it without asking."""
+        return self.level in _GRAVE
+
+    @property
+    def summary(self) -> str:
+        """The event and its fields, without what every line repeats."""
+        if not self.event:
+            return self.text
+        return " ".join([self.event, *(f"{name}={value}" for name, value in self.fields.items())])
+
+    @property
+    def failure(self) -> str:
+        """Why the service ended, if this line tells it."""
+        return self.fields.get("reason", "") if self.event == FAILED else ""
+
+
+def parse(text: str) -> Line:
+    """Take a line apart."""
+    plain = _COLOUR.sub("", text.rstrip())
+    found = _json_fields(plain) if plain.startswith("{") else _logfmt_fields(plain)
+    if "level" not in found or "event" not in found:
+        return Line(plain)
+    rest = {name: value for name, value in found.items() if name not in _HEAD}
+    return Line(plain, found["level"], found["event"], rest)
+
+
+def _json_fields(text: str) -> dict[str, str]:
+    try:
+        return {str(name): str(value) for name, value in orjson.loads(text).items()}
+    except orjson.JSONDecodeError:
+        return {}
+
+
+def _logfmt_fields(text: str) -> dict[str, str]:
+    if not text.startswith("time="):
+        return {}
+    return {name: _unquoted(value) for name, value in _FIELD.findall(text)}
+
+
+def _unquoted(value: str) -> str:
+    if not value.startswith('"'):
+        return value
+    try:
+        return str(orjson.loads(value))
+    except orjson.JSONDecodeError:
+        return value

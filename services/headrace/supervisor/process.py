@@ -1,0 +1,117 @@
+"""One run of one service: its process, its output, its end.
+
+Promises: the process gets no Ctrl-C of the terminal and dies with this one, however this one dies; every line it
+prints is in its log file; nothing of its process group outlives it. Never starts it again: that is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.embedded.process import tied
+from headrace.supervisor.line import Line, parse
+
+LINE_BYTES_MAX = 1024 * 1024
+LOG_BYTES_MAX = 16 * 1024 * 1024
+OUTPUT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A service to run, and where it says that it is ready."""
+
+    name: str
+    environment: Mapping[str, str]
+    http_port: int
+    log: Path
+
+    @property
+    def command(self) -> list[str]:
+        # -P: what lies in the user's folder must not stand in for a library.
+        return [sys.executable, "-P", "-m", "headrace.cli", self.name]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+
+class ServiceProcess:
+    """A service's process from its start to its end."""
+
+    def __init__(self, service: Service, process: asyncio.subprocess.Process) -> None:
+        self.service = service
+        self._process = process
+        self.failure = ""
+
+    @classmethod
+    async def start(cls, service: Service) -> ServiceProcess:
+        """Start it. To be called on the main thread: the kernel ties the service's life to the thread that did."""
+        process = await asyncio.create_subprocess_exec(
+            *tied(service.command, signal.SIGKILL),
+            env={**service.environment, "PYTHONUNBUFFERED": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=LINE_BYTES_MAX,
+            start_new_session=True,
+        )
+        return cls(service, process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def run(self, tell: Callable[[Line], None]) -> int:
+        """Pass its lines on until it ends; its exit status, negative for a signal."""
+        output = asyncio.create_task(self._read(tell), name=f"output of {self.service.name}")
+        try:
+            status = await self._process.wait()
+            self.kill()
+            # A grandchild in a session of its own may hold the pipe for longer than anyone wants to wait.
+            await asyncio.wait({output}, timeout=OUTPUT_TIMEOUT_S)
+        finally:
+            output.cancel()
+        return status
+
+    def terminate(self) -> None:
+        """Ask for an ordered stop."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it, and what it started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def _read(self, tell: Callable[[Line], None]) -> None:
+        output = self._process.stdout
+        assert output is not None, "started with a pipe"
+        _rotate(self.service.log)
+        with self.service.log.open("ab", buffering=0) as log:
+            while data := await _line(output):
+                log.write(data)
+                line = parse(data.decode(errors="replace"))
+                self.failure = line.failure or self.failure
+                tell(line)
+
+
+async def _line(output: asyncio.StreamReader) -> bytes:
+    try:
+        return await output.readuntil()
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await output.readexactly(error.consumed)
+
+
+def _rotate(log: Path) -> None:
+    """Keep one older log when the current one has grown large."""
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.replace(log.with_name(f"{log.name}.1"))

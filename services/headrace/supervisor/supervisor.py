@@ -1,0 +1,193 @@
+"""Keeps services running, and stops them in order.
+
+Promises: never two processes of one service; one that dies is started again with a growing pause, and the user is
+told; one that fails by its own word before it ever was ready ends the start, with that word; on a stop each service
+is waited for before the next is asked, in the order given, and killed after its deadline. Never restarts while
+stopping. Belongs to one event loop, on the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import aiohttp
+
+from headrace.errors import HeadraceError
+from headrace.supervisor.line import Line
+from headrace.supervisor.process import Service, ServiceProcess
+
+BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
+STEADY_S = 60.0
+READY_INTERVAL_S = 0.05
+PROBE_TIMEOUT_S = 2.0
+SAY_AFTER_S = 2.0
+
+
+class ServiceFailedError(HeadraceError):
+    """A service can't run as it is configured."""
+
+
+class Listener(Protocol):
+    """Who is told what happens."""
+
+    def line(self, service: str, line: Line) -> None:
+        """A service printed a line."""
+
+    def news(self, text: str) -> None:
+        """The supervisor did or awaits something."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    service: Service
+    process: ServiceProcess | None = None
+    keeper: asyncio.Task[None] | None = None
+    was_ready: bool = False
+    restarts: int = 0
+
+
+class Supervisor:
+    """The services of one suite. Start, wait until they are ready, watch `over`, stop."""
+
+    def __init__(self, services: Sequence[Service], listener: Listener, *, stop_timeout_s: float) -> None:
+        self._kept = {service.name: _Kept(service) for service in services}
+        self._listener = listener
+        self._stop_timeout_s = stop_timeout_s
+        self._stopping = asyncio.Event()
+        self._hasty = asyncio.Event()
+        self._failure: HeadraceError | None = None
+        # Set when the suite should end: a service failed for good, or was told over the bus to stop.
+        self.over = asyncio.Event()
+
+    def start(self) -> None:
+        """Start every service, each under a task that keeps it running."""
+        for name, kept in self._kept.items():
+            kept.keeper = asyncio.create_task(self._keep(kept), name=f"keep {name}")
+            kept.keeper.add_done_callback(self._keeper_ended)
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a service that runs."""
+        process = self._kept[name].process
+        return process.pid if process else None
+
+    def check(self) -> None:
+        """Raise if a service failed for good."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Wait until every service is; raise if one can't be, or isn't in time, with its reasons."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as http:
+            deadline = time.monotonic() + timeout_s
+            while waits := {name: why for name, kept in self._kept.items() if (why := await _unready(http, kept))}:
+                if self.over.is_set():
+                    self.check()
+                    raise ServiceFailedError("the suite was told to stop before it was ready")
+                if time.monotonic() > deadline:
+                    told = "; ".join(f"{name}: {why}" for name, why in waits.items())
+                    raise ServiceFailedError(f"not ready after {timeout_s:g} s: {told}")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(READY_INTERVAL_S):
+                        await self.over.wait()
+
+    async def stop(self) -> None:
+        """Stop every service in order."""
+        self._stopping.set()
+        for kept in self._kept.values():
+            await self._stop_one(kept)
+
+    def hasten(self) -> None:
+        """Don't wait any longer: kill what still runs."""
+        self._hasty.set()
+        for kept in self._kept.values():
+            if kept.process is not None:
+                kept.process.kill()
+
+    async def _stop_one(self, kept: _Kept) -> None:
+        if kept.keeper is None or kept.keeper.done():
+            return
+        if kept.process is not None:
+            kept.process.kill() if self._hasty.is_set() else kept.process.terminate()
+        if await self._ended(kept.keeper, SAY_AFTER_S):
+            return
+        self._listener.news(f"waiting for {kept.service.name} to stop; Ctrl-C again kills it")
+        if not await self._ended(kept.keeper, self._stop_timeout_s - SAY_AFTER_S):
+            self._listener.news(f"{kept.service.name} did not stop in {self._stop_timeout_s:g} s: killing it")
+            assert kept.process is not None, "its keeper waits for nothing else"
+            kept.process.kill()
+            await kept.keeper
+
+    async def _ended(self, keeper: asyncio.Task[None], timeout_s: float) -> bool:
+        await asyncio.wait({keeper}, timeout=timeout_s)
+        return keeper.done()
+
+    async def _keep(self, kept: _Kept) -> None:
+        """Run a service again and again until the stop."""
+        backoff = BACKOFF_S
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            status = await self._run_once(kept)
+            if self._stopping.is_set() or self._is_last(kept, status):
+                return
+            if time.monotonic() - begun > STEADY_S:
+                backoff = BACKOFF_S
+            kept.restarts += 1
+            self._listener.news(f"{kept.service.name} ended ({_told(status)}); starting it again in {backoff:g} s")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff):
+                    await self._stopping.wait()
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+    async def _run_once(self, kept: _Kept) -> int:
+        name = kept.service.name
+        process = kept.process = await ServiceProcess.start(kept.service)
+        if self._stopping.is_set():
+            process.terminate()
+        try:
+            status = await process.run(lambda line: self._listener.line(name, line))
+        finally:
+            process.kill()
+            kept.process = None
+        if process.failure and not kept.was_ready:
+            self._failure = ServiceFailedError(f"{name} can't run: {process.failure}")
+        return status
+
+    def _is_last(self, kept: _Kept, status: int) -> bool:
+        """Whether this end is the suite's: a failure at the start, or a stop that somebody asked for on the bus."""
+        if status == 0:
+            self._listener.news(f"{kept.service.name} was told to stop; stopping the others")
+        if status == 0 or self._failure is not None:
+            self.over.set()
+        return self.over.is_set()
+
+    def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
+        """A keeper that dies of an error of its own takes the suite down visibly."""
+        error = None if keeper.cancelled() else keeper.exception()
+        if error is not None:
+            self._failure = ServiceFailedError(f"the supervisor could not {keeper.get_name()}: {error!r}")
+            self.over.set()
+
+
+async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
+    """Why a service isn't ready; empty when it is."""
+    if kept.was_ready:
+        return ""
+    try:
+        async with http.get(f"{kept.service.url}/readyz") as answer:
+            body = await answer.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return "does not answer yet"
+    if body.get("service") != kept.service.name:
+        return f"another program answers on port {kept.service.http_port}"
+    kept.was_ready = answer.status == 200
+    return "" if kept.was_ready else "; ".join(map(str, body["reasons"].values())) or "not ready"
+
+
+def _told(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
