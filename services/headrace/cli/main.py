@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -101,6 +102,40 @@ def tail(
 
     settings = settings_from()
     finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
+
+
+@app.command("up", rich_help_panel="Trying it out")
+def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
+    slot: Slot = None,
+    pub: Pub = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free]")] = None,
+    json: Json = None,
+    zstd: Zstd = None,
+    pg_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")] = 0,
+    nats_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")] = 0,
+    once: Annotated[bool, typer.Option("--once", help="Start, show, stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every log line of every service.")] = False,
+) -> None:
+    """Start all of it on this machine and show changes flowing. Ctrl-C stops it.
+
+    Without PG_HOST (or PGHOST, PGSERVICE) a PostgreSQL is started, without NATS_URL (or NATS_HOST) a nats-server; their
+    data stays in .headrace of the current folder.
+    """
+    from headrace.cli import up as command
+
+    settings_from(slot, pub, port, json, zstd)
+    options = command.Options(
+        pg_port=pg_port,
+        nats_port=nats_port,
+        http_port=port,
+        slot=slot,
+        pub=pub,
+        json=json,
+        zstd=zstd,
+        once=once,
+        verbose=verbose,
+    )
+    finish(lambda: command.run(Path.cwd() / ".headrace", options))
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

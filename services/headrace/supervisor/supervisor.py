@@ -76,6 +76,10 @@ class Supervisor:
         process = self._kept[name].process
         return process.pid if process else None
 
+    def url(self, name: str) -> str:
+        """Where a service answers."""
+        return self._kept[name].service.url
+
     def check(self) -> None:
         """Raise if a service failed for good."""
         if self._failure is not None:

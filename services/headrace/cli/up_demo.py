@@ -1,0 +1,118 @@
+"""The first changes a newcomer sees: a small table, one transaction on it, its events as they come from JetStream.
+
+Owns the table `headrace_demo` of the embedded database and touches no other. One row more stays with each run, which
+is how a later run shows that the data was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
+from headrace.contract.naming import CDC, table_token
+from headrace.errors import HeadraceError
+from headrace.jetstream.connection import connect_once
+from headrace.jetstream.objects import ensure
+from headrace.postgres.connection import connect
+from headrace.postgres.replication import quote_name
+from headrace.settings import Settings
+
+TABLE = "headrace_demo"
+ARRIVAL_TIMEOUT_S = 30.0
+
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS {TABLE} (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name text NOT NULL,
+    price numeric(10, 2),
+    tags jsonb,
+    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+)"""
+
+
+class NotArrivedError(HeadraceError):
+    """The sample changes did not come out of JetStream in time."""
+
+    remedy = "See the logs of wal-reader and publisher in .headrace/logs."
+
+
+async def make_database(settings: Settings, name: str) -> None:
+    """Create the database that the settings name, from PostgreSQL's own first one."""
+    administration = await asyncpg.connect(
+        host=settings.postgres.host,
+        port=settings.postgres.port,
+        user=settings.postgres.user,
+        password=settings.postgres.password,
+        database="postgres",
+    )
+    try:
+        if not await administration.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", name):
+            await administration.execute(f"CREATE DATABASE {quote_name(name)}")
+    finally:
+        await administration.close()
+
+
+async def make_source(settings: Settings) -> None:
+    """The publication of all tables, and the demo's table; both only if missing."""
+    connection = await connect(settings.postgres, "headrace-up")
+    try:
+        publication = settings.source.publication
+        if not await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", publication):
+            await connection.execute(f"CREATE PUBLICATION {quote_name(publication)} FOR ALL TABLES")
+        # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every later run.
+        if await connection.fetchval("SELECT to_regclass($1)", f"public.{TABLE}") is None:
+            await connection.execute(_CREATE)
+    finally:
+        await connection.close()
+
+
+async def make_streams(settings: Settings) -> int:
+    """The streams and buckets, made if missing; how many events the stream of changes holds already."""
+    client = await connect_once(settings.nats, "headrace-up")
+    try:
+        js = client.jetstream()
+        await ensure(js, settings.streams)
+        return int((await js.stream_info(settings.streams.cdc)).state.messages)
+    finally:
+        await client.close()
+
+
+async def sample_changes(settings: Settings) -> list[Event]:
+    """Commit one transaction on the demo's table, and take its events from the stream."""
+    client = await connect_once(settings.nats, "headrace-up")
+    subscription = Subscription(settings.streams.cdc, (f"{CDC}.{table_token('public', TABLE)}.>",), start=Start.NEW)
+    try:
+        async with follow(client, subscription, MemoryWatermarks()) as consumer:
+            xid = await _write(settings)
+            found: list[Event] = []
+            async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
+                while not (found and found[-1].payload["tx"]["last"]):
+                    event = await consumer.next()
+                    if event is not None and event.payload["tx"]["xid"] == xid and event.advances:
+                        found.append(event)
+                    if event is not None:
+                        await consumer.done(event)
+            return found
+    except TimeoutError as error:
+        raise NotArrivedError(f"the sample changes did not arrive in {ARRIVAL_TIMEOUT_S:g} s") from error
+    finally:
+        await client.close()
+
+
+async def _write(settings: Settings) -> int:
+    """An insert of two rows, an update and a delete in one transaction; its id as the stream has it."""
+    connection = await connect(settings.postgres, "headrace-up")
+    try:
+        async with connection.transaction():
+            xid = await connection.fetchval("SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint")
+            first, second = await connection.fetch(
+                f"INSERT INTO {TABLE} (name, price, tags) VALUES ('lamp', 19.90, '[\"new\"]'), ('chair', 49.00, NULL)"  # noqa: S608  # the name is a constant
+                " RETURNING id"
+            )
+            await connection.execute(f"UPDATE {TABLE} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
+            await connection.execute(f"DELETE FROM {TABLE} WHERE id = $1", second["id"])  # noqa: S608  # as above
+        return int(xid)
+    finally:
+        await connection.close()

@@ -1,0 +1,128 @@
+"""The servers that `headrace up` works on: those the environment names, else embedded ones under `.headrace/`.
+
+Promises: what the environment names is used and never changed beyond what the suite needs; an embedded server keeps
+its data and, if it is free, its port from run to run; passwords stay in files that only the user reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres, kept_password
+from headrace.embedded.server import EmbeddedServer
+from headrace.jetstream.connection import shown
+from headrace.postgres.connection import where
+from headrace.settings import NatsSettings, PostgresSettings
+
+DATABASE = "headrace"
+POSTGRES_NAMED_BY = ("PG_HOST", "PGHOST", "PGHOSTADDR", "PGSERVICE")
+NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A server as the user sees it."""
+
+    name: str
+    address: str
+    embedded: EmbeddedServer | None
+
+    @property
+    def pid(self) -> int | None:
+        return self.embedded.pid if self.embedded and self.embedded.running else None
+
+
+@dataclass(slots=True)
+class Servers:
+    """Both servers of a run; embedded ones are started and stopped here."""
+
+    folder: Path
+    environ: Mapping[str, str]
+    postgres: EmbeddedPostgres | None
+    nats: EmbeddedNats | None
+
+    @classmethod
+    def choose(cls, folder: Path, environ: Mapping[str, str], *, pg_port: int, nats_port: int) -> Servers:
+        """Decide by the environment which server is embedded; starts nothing."""
+        postgres = nats = None
+        if not any(environ.get(name) for name in POSTGRES_NAMED_BY):
+            password = kept_password(folder / "postgres.password")
+            postgres = EmbeddedPostgres(folder / "postgres", 18, pg_port, password=password)
+        if not any(environ.get(name) for name in NATS_NAMED_BY):
+            nats = EmbeddedNats(folder / "nats", nats_port)
+        return cls(folder, environ, postgres, nats)
+
+    async def start(self, tell: Callable[[str], None]) -> None:
+        """Start what is embedded."""
+        for server in self.embedded:
+            await server.start()
+            tell(f"{server.kind} listens on 127.0.0.1:{server.port}")
+        if self.postgres is not None:
+            self._write_secret("pgpass", f"127.0.0.1:{self.postgres.port}:*:{SUPERUSER}:{self._password()}\n")
+
+    @property
+    def embedded(self) -> list[EmbeddedServer]:
+        """The embedded servers, in the order in which they start; they stop in the opposite one."""
+        return [server for server in (self.postgres, self.nats) if server is not None]
+
+    def environment(self) -> dict[str, str]:
+        """What leads a service, or a client in another terminal, to these servers."""
+        named: dict[str, str] = {}
+        if self.postgres is not None:
+            named |= {
+                "PG_HOST": "127.0.0.1",
+                "PG_PORT": str(self.postgres.port),
+                "PG_DB": DATABASE,
+                "POSTGRES_BRIDGE_USER": SUPERUSER,
+                "POSTGRES_BRIDGE_PASSWORD_FILE": str(self.folder / "postgres.password"),
+            }
+        if self.nats is not None:
+            named["NATS_URL"] = self.nats.url
+        return named
+
+    def inherited(self) -> dict[str, str]:
+        """The environment without what would lead elsewhere than to an embedded server."""
+        gone: set[str] = set()
+        if self.postgres is not None:
+            gone |= {name for name in self.environ if name.startswith(("PG", "POSTGRES_BRIDGE_"))}
+        if self.nats is not None:
+            gone |= {name for name in self.environ if name.startswith("NATS_")}
+        return {name: value for name, value in self.environ.items() if name not in gone}
+
+    def places(self, postgres: PostgresSettings, nats: NatsSettings) -> list[Place]:
+        """Both servers, for the table."""
+        return [
+            Place("PostgreSQL", f"{where(postgres)}/{postgres.database or ''}".rstrip("/"), self.postgres),
+            Place("NATS", shown(nats), self.nats),
+        ]
+
+    def psql(self) -> str:
+        """The command that connects to the database."""
+        if self.postgres is None:
+            return "psql, with the connection settings you gave"
+        passfile = quote(str(self.folder / "pgpass"), safe="/")
+        return f"psql 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
+
+    def write_environment(self, settings: dict[str, str]) -> Path:
+        """Keep what another terminal needs in a file it can source."""
+        lines = [f"export {name}={_shell_quoted(value)}\n" for name, value in (self.environment() | settings).items()]
+        return self._write_secret("env", "".join(lines))
+
+    def _password(self) -> str:
+        return kept_password(self.folder / "postgres.password")
+
+    def _write_secret(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        return path
+
+
+def _shell_quoted(value: str) -> str:
+    return "'" + value.replace("'", "'\\''") + "'"

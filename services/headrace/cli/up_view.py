@@ -1,0 +1,93 @@
+"""What `headrace up` shows: steps while it starts, sample changes, one table, then only what matters.
+
+Plain text without colours or spinners where the output is no terminal; there, nothing is cut or wrapped.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.tail import show
+from headrace.consumer import Event
+from headrace.supervisor.line import Line
+
+_NAME_WIDTH = 18
+_COLOURS = {"warning": "yellow", "error": "red", "critical": "red bold"}
+_PLAIN_WIDTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table."""
+
+    name: str
+    where: str
+    pid: int | None
+    note: str
+
+
+class View:
+    """The terminal, or the file, that the user reads. Also the supervisor's listener."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        self._verbose = verbose
+        # Services come and go while the suite starts and stops: what they warn of then is in their logs.
+        self.quiet = True
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[None]:
+        """Show what is being done for as long as it takes, on a terminal only."""
+        if self._console.is_terminal:
+            with self._console.status(f"{doing} …"):
+                yield
+        else:
+            yield
+
+    def done(self, text: str) -> None:
+        """A step that is behind us."""
+        self._console.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
+
+    def line(self, service: str, line: Line) -> None:
+        """A service's line: all of them with --verbose, else the grave ones."""
+        if not self._verbose and (self.quiet or not line.grave):
+            return
+        name = Text(f"{service:<{_NAME_WIDTH}} │ ", style="cyan")
+        self._console.print(name.append(line.summary, style=_COLOURS.get(line.level, "dim")), soft_wrap=True)
+
+    def news(self, text: str) -> None:
+        """What the supervisor or the shutdown does."""
+        self._console.print(Text.assemble((f"{'up':<{_NAME_WIDTH}} │ ", "cyan"), text), soft_wrap=True)
+
+    def say(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def changes(self, events: Sequence[Event]) -> None:
+        """The sample changes, as `headrace tail` shows them, each under its subject."""
+        for event in events:
+            self._console.print(Text(f"  {event.subject:<28} ", style="cyan"), end="")
+            show(self._console, event, as_json=False)
+
+    def table(self, rows: Sequence[Row], hints: Sequence[tuple[str, str]]) -> None:
+        """What runs where, and how to go on."""
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for title in ("Running", "Where", "Process", ""):
+            table.add_column(title, no_wrap=title != "", overflow="fold")
+        for row in rows:
+            pid = "yours" if row.pid is None else str(row.pid)
+            table.add_row(Text(row.name, style="bold"), row.where, pid, Text(row.note, style="dim"))
+        self._console.print()
+        self._console.print(table)
+        self._console.print()
+        for name, hint in hints:
+            # Outside the table's columns: a command that is wrapped can't be copied.
+            self._console.print(Text.assemble((f"{name:<10}", "bold"), hint), soft_wrap=True)
+        self._console.print()
