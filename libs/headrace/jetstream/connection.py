@@ -99,7 +99,9 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
 
     # With endless reconnects nats-py would also try its first connection without end, in silence.
     silent = {"disconnected_cb": None, "reconnected_cb": None, "error_cb": note}
-    probe = chosen | silent | {"max_reconnect_attempts": 0, "allow_reconnect": False}
+    # Zero attempts means no end to it as well; one ends after the second.
+    once = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.05, "allow_reconnect": False}
+    probe = chosen | silent | once
     try:
         await (await nats.connect(**probe)).close()
         return await nats.connect(**chosen)
