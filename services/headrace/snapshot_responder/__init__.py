@@ -1,0 +1,1 @@
+"""The snapshot-responder service: consistent, parallel copies of tables, on request."""

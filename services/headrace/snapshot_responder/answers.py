@@ -1,0 +1,62 @@
+"""Brings the two views of one request together: the message with a reply subject, and its stored copy.
+
+The work queue keeps a request but not its reply subject; the core subscription sees the reply subject but can't tell
+whether the request was kept. Equal requests are interchangeable, so views are paired in order, by subject and payload.
+An outcome without its view, or the other way round, waits `patience_s` and no longer. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Outcome = TypeVar("Outcome")
+View = tuple[str, bytes]
+
+
+@dataclass(slots=True)
+class Pairing(Generic[Outcome]):
+    """Reply subjects (empty where no answer is wanted) and outcomes that wait for each other."""
+
+    patience_s: float
+    _replies: dict[View, deque[tuple[float, str]]] = field(default_factory=dict)
+    _outcomes: dict[View, deque[tuple[float, Outcome]]] = field(default_factory=dict)
+
+    def seen(self, view: View, reply: str, now: float) -> Outcome | None:
+        """A request came by the core subscription; its outcome, if that is known already."""
+        waiting = self._outcomes.get(view)
+        if waiting:
+            return _pop(self._outcomes, view)
+        self._replies.setdefault(view, deque()).append((now, reply))
+        return None
+
+    def decided(self, view: View, outcome: Outcome, now: float) -> str | None:
+        """A stored request was judged; the reply subject to tell, if that is known already."""
+        if self._replies.get(view):
+            return _pop(self._replies, view)
+        self._outcomes.setdefault(view, deque()).append((now, outcome))
+        return None
+
+    def expire(self, now: float) -> list[str]:
+        """Forget what waited too long; the reply subjects of requests that were never stored."""
+        list(_expired(self._outcomes, now - self.patience_s))
+        return [reply for reply in _expired(self._replies, now - self.patience_s) if reply]
+
+
+Item = TypeVar("Item")
+
+
+def _pop(queues: dict[View, deque[tuple[float, Item]]], view: View) -> Item:
+    queue = queues[view]
+    _, item = queue.popleft()
+    if not queue:
+        del queues[view]
+    return item
+
+
+def _expired(queues: dict[View, deque[tuple[float, Item]]], before: float) -> Iterator[Item]:
+    for view in list(queues):
+        while view in queues and queues[view][0][0] < before:
+            yield _pop(queues, view)

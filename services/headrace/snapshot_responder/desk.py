@@ -1,0 +1,258 @@
+"""The desk where requests arrive: judged, answered, joined with one that is running, held until their snapshot ended.
+
+A request stays in the work queue until its snapshot has a meta or an error message, so it outlives the responder; a
+small cell of state tells a restarted responder what was begun. An interrupted snapshot gets an error under its id and
+a new attempt gets a new id: two attempts hold different moments, and their chunks must never mix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from nats.js.kv import KeyValue
+
+from headrace import log as logs
+from headrace.contract.events import encode
+from headrace.contract.naming import PUBLIC, SNAPSHOT, table_token
+from headrace.errors import HeadraceError
+from headrace.jetstream.state import Cell
+from headrace.lifecycle import Scope
+from headrace.metrics import count
+from headrace.postgres.connection import PostgresUnreachableError
+from headrace.settings import Settings
+from headrace.snapshot_responder.answers import Pairing
+from headrace.snapshot_responder.driver_process import SparkDriver
+from headrace.snapshot_responder.request import RequestError, SnapshotRequest, parse_request
+from headrace.snapshot_responder.results import Results
+from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.source import RefusedError, find_table
+
+log = logs.logger("snapshot-responder")
+
+PAIRING_PATIENCE_S = 5.0
+RETRY_S, RETRY_S_MAX = 0.5, 10.0
+ACK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is told at once."""
+
+    snapshot_id: str
+    status: str
+    reason: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {"snapshot_id": self.snapshot_id, "status": self.status, "reason": self.reason}
+
+
+@dataclass(slots=True)
+class Running:
+    """A snapshot that was accepted and has not ended, and the requests that wait for it."""
+
+    request: SnapshotRequest
+    snapshot_id: str
+    cell: Cell
+    attempt: int
+    requests: dict[int, Msg] = field(default_factory=dict)
+
+
+def new_snapshot_id() -> str:
+    return f"snap-{int(time.time())}-{secrets.token_hex(4)}"
+
+
+class Desk:
+    def __init__(self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._driver = driver
+        self._state = state
+        self._results = Results(client, settings)
+        self._pairing: Pairing[Answer] = Pairing(PAIRING_PATIENCE_S)
+        self._listening_since = datetime.now(UTC)
+        self._running: dict[str, Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = asyncio.Semaphore(settings.snapshot.parallel_max)
+
+    @property
+    def held(self) -> int:
+        """How many requests wait for the end of their snapshots."""
+        return sum(len(running.requests) for running in self._running.values())
+
+    async def seen(self, message: Msg) -> None:
+        """A request as the core subscription sees it: with its reply subject."""
+        answer = self._pairing.seen((message.subject, message.data), message.reply, time.monotonic())
+        if answer is not None and message.reply:
+            await self._tell(message.reply, answer)
+
+    async def take(self, message: Msg) -> None:
+        """A request as the work queue hands it out."""
+        metadata = message.metadata
+        sequence = metadata.sequence.stream
+        for running in self._running.values():
+            if sequence in running.requests:
+                # Its redelivery is the one that an acknowledgement must name.
+                running.requests[sequence] = message
+                return
+        answer = await self._judge(message, sequence)
+        if answer is None or metadata.num_delivered > 1 or metadata.timestamp < self._listening_since:
+            return
+        reply = self._pairing.decided((message.subject, message.data), answer, time.monotonic())
+        if reply:
+            await self._tell(reply, answer)
+
+    async def keep(self) -> None:
+        """Keep the held requests from being handed out again, and answer those that were never stored."""
+        while True:
+            for reply in self._pairing.expire(time.monotonic()):
+                await self._tell(reply, Answer("", "rejected", "the request could not be stored; ask again"))
+            for running in list(self._running.values()):
+                for message in running.requests.values():
+                    with contextlib.suppress(NatsError):
+                        await message.in_progress()
+            await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
+
+    async def close(self) -> None:
+        """Give every unfinished request back to the work queue."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for running in self._running.values():
+            for message in running.requests.values():
+                with contextlib.suppress(NatsError):
+                    await message.nak()
+
+    async def _tell(self, reply: str, answer: Answer) -> None:
+        with contextlib.suppress(NatsError):
+            await self._client.publish(reply, encode(answer.body(), self._settings.format.encoding))
+
+    async def _judge(self, message: Msg, sequence: int) -> Answer | None:
+        """Accept, join or reject; None for a request whose snapshot turned out to be there."""
+        count(self._scope.health.stats, "snapshots_requested")
+        try:
+            request = parse_request(message.subject, message.data)
+        except RequestError as error:
+            raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
+            return await self._reject(message, table_token(PUBLIC, raw), raw, error)
+        if running := self._running.get(repr(request)):
+            running.requests[sequence] = message
+            return Answer(running.snapshot_id, "joined")
+        reason = None
+        try:
+            await find_table(self._settings, request)
+        except PostgresUnreachableError as error:
+            reason = str(error)
+        except HeadraceError as error:
+            return await self._reject(message, request.token, request.table, error)
+        return await self._accept(message, sequence, request, reason)
+
+    async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
+        available = error.available if isinstance(error, RefusedError) else ()
+        snapshot_id = new_snapshot_id()
+        count(self._scope.health.stats, "snapshots_failed")
+        await self._results.fail(token, table, snapshot_id, str(error), available)
+        await _acknowledge(message)
+        return Answer(snapshot_id, "rejected", str(error))
+
+    async def _accept(self, message: Msg, sequence: int, request: SnapshotRequest, reason: str | None) -> Answer | None:
+        cell = Cell(self._state, f"snapshot.{self._settings.source.slot}.{sequence}")
+        before = await cell.read()
+        if before is not None and before["running"] and not await self._interrupted(message, request, cell):
+            return None
+        attempt = 1 if before is None else int(before["attempt"]) + int(before["running"])
+        snapshot_id = str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
+        running = Running(request, snapshot_id, cell, attempt, {sequence: message})
+        await _note(running, running_now=False)
+        self._running[repr(request)] = running
+        task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        log.info("snapshot_accepted", snapshot_id=snapshot_id, token=request.token, attempt=attempt)
+        return Answer(snapshot_id, "accepted", reason)
+
+    async def _interrupted(self, message: Msg, request: SnapshotRequest, cell: Cell) -> bool:
+        """End what an earlier responder began; whether another attempt is due."""
+        assert cell.value is not None
+        snapshot_id, attempt = str(cell.value["snapshot_id"]), int(cell.value["attempt"])
+        completed = await self._results.completed(request.token, snapshot_id)
+        last = attempt >= self._settings.snapshot.attempts_max
+        if not completed:
+            then = "no further attempt is made" if last else "it begins again under a new id"
+            await self._results.fail(
+                request.token, request.table, snapshot_id, f"interrupted at attempt {attempt}; {then}"
+            )
+            await self._results.purge(request.token, snapshot_id)
+        if completed or last:
+            await _acknowledge(message)
+            await cell.delete()
+            return False
+        return True
+
+    async def _serve(self, running: Running) -> None:
+        """The whole of one snapshot; every end but a stop of the service acknowledges its requests."""
+        stats = self._scope.health.stats
+        try:
+            async with self._turns:
+                await _note(running, running_now=True)
+                rows = await self._copy(running)
+            count(stats, "snapshots_completed")
+            count(stats, "snapshot_rows", rows)
+        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+            await self._give_up(running, error)
+        except Exception as error:  # noqa: BLE001  # one request's fault must not take the others down
+            log.crash("snapshot_crashed", error, snapshot_id=running.snapshot_id)
+            await self._give_up(running, error)
+        del self._running[repr(running.request)]
+        for message in running.requests.values():
+            await _acknowledge(message)
+        with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
+            await running.cell.delete()
+
+    async def _copy(self, running: Running) -> int:
+        """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
+        pause = RETRY_S
+        while True:
+            snapshot = Snapshot(self._settings, self._client, self._driver, running.request, running.snapshot_id)
+            try:
+                rows = await snapshot.run()
+            except PostgresUnreachableError as error:
+                if len(snapshot.numbers):
+                    raise
+                self._scope.health.ail("postgres", str(error))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RETRY_S_MAX)
+            else:
+                self._scope.health.heal("postgres")
+                return rows
+
+    async def _give_up(self, running: Running, error: Exception) -> None:
+        count(self._scope.health.stats, "snapshots_failed")
+        available = error.available if isinstance(error, RefusedError) else ()
+        request = running.request
+        reason = str(error) or type(error).__name__
+        await self._results.fail(request.token, request.table, running.snapshot_id, reason, available)
+        await self._results.purge(request.token, running.snapshot_id)
+
+
+async def _note(running: Running, *, running_now: bool) -> None:
+    await running.cell.write({"snapshot_id": running.snapshot_id, "attempt": running.attempt, "running": running_now})
+
+
+async def _acknowledge(message: Msg) -> None:
+    """Take the request off the work queue; a lost acknowledgement brings it again, as a new snapshot."""
+    try:
+        await message.ack_sync(timeout=ACK_TIMEOUT_S)
+    except (NatsError, TimeoutError) as error:
+        log.warning("request_not_acknowledged", reason=str(error) or type(error).__name__)

@@ -1,0 +1,219 @@
+"""Spark's driver, in a process of its own: `python -m headrace.snapshot_responder.driver`, a child of the responder.
+
+Takes plans on standard input and answers on standard output (`wire`); logs and Spark's own words go to standard error.
+Ends when its input ends, and the JVM with it. No row passes through here: tasks return counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace import log as logs
+from headrace.embedded.java import java_for_spark
+from headrace.errors import HeadraceError
+from headrace.settings import Settings, SnapshotSettings, load
+from headrace.snapshot_responder import wire
+
+log = logs.logger("spark-driver")
+
+ERROR_CHARS_MAX = 2000
+EXIT_JVM_LOST = 71
+_TASK_SCHEMA = "chunks long, rows long, error string"
+_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Group)): (.+)$", re.MULTILINE)
+
+
+class SparkError(HeadraceError):
+    """Spark can't run a snapshot."""
+
+
+def main() -> int:
+    settings = load(os.environ)
+    logs.configure("spark-driver", level=settings.process.log_level, form=settings.process.log_format)
+    answers = _claim_stdout()
+    with tempfile.TemporaryDirectory(prefix="headrace-spark-") as folder:
+        try:
+            spark = _session(settings, Path(folder))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the responder must be told why there is no Spark
+            answers.send({"op": "unusable", "error": describe(error)})
+            return 1
+        answers.send({"op": "ready", "version": spark.version})
+        Driver(spark, answers).serve(sys.stdin.buffer)
+        _stop(spark)
+    return 0
+
+
+class Answers:
+    """Frames to the responder, from any thread."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def send(self, message: wire.Message) -> None:
+        with self._lock:
+            self._stream.write(wire.pack(message))
+            self._stream.flush()
+
+
+def _claim_stdout() -> Answers:
+    """Keep standard output for frames: what the JVM or a library prints goes to standard error."""
+    stream = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return Answers(stream)
+
+
+def _session(settings: Settings, folder: Path) -> Any:
+    chosen = settings.snapshot
+    if not chosen.spark_remote:
+        os.environ.update(java_for_spark(folder).environment())
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  # without the extra there must be an answer, too
+    except ImportError as error:
+        raise SparkError("pyspark is not installed", remedy="pip install headrace[spark]") from error
+    builder = SparkSession.builder.appName("headrace-snapshots")
+    if chosen.spark_remote:
+        return _remote(builder, chosen.spark_remote)
+    for name, value in local_configuration(chosen, folder).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _remote(builder: Any, url: str) -> Any:
+    try:
+        return builder.remote(url).getOrCreate()
+    except ImportError as error:
+        raise SparkError(
+            f"Spark Connect's client can't be used: {error}",
+            remedy="pip install 'pyspark[connect]', or unset SPARK_REMOTE",
+        ) from error
+
+
+def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, str]:
+    """A Spark that starts fast and stays small: nothing is shuffled, cached or shown."""
+    return {
+        "spark.master": settings.spark_master,
+        "spark.driver.memory": f"{settings.spark_memory_mib}m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k -XX:MaxMetaspaceSize=192m",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.adaptive.enabled": "false",
+        "spark.local.dir": str(folder),
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": str(folder),
+        "spark.eventLog.enabled": "false",
+    }
+
+
+def _stop(spark: Any) -> None:
+    try:
+        spark.stop()
+    except Exception as error:  # noqa: BLE001  # the JVM may be gone already, which is all that is wanted
+        log.debug("spark_stop_failed", reason=type(error).__name__)
+
+
+class Driver:
+    """Runs each plan in a thread, so that several share the session."""
+
+    def __init__(self, spark: Any, answers: Answers) -> None:
+        self._spark = spark
+        self._answers = answers
+
+    def serve(self, requests: BinaryIO) -> None:
+        """Until the responder closes the pipe, or is gone."""
+        for message in _frames(requests):
+            if message["op"] == "run":
+                work = threading.Thread(
+                    target=self._run, args=(message["job"], message["plan"]), name=message["job"], daemon=True
+                )
+                work.start()
+            elif message["op"] == "cancel":
+                self._spark.interruptTag(message["job"])
+
+    def _run(self, job: str, plan: bytes) -> None:
+        try:
+            self._answers.send({"op": "done", "job": job, **self._totals(job, plan)})
+        except Exception as error:  # noqa: BLE001  # a job's failure is the responder's to judge, whatever it is
+            self._exit_without_jvm(error)
+            self._answers.send({"op": "failed", "job": job, "error": describe(error)})
+
+    def _exit_without_jvm(self, error: Exception) -> None:
+        """A session whose JVM is gone never recovers; the responder starts another and runs its plans again."""
+        with contextlib.suppress(Exception):  # any failure of so plain a question means that nobody is there
+            _ = self._spark.version
+            return
+        log.error("jvm_lost", reason=type(error).__name__)
+        os._exit(EXIT_JVM_LOST)
+
+    def _totals(self, job: str, plan: bytes) -> dict[str, int]:
+        spark = self._spark
+        spark.addTag(job)
+        if not os.environ.get("SPARK_REMOTE"):
+            # A pool each: in one pool a snapshot would wait for all tasks of the one before.
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", job)
+        tasks = task_count(plan)
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(_mapper(plan), _TASK_SCHEMA).collect()
+        for row in rows:
+            if row["error"]:
+                raise SparkError(row["error"])
+        return {"chunks": sum(row["chunks"] for row in rows), "rows": sum(row["rows"] for row in rows)}
+
+
+def task_count(plan: bytes) -> int:
+    from headrace.snapshot_responder.plan import SnapshotPlan  # noqa: PLC0415  # after the session: starts sooner
+
+    return len(SnapshotPlan.unpack(plan).tasks)
+
+
+def _mapper(plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What runs on the executors: imports there, so that only the plan travels."""
+
+    def run(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa  # noqa: PLC0415  # see above
+
+        from headrace.snapshot_responder.task import run_task  # noqa: PLC0415  # see above
+
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                done = run_task(plan, task)
+                yield pa.RecordBatch.from_pylist([{"chunks": done.chunks, "rows": done.rows, "error": done.error}])
+
+    return run
+
+
+def describe(error: BaseException) -> str:
+    """One line for people: of a failed task, what its Python said last."""
+    if isinstance(error, HeadraceError):
+        return str(error)
+    text = str(error)
+    found = _PYTHON_ERROR.findall(text)
+    line = f"{found[-1][0]}: {found[-1][1]}" if found else (text.strip().splitlines() or [type(error).__name__])[0]
+    return f"Spark: {line}"[:ERROR_CHARS_MAX]
+
+
+def _frames(stream: BinaryIO) -> Iterator[wire.Message]:
+    while len(head := stream.read(wire.LENGTH.size)) == wire.LENGTH.size:
+        (length,) = wire.LENGTH.unpack(head)
+        body = stream.read(length)
+        if len(body) < length:
+            return
+        yield wire.unpack(body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The responder's end of the driver process: started at the first plan, stopped when idle, started again when lost.
+
+Promises that the child, its JVM and its workers end with the responder, however it ends, and that a plan whose driver
+died raises `DriverLostError`: running it again is safe, since chunks have their numbers from the responder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace import embedded
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.settings import Settings
+from headrace.snapshot_responder import wire
+
+log = logs.logger("snapshot-responder")
+
+STOP_TIMEOUT_S = 5.0
+_LAUNCH = Path(embedded.__file__).with_name("launch.py")
+_LOG_LINE_BYTES_MAX = 64 * 1024
+
+
+class SparkUnusableError(HeadraceError):
+    """There is no Spark to run a snapshot on."""
+
+
+class SparkJobError(HeadraceError):
+    """Spark gave a snapshot up."""
+
+
+class DriverLostError(HeadraceError):
+    """The driver process, or its JVM, died."""
+
+    retry = True
+    remedy = "Look at the responder's log for Spark's last words; HEADRACE_SPARK_MEMORY_MIB may be too small."
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the tasks of one plan did together."""
+
+    chunks: int
+    rows: int
+
+
+@dataclass(slots=True)
+class _Child:
+    process: asyncio.subprocess.Process
+    ready: asyncio.Future[str]
+    jobs: dict[str, asyncio.Future[Totals]] = field(default_factory=dict)
+    readers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        return self.process.returncode is None and not (self.ready.done() and self.ready.exception() is not None)
+
+
+class SparkDriver:
+    """The one driver process of the responder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.snapshot
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._retirements: set[asyncio.Task[None]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's, while it runs."""
+        return self._child.process.pid if self._child is not None and self._child.usable else None
+
+    async def run(self, job: str, plan: bytes) -> Totals:
+        """Run a plan to its end; cancelling this cancels it."""
+        child = await self._running()
+        done: asyncio.Future[Totals] = asyncio.get_running_loop().create_future()
+        child.jobs[job] = done
+        try:
+            await self._send(child, {"op": "run", "job": job, "plan": plan})
+            return await done
+        except asyncio.CancelledError:
+            with contextlib.suppress(DriverLostError):
+                await self._send(child, {"op": "cancel", "job": job})
+            raise
+        finally:
+            child.jobs.pop(job, None)
+            self._watch_idleness(child)
+
+    async def close(self) -> None:
+        """End the child, in order if it is idle."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._child is not None:
+            await self._retire(self._child)
+        for task in list(self._retirements):
+            await task
+
+    async def _running(self) -> _Child:
+        async with self._starting:
+            if self._idle is not None:
+                self._idle.cancel()
+            if self._child is None or not self._child.usable:
+                self._child = await self._start()
+            child = self._child
+        try:
+            async with asyncio.timeout(self._settings.spark_start_timeout_s):
+                await asyncio.shield(child.ready)
+        except TimeoutError as error:
+            await self._retire(child)
+            raise SparkUnusableError(
+                f"Spark did not start in {self._settings.spark_start_timeout_s:g} s",
+                remedy="Look at the responder's log, or raise HEADRACE_SPARK_START_TIMEOUT_S.",
+            ) from error
+        return child
+
+    async def _start(self) -> _Child:
+        # The parent's death kills the driver; its JVM and the workers end as their pipes do.
+        prefix = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(int(signal.SIGKILL)), "-1", "-1"]
+        process = await asyncio.create_subprocess_exec(
+            *prefix,
+            sys.executable,
+            "-m",
+            "headrace.snapshot_responder.driver",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LOG_LINE_BYTES_MAX,
+            start_new_session=True,
+        )
+        child = _Child(process, asyncio.get_running_loop().create_future())
+        # An error nobody waits for any more is not a fault.
+        child.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
+        child.readers = [
+            asyncio.create_task(self._follow(child), name="spark-driver-answers"),
+            asyncio.create_task(_relay(child), name="spark-driver-log"),
+        ]
+        log.info("spark_starting", pid=process.pid)
+        return child
+
+    async def _send(self, child: _Child, message: wire.Message) -> None:
+        assert child.process.stdin is not None
+        try:
+            child.process.stdin.write(wire.pack(message))
+            await child.process.stdin.drain()
+        except (OSError, RuntimeError) as error:
+            raise DriverLostError("the Spark driver is gone") from error
+
+    async def _follow(self, child: _Child) -> None:
+        """Take the child's answers to its end, then let everyone who waits know."""
+        async for message in _frames(child.process):
+            _deliver(child, message)
+        # Its JVM may have died under it: whatever is left of the session goes too.
+        _kill_session(child.process)
+        code = await child.process.wait()
+        log.info("spark_stopped", exit_code=code)
+        lost = DriverLostError(f"the Spark driver ended with exit code {code}")
+        waited_for: list[asyncio.Future[Any]] = [child.ready, *child.jobs.values()]
+        for future in waited_for:
+            if not future.done():
+                future.set_exception(lost)
+
+    def _watch_idleness(self, child: _Child) -> None:
+        if child.jobs or child is not self._child:
+            return
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(self._settings.spark_idle_s, self._on_idle, child)
+
+    def _on_idle(self, child: _Child) -> None:
+        if child.jobs or child is not self._child or not child.usable:
+            return
+        log.info("spark_idle", idle_s=self._settings.spark_idle_s)
+        self._child = None
+        task = asyncio.create_task(self._retire(child), name="spark-driver-retires")
+        self._retirements.add(task)
+        task.add_done_callback(self._retirements.discard)
+
+    async def _retire(self, child: _Child) -> None:
+        assert child.process.stdin is not None
+        if child is self._child:
+            self._child = None
+        if child.jobs:
+            _kill_session(child.process)
+        child.process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await child.process.wait()
+        except TimeoutError:
+            _kill_session(child.process)
+        await asyncio.wait(child.readers, timeout=STOP_TIMEOUT_S)
+
+
+def _deliver(child: _Child, message: wire.Message) -> None:
+    match message["op"]:
+        case "ready":
+            log.info("spark_ready", version=message["version"], pid=child.process.pid)
+            child.ready.set_result(message["version"])
+        case "unusable":
+            child.ready.set_exception(SparkUnusableError(message["error"]))
+        case "done" | "failed" as outcome:
+            future = child.jobs.get(message["job"])
+            if future is None or future.done():
+                return
+            if outcome == "done":
+                future.set_result(Totals(message["chunks"], message["rows"]))
+            else:
+                future.set_exception(SparkJobError(message["error"]))
+
+
+async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[wire.Message]:
+    assert process.stdout is not None
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            (length,) = wire.LENGTH.unpack(await process.stdout.readexactly(wire.LENGTH.size))
+            yield wire.unpack(await process.stdout.readexactly(length))
+
+
+async def _relay(child: _Child) -> None:
+    """Spark's words into our log; a line that is too long is left out."""
+    assert child.process.stderr is not None
+    while True:
+        try:
+            line = await child.process.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        log.debug("spark", line=line.decode(errors="replace").rstrip())
+
+
+def _kill_session(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,45 @@
+"""Chunk numbers of one snapshot: 0, 1, 2, … in the order of the first asking, the same at every later asking.
+
+The key is (range, chunk within the range), whose rows are the same at every attempt, so a retried task gets the numbers
+its predecessor had. Pure; what asks and answers over NATS is in `tickets`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.errors import HeadraceError
+
+
+class NumberingError(HeadraceError):
+    """A task reports another number of chunks than it asked numbers for."""
+
+    remedy = "The snapshot is not complete: ask for it again. If it happens twice, report it."
+
+
+@dataclass(slots=True)
+class ChunkNumbers:
+    """The numbers given so far, and what they stand for."""
+
+    rows: int = 0
+    bytes: int = 0
+    _numbers: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, page_range: int, index: int, rows: int, size: int) -> int:
+        """The number of this chunk."""
+        known = self._numbers.get((page_range, index))
+        if known is not None:
+            return known
+        self.rows += rows
+        self.bytes += size
+        return self._numbers.setdefault((page_range, index), len(self._numbers))
+
+    def settle(self, chunks: int, rows: int) -> None:
+        """Raise unless the finished tasks account for every number given."""
+        if chunks != len(self._numbers) or rows != self.rows:
+            raise NumberingError(
+                f"tasks finished {chunks} chunks of {rows} rows, and {len(self._numbers)} of {self.rows} were begun"
+            )

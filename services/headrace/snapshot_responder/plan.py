@@ -1,0 +1,91 @@
+"""The plan of one snapshot, as the driver and the tasks get it: what to copy, in which ranges, into which messages.
+
+Never holds a secret: tasks take credentials from their own environment. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from headrace.contract.values import Converter, Encoding, TypeInfo, TypeKind, ValueOptions, converter, text
+from headrace.postgres.replication import quote_name
+from headrace.settings import SnapshotValues
+from headrace.snapshot_responder.ranges import PageRange
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedColumn:
+    """A column, and its type's OID."""
+
+    name: str
+    type_oid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """Everything a task needs besides credentials."""
+
+    snapshot_id: str
+    exported: str
+    lsn: str
+    token: str
+    table: str
+    columns: tuple[PlannedColumn, ...]
+    types: Mapping[int, TypeInfo]
+    conditions: tuple[str, ...]
+    tasks: tuple[tuple[PageRange, ...], ...]
+    tickets: str
+    encoding: Encoding
+    values: SnapshotValues
+    zstd: bool
+    chunk_rows_max: int
+    payload_bytes_max: int
+
+    def copy_query(self, page_range: PageRange) -> str:
+        """The rows of a range, in the order of the storage."""
+        names = ", ".join(quote_name(column.name) for column in self.columns)
+        where = " AND ".join(f"({condition})" for condition in (page_range.sql(), *self.conditions))
+        return f"SELECT {names} FROM ONLY {page_range.relation} WHERE {where}"  # noqa: S608  # every part is quoted
+
+    def converters(self) -> tuple[Converter, ...]:
+        """What turns each column's text into its value on the wire."""
+        if self.values is SnapshotValues.TEXT:
+            return tuple(text for _ in self.columns)
+        options = ValueOptions(encoding=self.encoding)
+        return tuple(converter(column.type_oid, options, self.types.get) for column in self.columns)
+
+    def pack(self) -> bytes:
+        return bytes(
+            msgpack.packb(
+                {name: getattr(self, name) for name in _PLAIN}
+                | {
+                    "columns": [[column.name, column.type_oid] for column in self.columns],
+                    "types": [
+                        [oid, info.kind, info.base_oid, info.element_oid, info.delimiter]
+                        for oid, info in self.types.items()
+                    ],
+                    "tasks": [[[r.index, r.relation, r.first, r.end] for r in task] for task in self.tasks],
+                }
+            )
+        )
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> SnapshotPlan:
+        body: dict[str, Any] = msgpack.unpackb(packed, use_list=False)
+        return cls(
+            **{name: body[name] for name in _PLAIN - {"encoding", "values"}},
+            encoding=Encoding(body["encoding"]),
+            values=SnapshotValues(body["values"]),
+            columns=tuple(PlannedColumn(*column) for column in body["columns"]),
+            types={
+                oid: TypeInfo(TypeKind(kind), base, element, mark) for oid, kind, base, element, mark in body["types"]
+            },
+            tasks=tuple(tuple(PageRange(*page_range) for page_range in task) for task in body["tasks"]),
+        )
+
+
+_PLAIN = frozenset(SnapshotPlan.__slots__) - {"columns", "types", "tasks"}

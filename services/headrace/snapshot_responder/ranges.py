@@ -1,0 +1,54 @@
+"""The cut of a table's storage into ranges, and of ranges into tasks.
+
+A range is the unit of numbering: its rows come in the order of their place in the storage, so under one snapshot its
+chunks are the same at every attempt. Promises that every page is in exactly one range, and that the last range of a
+storage has no end, since the table may have grown. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One relation that holds rows: its quoted, qualified name and its size."""
+
+    relation: str
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Pages `first` up to, not including, `end`; to the end of the storage when that is None."""
+
+    index: int
+    relation: str
+    first: int
+    end: int | None
+
+    def sql(self) -> str:
+        """The condition that selects its rows by a TID range scan."""
+        upper = "" if self.end is None else f" AND ctid < '({self.end},0)'::pg_catalog.tid"
+        return f"ctid >= '({self.first},0)'::pg_catalog.tid{upper}"
+
+
+def cut_ranges(storages: Sequence[Storage], pages_max: int) -> tuple[PageRange, ...]:
+    """Ranges of at most `pages_max` pages; a storage without pages has none."""
+    ranges: list[PageRange] = []
+    for storage in storages:
+        for first in range(0, storage.pages, pages_max):
+            end = first + pages_max
+            last = end >= storage.pages
+            ranges.append(PageRange(len(ranges), storage.relation, first, None if last else end))
+    return tuple(ranges)
+
+
+def deal(ranges: Sequence[PageRange], tasks_max: int) -> list[Sequence[PageRange]]:
+    """The ranges of each task: neighbours together, counts that differ by one at most."""
+    tasks = min(len(ranges), tasks_max)
+    if not tasks:
+        return []
+    edges = [len(ranges) * task // tasks for task in range(tasks + 1)]
+    return [ranges[edges[task] : edges[task + 1]] for task in range(tasks)]

@@ -1,0 +1,127 @@
+"""The snapshot-responder's process: takes requests from the work queue, for as long as it holds the lease.
+
+Promises: a request is answered at once and kept until its snapshot ended; the process stays small, since Spark's driver
+is a child that lives only while it is needed. Never sees a row.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.contract.naming import SNAPSHOT_REQUEST_SUBJECTS
+from headrace.errors import HeadraceError
+from headrace.health import application, serving
+from headrace.jetstream.connection import connected
+from headrace.jetstream.objects import ensure
+from headrace.jetstream.state import Cell, Lease, bucket
+from headrace.lifecycle import Scope
+from headrace.settings import Settings
+from headrace.snapshot_responder.desk import Desk
+from headrace.snapshot_responder.driver_process import SparkDriver
+
+log = logs.logger("snapshot-responder")
+
+SERVICE = "snapshot-responder"
+HTTP_PORT = 9093
+DURABLE = "headrace-snapshot-responder"
+FETCH_WAIT_S = 5.0
+BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    async with (
+        serving(application(scope.health), settings.process.http_host, port),
+        connected(scope, settings.nats) as client,
+    ):
+        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+        await _objects_ready(scope, settings, client)
+        if not scope.stopping.is_set():
+            await _hold_lease_and_respond(scope, settings, client)
+        scope.stopping.set()
+        await reports
+
+
+async def _objects_ready(scope: Scope, settings: Settings, client: Client) -> None:
+    """The streams, made if missing; waits for a JetStream that is still starting."""
+    backoff = BACKOFF_S
+    while not scope.stopping.is_set():
+        try:
+            await ensure(client.jetstream(), settings.streams)
+        except HeadraceError as error:
+            if not error.retry:
+                raise
+            scope.health.ail("jetstream", str(error))
+            await scope.pause(backoff)
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+        else:
+            scope.health.heal("jetstream")
+            return
+
+
+async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Client) -> None:
+    state = await bucket(client.jetstream(), settings.streams.state)
+    cell = Cell(state, f"lease.{settings.source.slot}.{SERVICE}")
+    lease = Lease(cell, secrets.token_hex(8), settings.bus.lease_ttl_s)
+    if not await lease.acquire(scope):
+        return
+    keeper = scope.spawn("lease", lease.keep(scope))
+    driver = SparkDriver(settings)
+    desk = Desk(scope, settings, client, driver, state)
+    holding = scope.spawn("requests-kept", desk.keep())
+    try:
+        await client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=desk.seen)
+        scope.health.started()
+        await _take_requests(scope, settings, client, desk)
+    finally:
+        with scope.waiting_for("unfinished snapshots to be given back"):
+            await desk.close()
+        with scope.waiting_for("Spark's driver to end"):
+            await driver.close()
+        holding.cancel()
+        keeper.cancel()
+    await lease.release()
+
+
+async def _take_requests(scope: Scope, settings: Settings, client: Client, desk: Desk) -> None:
+    backoff = BACKOFF_S
+    while not scope.stopping.is_set():
+        try:
+            await _fetch(scope, settings, client.jetstream(), desk)
+        except (NatsError, APIError, TimeoutError) as error:
+            scope.health.ail("requests", str(error) or type(error).__name__)
+            await scope.pause(backoff)
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
+
+
+async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: Desk) -> None:
+    """Hand requests to the desk until the service stops, or NATS fails."""
+    config = ConsumerConfig(
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=settings.snapshot.ack_wait_s,
+        max_ack_pending=settings.snapshot.requests_max,
+    )
+    requests = await js.pull_subscribe(
+        SNAPSHOT_REQUEST_SUBJECTS, durable=DURABLE, stream=settings.streams.requests, config=config
+    )
+    scope.health.heal("requests")
+    await scope.until_stopping(_fetch_loop(requests, desk))
+
+
+async def _fetch_loop(requests: JetStreamContext.PullSubscription, desk: Desk) -> None:
+    while True:
+        try:
+            # One at a time: for more, nats-py waits until it has them all.
+            messages = await requests.fetch(1, timeout=FETCH_WAIT_S)
+        except TimeoutError:
+            continue
+        for message in messages:
+            await desk.take(message)

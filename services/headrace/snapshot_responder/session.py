@@ -1,0 +1,33 @@
+"""Session settings of the connections that read a table for a snapshot.
+
+The order of the storage must be the order of the rows, at every attempt, so only a TID range scan is left to the
+planner; nothing may end the long transactions from the server's side; names resolve in pg_catalog alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "search_path": "pg_catalog",
+        "statement_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "standard_conforming_strings": "on",
+        # A policy that hides rows must be an error, since the stream of changes has them.
+        "row_security": "off",
+    }
+)
+COPY_SESSION: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **HOLDER_SESSION,
+        "enable_seqscan": "off",
+        "enable_indexscan": "off",
+        "enable_indexonlyscan": "off",
+        "enable_bitmapscan": "off",
+        "max_parallel_workers_per_gather": "0",
+        "synchronize_seqscans": "off",
+    }
+)

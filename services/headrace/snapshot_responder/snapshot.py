@@ -1,0 +1,199 @@
+"""One snapshot, from the transaction that holds it to its meta message.
+
+Promises a meta message only after JetStream was asked and has every chunk; any other end is an error to the caller and
+no meta message. A driver that dies is replaced and the plan run again: the snapshot, and the numbers of its chunks,
+are held here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
+
+from headrace import log as logs
+from headrace.contract.events import encode
+from headrace.contract.naming import chunk_subject, meta_subject, snapshot_progress_subject
+from headrace.errors import HeadraceError
+from headrace.lsn import format_lsn
+from headrace.postgres.connection import PostgresUnreachableError
+from headrace.settings import Settings
+from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
+from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
+from headrace.snapshot_responder.numbering import ChunkNumbers
+from headrace.snapshot_responder.plan import SnapshotPlan
+from headrace.snapshot_responder.ranges import cut_ranges, deal
+from headrace.snapshot_responder.request import SnapshotRequest
+from headrace.snapshot_responder.source import HeldSnapshot, held_snapshot
+from headrace.snapshot_responder.tickets import TicketOffice, tickets_subject
+
+log = logs.logger("snapshot-responder")
+
+PAGE_BYTES = 8192
+_COUNT_CONSUMER_TTL_S = 10.0
+
+
+class IncompleteError(HeadraceError):
+    """Not every chunk is in the stream."""
+
+    remedy = "Look at the limits of the stream of snapshots (HEADRACE_INIT_STREAM), and ask again."
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """One attempt at a request."""
+
+    settings: Settings
+    client: Client
+    driver: SparkDriver
+    request: SnapshotRequest
+    snapshot_id: str
+    numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
+    _began: float = field(default_factory=time.monotonic)
+
+    async def run(self) -> int:
+        """Copy the table; the number of its rows."""
+        async with held_snapshot(self.settings, self.request) as held:
+            plan = self._plan(held)
+            async with self._tickets(plan), self._progress(held):
+                await _unless_lost(self._copy(plan), held.lost)
+        await self._verify()
+        await self._publish_meta(held)
+        return self.numbers.rows
+
+    def _plan(self, held: HeldSnapshot) -> SnapshotPlan:
+        settings = self.settings
+        ranges = cut_ranges(held.storages, max(1, settings.snapshot.range_bytes // PAGE_BYTES))
+        return SnapshotPlan(
+            snapshot_id=self.snapshot_id,
+            exported=held.exported,
+            lsn=format_lsn(held.lsn),
+            token=self.request.token,
+            table=self.request.table,
+            columns=held.columns,
+            types=held.types,
+            conditions=held.conditions,
+            tasks=tuple(tuple(ranges_of_task) for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)),
+            tickets=tickets_subject(settings.source.slot, self.snapshot_id),
+            encoding=settings.format.encoding,
+            values=self.request.values or settings.snapshot.values,
+            zstd=settings.format.zstd,
+            chunk_rows_max=settings.snapshot.chunk_rows_max,
+            payload_bytes_max=self.client.max_payload - ENVELOPE_BYTES_MAX,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _tickets(self, plan: SnapshotPlan) -> AsyncIterator[None]:
+        office = TicketOffice(self.client, plan.tickets, self.numbers)
+        await office.open()
+        try:
+            yield
+        finally:
+            await office.close()
+
+    async def _copy(self, plan: SnapshotPlan) -> None:
+        """Through Spark, again where its driver was lost; a table without storage has nothing to copy."""
+        if not plan.tasks:
+            return
+        losses = 0
+        while True:
+            try:
+                totals: Totals = await self.driver.run(self.snapshot_id, plan.pack())
+            except DriverLostError as error:
+                losses += 1
+                log.warning("spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error))
+                if losses > self.settings.snapshot.spark_losses_max:
+                    raise
+            else:
+                self.numbers.settle(totals.chunks, totals.rows)
+                return
+
+    @contextlib.asynccontextmanager
+    async def _progress(self, held: HeldSnapshot) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._tell_progress(held.rows_estimated), name="snapshot-progress")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _tell_progress(self, rows_estimated: int) -> None:
+        subject = snapshot_progress_subject(self.request.token)
+        while True:
+            elapsed_s = max(time.monotonic() - self._began, 0.001)
+            body = {
+                "snapshot_id": self.snapshot_id,
+                "table": self.request.table,
+                "rows": self.numbers.rows,
+                "rows_estimated": max(rows_estimated, self.numbers.rows),
+                "rows_per_s": round(self.numbers.rows / elapsed_s),
+            }
+            with contextlib.suppress(NatsError):
+                await self.client.publish(subject, encode(body, self.settings.format.encoding))
+            await asyncio.sleep(self.settings.snapshot.progress_interval_s)
+
+    async def _verify(self) -> None:
+        """Every number is in the stream: none can be there twice, so their count tells."""
+        subject = chunk_subject(self.request.token, self.snapshot_id, 0).rpartition(".")[0] + ".*"
+        config = ConsumerConfig(
+            filter_subject=subject,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=_COUNT_CONSUMER_TTL_S,
+            mem_storage=True,
+        )
+        manager = self.client.jsm()
+        info = await manager.add_consumer(self.settings.streams.init, config)
+        await manager.delete_consumer(self.settings.streams.init, info.name)
+        if info.num_pending != len(self.numbers):
+            raise IncompleteError(
+                f"the stream {self.settings.streams.init} has {info.num_pending} of {len(self.numbers)} chunks"
+            )
+
+    async def _publish_meta(self, held: HeldSnapshot) -> None:
+        body = self._meta(held)
+        headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
+        await self.client.jetstream().publish(
+            meta_subject(self.request.token), encode(body, self.settings.format.encoding), headers=headers
+        )
+        log.info("snapshot_completed", **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")})
+
+    def _meta(self, held: HeldSnapshot) -> dict[str, Any]:
+        return {
+            "snapshot_id": self.snapshot_id,
+            "lsn": format_lsn(held.lsn),
+            "timestamp": int(time.time()),
+            "batch_count": len(self.numbers),
+            "row_count": self.numbers.rows,
+            "table": self.request.table,
+            "schema": self.request.schema,
+            "source": self.settings.source.slot,
+            "format": str(self.settings.format.encoding),
+            "compression": "zstd" if self.settings.format.zstd else "none",
+            "bytes": self.numbers.bytes,
+            "duration_ms": round((time.monotonic() - self._began) * 1000),
+        }
+
+
+async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
+    """Run `work`; end it when the transaction that holds the snapshot is gone, and the snapshot with it."""
+    copying = asyncio.ensure_future(work)
+    losing = asyncio.create_task(lost.wait(), name="snapshot-lost")
+    try:
+        await asyncio.wait({copying, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if lost.is_set():
+            raise PostgresUnreachableError(
+                "the connection that holds the snapshot broke, and the snapshot is gone",
+                remedy="Ask again when PostgreSQL is there.",
+            )
+        copying.result()
+    finally:
+        losing.cancel()
+        copying.cancel()
+        await asyncio.wait({copying, losing})

@@ -1,0 +1,308 @@
+"""The source of one snapshot: its table as the publication shows it, and the transaction that holds it.
+
+Promises an LSN before which every committed transaction is in the snapshot and after which none is, and that neither
+the slot that gave it nor any WAL is held while the copy takes its time. Refuses what can't be copied faithfully:
+tables outside the publication, views, rows that a policy hides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from headrace import log as logs
+from headrace.contract.values import TypeInfo
+from headrace.errors import HeadraceError
+from headrace.lsn import format_lsn
+from headrace.postgres import catalog
+from headrace.postgres.catalog import PublishedTable
+from headrace.postgres.connection import PostgresError, PostgresUnreachableError, connect, explained
+from headrace.postgres.replication import ExportedSnapshot, ReplicationConnection, quote_literal, quote_name
+from headrace.settings import Settings
+from headrace.snapshot_responder.plan import PlannedColumn
+from headrace.snapshot_responder.ranges import Storage
+from headrace.snapshot_responder.request import SnapshotRequest
+from headrace.snapshot_responder.session import HOLDER_SESSION
+
+log = logs.logger("snapshot-responder")
+
+LOCK_TIMEOUT_S = 10
+ATTEMPTS = 3
+_APPLICATION = "headrace snapshot"
+
+# The relations that hold the table's rows, with their files in the snapshot and now: they differ after a rewrite.
+_STORAGES = """
+WITH RECURSIVE family AS (
+    SELECT $1::oid AS oid
+  UNION ALL
+    SELECT i.inhrelid FROM pg_inherits i JOIN family f ON i.inhparent = f.oid
+    JOIN pg_class p ON p.oid = f.oid AND p.relkind = 'p'
+)
+SELECT format('%I.%I', n.nspname, c.relname) AS relation, c.relfilenode::int8 AS file,
+       pg_relation_filenode(c.oid)::int8 AS file_now, coalesce(pg_relation_size(c.oid), 0) AS bytes,
+       greatest(c.reltuples, 0)::int8 AS rows
+FROM family f JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' ORDER BY c.oid
+"""
+_COLUMN_TYPES = """
+SELECT attname AS name, atttypid::int8 AS type_oid FROM pg_attribute
+WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_KIND = """
+SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2
+"""
+_WAITED_FOR = """
+SELECT a.pid, a.usename AS role, a.application_name AS application,
+       extract(epoch FROM clock_timestamp() - a.xact_start)::int8 AS age_s
+FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids($1)) ORDER BY a.xact_start
+"""
+_KIND_NAMES = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
+
+
+class RefusedError(HeadraceError):
+    """The table can't be copied as asked; `available` are the tables that can be."""
+
+    def __init__(self, message: str, *, remedy: str, available: Sequence[str] = ()) -> None:
+        super().__init__(message, remedy=remedy)
+        self.available = tuple(available)
+
+
+class SnapshotHeldUpError(PostgresError):
+    """Older transactions don't end, and a snapshot must wait for them."""
+
+
+class ChangedMeanwhileError(PostgresError):
+    """The table was rewritten between the snapshot and its lock."""
+
+    retry = True
+    remedy = "Ask again when the table is not being altered or truncated."
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A snapshot that stays importable while its transaction is open."""
+
+    lsn: int
+    exported: str
+    columns: tuple[PlannedColumn, ...]
+    types: dict[int, TypeInfo]
+    storages: tuple[Storage, ...]
+    conditions: tuple[str, ...]
+    rows_estimated: int
+    lost: asyncio.Event
+
+
+def display_name(table: PublishedTable) -> str:
+    """A table as `available_tables` lists it."""
+    return table.name if table.schema == "public" else f"{table.schema}.{table.name}"
+
+
+async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedTable:
+    """The table in the publication, with every column that the request names; else `RefusedError`."""
+    connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
+    try:
+        return await _find_table(connection, settings, request)
+    except asyncpg.PostgresError as error:
+        raise explained(error.sqlstate, str(error), settings.postgres) from error
+    finally:
+        connection.terminate()
+
+
+async def _find_table(connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest) -> PublishedTable:
+    tables = await catalog.published_tables(connection, settings.source.publication)
+    for table in tables:
+        if (table.schema, table.name) == (request.schema, request.table):
+            _check_columns(table, request)
+            return table
+    available = [display_name(table) for table in tables]
+    kind = await connection.fetchval(_KIND, request.schema, request.table)
+    raise RefusedError(
+        f"{request.schema}.{request.table} {_why(kind)}",
+        remedy=f"Ask for a table of the publication {settings.source.publication}, or add it there.",
+        available=available,
+    )
+
+
+def _why(kind: str | None) -> str:
+    if kind is None:
+        return "doesn't exist"
+    if kind == "p":
+        return "is partitioned, and its publication has the partitions, not the whole (publish_via_partition_root)"
+    if kind in _KIND_NAMES:
+        return f"is {_KIND_NAMES[kind]}: its changes can't be followed, so it has no snapshots"
+    return "is not in the publication"
+
+
+def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
+    if missing := sorted(request.columns_named - set(table.columns)):
+        raise RefusedError(
+            f"{display_name(table)} has no published columns {', '.join(missing)}",
+            remedy=f"It has: {', '.join(table.columns)}.",
+            available=[display_name(table)],
+        )
+    if not table.columns:
+        raise RefusedError(f"{display_name(table)} has no columns", remedy="Add one.", available=[display_name(table)])
+
+
+@contextlib.asynccontextmanager
+async def held_snapshot(settings: Settings, request: SnapshotRequest) -> AsyncIterator[HeldSnapshot]:
+    """The table's snapshot, for as long as the block lasts."""
+    for attempt in range(1, ATTEMPTS + 1):
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                held = await _hold(stack, settings, request)
+            except ChangedMeanwhileError:
+                if attempt == ATTEMPTS:
+                    raise
+                continue
+            yield held
+            return
+
+
+async def _hold(stack: contextlib.AsyncExitStack, settings: Settings, request: SnapshotRequest) -> HeldSnapshot:
+    connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
+    stack.callback(connection.terminate)
+    lost = asyncio.Event()
+    connection.add_termination_listener(lambda _: lost.set())
+    try:
+        lsn, exported = await _take_over(connection, settings)
+        table = await _find_table(connection, settings, request)
+        return await _describe(connection, table, request, lsn, exported, lost)
+    except asyncpg.PostgresError as error:
+        raise explained(error.sqlstate, str(error), settings.postgres) from error
+    except (OSError, asyncpg.InterfaceError) as error:
+        raise PostgresUnreachableError(f"the connection that holds the snapshot broke: {error}") from error
+
+
+async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tuple[int, str]:
+    """Import a slot's snapshot into a plain transaction and export it again: then the slot can go."""
+    slot = await ReplicationConnection.open(settings.postgres, _APPLICATION)
+    try:
+        exported = await _export(slot, connection, settings)
+        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}")
+        name: str = await connection.fetchval("SELECT pg_export_snapshot()")
+    finally:
+        slot.close()
+    return exported.lsn, name
+
+
+async def _export(slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings) -> ExportedSnapshot:
+    wait_s = settings.snapshot.slot_wait_s
+    export = asyncio.create_task(
+        slot.export_snapshot(f"headrace_snapshot_{secrets.token_hex(8)}"), name="export-snapshot"
+    )
+    try:
+        done, _ = await asyncio.wait({export}, timeout=wait_s)
+        if done:
+            return export.result()
+        waited_for = await connection.fetch(_WAITED_FOR, slot.backend_pid)
+        # The walsender would go on waiting for its lock, and hold its slot, after we are gone.
+        await connection.execute("SELECT pg_cancel_backend($1)", slot.backend_pid)
+    finally:
+        export.cancel()
+        await asyncio.wait({export})
+    raise held_up(waited_for, wait_s)
+
+
+def held_up(waited_for: Sequence[asyncpg.Record], wait_s: float) -> SnapshotHeldUpError:
+    who = "; ".join(
+        f"pid {row['pid']} ({row['role']}, {row['application'] or 'no application name'}, open for {row['age_s']} s)"
+        for row in waited_for
+    )
+    return SnapshotHeldUpError(
+        f"the snapshot waited {wait_s:g} s for older transactions: {who or 'which have just ended'}",
+        remedy="End them (pg_terminate_backend), or raise HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask again.",
+    )
+
+
+async def _describe(
+    connection: asyncpg.Connection,
+    table: PublishedTable,
+    request: SnapshotRequest,
+    lsn: int,
+    exported: str,
+    lost: asyncio.Event,
+) -> HeldSnapshot:
+    storages = await _locked_storages(connection, table)
+    block = int(await connection.fetchval("SELECT current_setting('block_size')"))
+    conditions = tuple(
+        condition
+        for condition in (table.row_filter, *(condition.sql() for condition in request.conditions))
+        if condition is not None
+    )
+    columns = await _columns(connection, table, request)
+    await _check_query(connection, storages, columns, conditions)
+    types = await catalog.types(connection, {column.type_oid for column in columns})
+    log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(storages))
+    return HeldSnapshot(
+        lsn,
+        exported,
+        columns,
+        types,
+        tuple(Storage(row["relation"], -(-row["bytes"] // block)) for row in storages),
+        conditions,
+        sum(row["rows"] for row in storages),
+        lost,
+    )
+
+
+async def _locked_storages(connection: asyncpg.Connection, table: PublishedTable) -> list[asyncpg.Record]:
+    """The relations that hold the rows, kept from being truncated or rewritten, which no snapshot would survive."""
+    rows = await connection.fetch(_STORAGES, table.relation_id)
+    await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    names = {row["relation"] for row in rows} | {f"{quote_name(table.schema)}.{quote_name(table.name)}"}
+    try:
+        for name in sorted(names):
+            await connection.execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
+    except asyncpg.LockNotAvailableError as error:
+        raise SnapshotHeldUpError(
+            f"{table.schema}.{table.name} was locked for longer than {LOCK_TIMEOUT_S} s",
+            remedy="Ask again when nobody holds ACCESS EXCLUSIVE on it.",
+        ) from error
+    except asyncpg.UndefinedTableError as error:
+        raise ChangedMeanwhileError(f"{table.schema}.{table.name} was dropped") from error
+    rows = await connection.fetch(_STORAGES, table.relation_id)
+    if any(row["file"] != row["file_now"] for row in rows):
+        raise ChangedMeanwhileError(f"{table.schema}.{table.name} was rewritten or truncated just now")
+    return list(rows)
+
+
+async def _columns(
+    connection: asyncpg.Connection, table: PublishedTable, request: SnapshotRequest
+) -> tuple[PlannedColumn, ...]:
+    wanted = set(table.columns) if request.columns is None else set(request.columns)
+    rows = await connection.fetch(_COLUMN_TYPES, table.relation_id)
+    return tuple(PlannedColumn(row["name"], row["type_oid"]) for row in rows if row["name"] in wanted)
+
+
+async def _check_query(
+    connection: asyncpg.Connection,
+    storages: Sequence[asyncpg.Record],
+    columns: Sequence[PlannedColumn],
+    conditions: Sequence[str],
+) -> None:
+    """Let PostgreSQL judge the query before Spark is asked: rights, policies, values that don't fit their columns."""
+    if not storages:
+        return
+    names = ", ".join(quote_name(column.name) for column in columns)
+    where = "".join(f" AND ({condition})" for condition in conditions)
+    query = f"EXPLAIN SELECT {names} FROM ONLY {storages[0]['relation']} WHERE true{where}"  # noqa: S608  # every part is quoted
+    try:
+        await connection.execute(query)
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise RefusedError(
+            f"the role may not read every row: {error}",
+            remedy="GRANT SELECT on the table; where row-level security hides rows from the role, which the stream of "
+            "changes has, ALTER ROLE … BYPASSRLS.",
+        ) from error
+    except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
+        raise RefusedError(
+            f"PostgreSQL refuses the filter: {error}", remedy="Correct filter in the request."
+        ) from error

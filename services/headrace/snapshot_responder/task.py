@@ -1,0 +1,194 @@
+"""One Spark task: COPY a few ranges of a table on the common snapshot, cut chunks, publish them to JetStream.
+
+Runs in Spark's Python workers, on whichever machine they are. Takes credentials from that machine's environment and
+gives back only counts. Promises: every chunk that it counts is acknowledged by JetStream, and exactly once in the
+stream, whatever an earlier attempt of the same task had done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import asyncpg
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import Header
+from nats.js.errors import APIError
+
+from headrace.contract.naming import chunk_subject
+from headrace.errors import HeadraceError
+from headrace.jetstream.connection import connect_once
+from headrace.postgres.connection import connect, explained
+from headrace.postgres.replication import quote_literal
+from headrace.settings import Settings, load
+from headrace.snapshot_responder import tickets
+from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, RowsEncoder, message
+from headrace.snapshot_responder.csv_rows import CsvRows
+from headrace.snapshot_responder.plan import SnapshotPlan
+from headrace.snapshot_responder.ranges import PageRange
+from headrace.snapshot_responder.session import COPY_SESSION
+
+PARSE_BYTES = 1024 * 1024
+IN_FLIGHT_MAX = 4
+PUBLISH_TIMEOUT_S = 10.0
+PUBLISH_PATIENCE_S = 60.0
+_RETRY_S = 0.25
+_ALREADY_THERE = 10071
+
+
+class PublishError(HeadraceError):
+    """JetStream doesn't take a chunk."""
+
+    retry = True
+    remedy = "Check the stream of snapshots (HEADRACE_INIT_STREAM): its limits, its storage, our rights to it."
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task did; `error` is one that no other attempt would avoid."""
+
+    chunks: int = 0
+    rows: int = 0
+    error: str = ""
+
+
+def run_task(packed_plan: bytes, task: int) -> Outcome:
+    """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that attempt."""
+    try:
+        return asyncio.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
+    except HeadraceError as error:
+        return _outcome_of(error)
+    except BaseExceptionGroup as group:
+        return _outcome_of(_first_leaf(group))
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    if isinstance(error, HeadraceError) and not error.retry:
+        return Outcome(error=str(error))
+    raise error
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    return _first_leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
+    chunks = rows = 0
+    async with _connected(plan, settings) as (connection, client):
+        for page_range in plan.tasks[task]:
+            copy = RangeCopy(plan, page_range, client)
+            try:
+                await copy.run(connection)
+            except asyncpg.PostgresError as error:
+                raise explained(error.sqlstate, str(error), settings.postgres) from error
+            chunks, rows = chunks + copy.chunks, rows + copy.rows
+    return Outcome(chunks, rows)
+
+
+@contextlib.asynccontextmanager
+async def _connected(plan: SnapshotPlan, settings: Settings) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
+    connection = await connect(settings.postgres, "headrace snapshot task", **COPY_SESSION)
+    try:
+        await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
+        client = await connect_once(settings.nats, "headrace-snapshot-task")
+        try:
+            yield connection, client
+        finally:
+            await client.close()
+    finally:
+        connection.terminate()
+
+
+class RangeCopy:
+    """One range, from COPY to acknowledged chunks."""
+
+    def __init__(self, plan: SnapshotPlan, page_range: PageRange, client: Client) -> None:
+        self.chunks = self.rows = 0
+        self._plan = plan
+        self._range = page_range
+        self._client = client
+        self._js: JetStreamContext = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
+        self._csv = CsvRows([column.name for column in plan.columns], plan.converters())
+        self._cutter = ChunkCutter(RowsEncoder(plan.encoding), plan.chunk_rows_max, plan.payload_bytes_max)
+        self._received: list[bytes] = []
+        self._received_bytes = 0
+        self._begun = 0
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+    async def run(self, connection: asyncpg.Connection) -> None:
+        async with asyncio.TaskGroup() as sends:
+            self._sends = sends
+            query = self._plan.copy_query(self._range)
+            await connection.copy_from_query(query, output=self._receive, format="csv", encoding="utf8")
+            await self._parse()
+            for chunk in self._cutter.finish():
+                await self._begin(chunk)
+
+    async def _receive(self, data: bytes) -> None:
+        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends where a row does."""
+        self._received.append(data)
+        self._received_bytes += len(data)
+        if self._received_bytes >= PARSE_BYTES:
+            await self._parse()
+
+    async def _parse(self) -> None:
+        if not self._received:
+            return
+        data = b"".join(self._received)
+        self._received, self._received_bytes = [], 0
+        for chunk in self._cutter.feed(self._csv.rows(data)):
+            await self._begin(chunk)
+
+    async def _begin(self, chunk: Chunk) -> None:
+        await self._room.acquire()
+        index, self._begun = self._begun, self._begun + 1
+        self._sends.create_task(self._send(index, chunk), name=f"chunk-{index}")
+
+    async def _send(self, index: int, chunk: Chunk) -> None:
+        try:
+            plan = self._plan
+            number = await tickets.ask(
+                self._client, plan.tickets, self._range.index, index, chunk.rows, len(chunk.body)
+            )
+            head = {
+                "table": plan.table,
+                "operation": "snapshot",
+                "snapshot_id": plan.snapshot_id,
+                "chunk": number,
+                "lsn": plan.lsn,
+            }
+            await self._publish(number, message(head, chunk, plan.encoding, zstd=plan.zstd))
+            self.chunks += 1
+            self.rows += chunk.rows
+        finally:
+            self._room.release()
+
+    async def _publish(self, number: int, payload: bytes) -> None:
+        """Until it is acknowledged. What the stream has already is an earlier attempt's, with the same rows."""
+        subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
+        headers = {
+            Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",
+            Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0",
+        } | ({"Content-Encoding": "zstd"} if self._plan.zstd else {})
+        deadline = time.monotonic() + PUBLISH_PATIENCE_S
+        while True:
+            try:
+                await self._js.publish(subject, payload, headers=headers)
+            except APIError as error:
+                if error.err_code == _ALREADY_THERE:
+                    return
+                if time.monotonic() > deadline:
+                    raise PublishError(f"chunk {number} is refused: {error.description}") from error
+            except (NatsError, TimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise PublishError(f"chunk {number} is not acknowledged: {error}") from error
+            else:
+                return
+            await asyncio.sleep(_RETRY_S)
