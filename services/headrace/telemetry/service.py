@@ -38,7 +38,6 @@ async def run(scope: Scope, settings: Settings) -> None:
     suite = Suite(time.monotonic(), settings.process.stats_interval_s)
     routes = Routes(settings, suite, scope.health)
     async with serving(application(scope.health, routes.extend), settings.process.http_host, port):
-        scope.health.started()
         watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
         lines = scope.spawn("metrics-lines", _metrics_lines(scope, settings, suite))
         try:
@@ -54,6 +53,7 @@ async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes
         async with connected(scope, settings.nats) as client:
             routes.client = client
             await _hear(client, settings, suite)
+            scope.health.started()
             reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
             await scope.stopping.wait()
             await reports

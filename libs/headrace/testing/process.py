@@ -1,0 +1,176 @@
+"""The suite's own commands, run as a user runs them: as processes, with an environment and nothing else.
+
+Promises that nothing outlives the test: a process left running is killed when its block ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+_START_TIMEOUT_S = 30.0
+_POLL_S = 0.02
+# What a developer's shell may hold must not decide a test.
+_FOREIGN = ("PG", "NATS_", "HEADRACE_", "POSTGRES_")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+def _command() -> Path:
+    return Path(sys.executable).with_name("headrace")
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    return kept | dict(given)
+
+
+async def command(environment: Mapping[str, str], *arguments: str, typed: str = "", timeout_s: float = 60) -> Outcome:
+    """Run `headrace` with these arguments to its end."""
+    process = await asyncio.create_subprocess_exec(
+        _command(),
+        *arguments,
+        env=_environment(environment),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            out, err = await process.communicate(typed.encode())
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    return Outcome(process.returncode or 0, out.decode(), err.decode())
+
+
+class ServiceProcess:
+    """A running service: its lines, its port, its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.out: list[str] = []
+        self.logged: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+        self._readers = [
+            asyncio.create_task(self._read_out(), name="service-stdout"),
+            asyncio.create_task(self._read_log(), name="service-log"),
+        ]
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def _read_out(self) -> None:
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self.out.append(line.decode().rstrip("\n"))
+            self._news.set()
+        self._news.set()
+
+    async def _read_log(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            try:
+                self.logged.append(json.loads(line))
+            except ValueError:
+                self.logged.append({"event": line.decode().rstrip("\n")})
+            self._news.set()
+        self._news.set()
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log's events of this name."""
+        return [event for event in self.logged if event["event"] == name]
+
+    async def logs(self, name: str, *, count: int = 1, timeout_s: float = _START_TIMEOUT_S) -> dict[str, Any]:
+        """The log event of this name that is the `count`th, waited for."""
+        await self._until(lambda: len(self.events(name)) >= count, name, timeout_s)
+        return self.events(name)[count - 1]
+
+    async def says(self, start: str, timeout_s: float = _START_TIMEOUT_S) -> str:
+        """The first line on stdout that starts so, waited for."""
+        await self._until(lambda: any(line.startswith(start) for line in self.out), start, timeout_s)
+        return next(line for line in self.out if line.startswith(start))
+
+    async def _until(self, happened: Callable[[], bool], what: str, timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not happened():
+                if all(reader.done() for reader in self._readers):
+                    raise AssertionError(f"the service ended without {what}: {self.logged}")
+                self._news.clear()
+                await self._news.wait()
+
+    async def url(self) -> str:
+        """Where its HTTP port is."""
+        return f"http://127.0.0.1:{(await self.logs('http_listening'))['port']}"
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET."""
+        async with aiohttp.ClientSession() as http, http.get(await self.url() + path) as answer:
+            return answer.status, await answer.text()
+
+    async def readiness(self, status: int, timeout_s: float = _START_TIMEOUT_S) -> dict[str, Any]:
+        """What `/readyz` says once it answers with this status."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                code, body = await self.get("/readyz")
+                if code == status:
+                    return dict(json.loads(body))
+                await asyncio.sleep(_POLL_S)
+
+    async def stop(self) -> int:
+        """Ask it to stop, and wait; its exit code."""
+        if self._process.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def ended(self, timeout_s: float = _START_TIMEOUT_S) -> int:
+        """Its exit code, and everything it said read."""
+        async with asyncio.timeout(timeout_s):
+            code = await self._process.wait()
+            await asyncio.gather(*self._readers)
+        return code
+
+    async def kill(self) -> None:
+        """End it as a crash would."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        await self.ended()
+
+
+@contextlib.asynccontextmanager
+async def service(environment: Mapping[str, str], name: str, *arguments: str) -> AsyncIterator[ServiceProcess]:
+    """A service of the suite on a free port, killed when the block ends if it still runs."""
+    process = await asyncio.create_subprocess_exec(
+        _command(),
+        name,
+        *arguments,
+        env=_environment({"HEADRACE_HTTP_PORT": "0", "HEADRACE_LOG_FORMAT": "json", **environment}),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    running = ServiceProcess(process)
+    try:
+        yield running
+    finally:
+        await running.kill()
