@@ -231,7 +231,7 @@ class _Up:
         url = settings.nats.url or settings.nats.host
         return [
             ("psql", self._servers.psql()),
-            ("follow", f". {environment} && {command} tail          (in another terminal)"),
+            ("follow", f". {environment} && {command} tail   (in another terminal)"),
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"await nats.connect({url!r}), then jetstream().subscribe('cdc.>', ordered_consumer=True)"),
             ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data that is there"),

@@ -27,8 +27,7 @@ CREATE TABLE IF NOT EXISTS {TABLE} (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL,
     price numeric(10, 2),
-    tags jsonb,
-    changed_at timestamptz NOT NULL DEFAULT clock_timestamp()
+    tags jsonb
 )"""
 
 

@@ -5,6 +5,7 @@ Plain text without colours or spinners where the output is no terminal; there, n
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.tail import show
 from headrace.consumer import Event
 from headrace.supervisor.line import Line
 
@@ -71,10 +71,12 @@ class View:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def changes(self, events: Sequence[Event]) -> None:
-        """The sample changes, as `headrace tail` shows them, each under its subject."""
+        """The sample changes: subject, operation, data."""
         for event in events:
-            self._console.print(Text(f"  {event.subject:<28} ", style="cyan"), end="")
-            show(self._console, event, as_json=False)
+            data = {name: value for name, value in event.data.items() if value is not None}
+            line = Text.assemble("  ", (f"{event.subject:<26}", "cyan"), f"  {event.operation}  ")
+            line.append(json.dumps(data, ensure_ascii=False, default=str), style="dim")
+            self._console.print(line, soft_wrap=True)
 
     def table(self, rows: Sequence[Row], hints: Sequence[tuple[str, str]]) -> None:
         """What runs where, and how to go on."""

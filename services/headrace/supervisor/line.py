@@ -38,7 +38,8 @@ class Line:
         """The event and its fields, without what every line repeats."""
         if not self.event:
             return self.text
-        return " ".join([self.event, *(f"{name}={value}" for name, value in self.fields.items())])
+        head = " ".join([self.event, *(f"{name}={value}" for name, value in self.fields.items() if name != "reason")])
+        return f"{head}: {self.fields['reason']}" if "reason" in self.fields else head
 
     @property
     def failure(self) -> str:

@@ -1,0 +1,236 @@
+"""The rules of the architecture and of the style, as tests: who may import whom, what every module owes its reader."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOTS = ("libs", "services", "tests")
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 500
+
+# They start services, and know their names; no service knows them.
+STARTERS = frozenset({"cli", "supervisor"})
+# What a pure module may not even see: sockets, event loops, clients, files of the machine.
+IO_MODULES = frozenset(
+    {"aiohttp", "asyncio", "asyncpg", "http", "nats", "psycopg", "pyspark", "select", "selectors", "signal", "socket"}
+    | {"ssl", "subprocess", "tempfile", "threading", "urllib", "uvloop"}
+)
+PURE = (
+    "libs/headrace/pgoutput",
+    "libs/headrace/contract",
+    "libs/headrace/bus/frame.py",
+    "libs/headrace/bus/control.py",
+    "libs/headrace/bus/sender.py",
+    "libs/headrace/bus/receiver.py",
+    "libs/headrace/consumer/event.py",
+    "libs/headrace/errors.py",
+    "libs/headrace/lsn.py",
+    "services/headrace/publisher/assembler.py",
+    "services/headrace/publisher/ledger.py",
+    "services/headrace/publisher/shape.py",
+    "services/headrace/supervisor/line.py",
+)
+# Passed by: it takes only the catalog's frozen records from there, and calls nothing.
+RECORDS_ONLY = frozenset({("services/headrace/publisher/shape.py", "libs/headrace/postgres/catalog.py")})
+
+
+def modules(*places: str) -> list[Path]:
+    """Every module under the places, by its path from the root."""
+    found: list[Path] = []
+    for place in places:
+        path = ROOT / place
+        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return [path.relative_to(ROOT) for path in found]
+
+
+@cache
+def tree(module: Path) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(), str(module))
+
+
+def imports(module: Path) -> set[str]:
+    """The full names that a module imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+    return names
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def services() -> set[str]:
+    return {path.name for path in (ROOT / "services/headrace").iterdir() if any(path.glob("*.py"))} - STARTERS
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module of ours, if the name is one's."""
+    for root in ("libs", "services"):
+        path = ROOT / root / name.replace(".", "/")
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate.relative_to(ROOT)
+    return None
+
+
+def failures(found: list[str]) -> None:
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_all_five_services_are_there() -> None:
+    assert services() == {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
+
+
+def test_a_lib_imports_no_service() -> None:
+    forbidden = services() | STARTERS
+    failures(
+        [
+            f"{module} imports {name}"
+            for module in modules("libs")
+            for name in imports(module)
+            if any(inside(name, f"headrace.{service}") for service in forbidden)
+        ]
+    )
+
+
+def test_a_service_imports_libs_and_never_another_service() -> None:
+    found = []
+    for service in services():
+        others = (services() | STARTERS) - {service}
+        for module in modules(f"services/headrace/{service}"):
+            found += [
+                f"{module} imports {name}"
+                for name in imports(module)
+                if any(inside(name, f"headrace.{other}") for other in others)
+            ]
+    failures(found)
+
+
+def test_what_starts_services_imports_none() -> None:
+    failures(
+        [
+            f"{module} imports {name}"
+            for module in modules(*(f"services/headrace/{starter}" for starter in sorted(STARTERS)))
+            for name in imports(module)
+            if any(inside(name, f"headrace.{service}") for service in services())
+        ]
+    )
+
+
+def test_a_pure_module_sees_no_input_and_no_output_even_through_others() -> None:
+    """Followed through our own modules, so that purity isn't lost behind one."""
+    found = []
+    for start in modules(*PURE):
+        queue, seen = [(start, str(start))], {start}
+        while queue:
+            module, way = queue.pop()
+            for name in imports(module):
+                if name.split(".")[0] in IO_MODULES:
+                    found.append(f"{way} imports {name}")
+                ours = module_file(name) if inside(name, "headrace") else None
+                if ours is not None and ours not in seen and (str(module), str(ours)) not in RECORDS_ONLY:
+                    seen.add(ours)
+                    queue.append((ours, f"{way} -> {ours}"))
+    failures(found)
+
+
+def test_every_task_has_a_name() -> None:
+    """Only then can a late shutdown, or a dump of a hung process, say what is still running."""
+    calls = [
+        (module, node)
+        for module in modules("libs", "services")
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "create_task"
+    ]
+    nameless = [call for call in calls if "name" not in {keyword.arg for keyword in call[1].keywords}]
+    failures([f"{module}:{node.lineno} creates a task without a name" for module, node in nameless])
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    found = []
+    for module in modules(*ROOTS):
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    found.append(f"{module}:{node.lineno} {node.name} has {lines} lines")
+    failures(found)
+
+
+def test_no_module_has_outgrown_its_noun() -> None:
+    counts = {module: len((ROOT / module).read_text().splitlines()) for module in modules(*ROOTS)}
+    failures([f"{module} has {lines} lines" for module, lines in counts.items() if lines > FILE_LINES_MAX])
+
+
+def test_every_module_says_what_it_is() -> None:
+    found = [module for module in modules(*ROOTS) if not ast.get_docstring(tree(module))]
+    failures([f"{module} has no docstring" for module in found if (ROOT / module).read_text().strip()])
+
+
+@pytest.mark.parametrize("root", ["libs", "services"])
+def test_the_namespace_has_no_init_of_its_own(root: str) -> None:
+    assert not (ROOT / root / "headrace/__init__.py").exists()
+    bare = {module.parent for module in modules(root)} - {Path(root, "headrace")}
+    failures(
+        [f"{folder} has no __init__.py" for folder in sorted(bare) if not (ROOT / folder / "__init__.py").exists()]
+    )
+
+
+def committed() -> list[Path]:
+    """What git has, or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],  # noqa: S607  # git is where the PATH says
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_no_committed_file_names_a_registry_or_a_place_on_one_machine() -> None:
+    """A lock with a mirror's address installs on one network only; a path of one machine means nothing on another."""
+    # Put together here, so that this file passes its own test.
+    homes = [f"/{name}/" for name in ("root", "work", "home/[a-z]+", "Users/[A-Za-z]+")]
+    registry = "|".join(("files\\." + "pythonhosted", "pypi\\." + "org/simple", "--(extra-)?index-url", "--find-links"))
+    pattern = re.compile("(?<![\\w.$}*/-])(" + "|".join(homes) + ")|" + registry)
+    found = []
+    for path in committed():
+        try:
+            text = (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue
+        lines = text.splitlines()
+        found += [
+            f"{path}:{number} {line.strip()[:120]}" for number, line in enumerate(lines, 1) if pattern.search(line)
+        ]
+    failures([line for line in found if not line.startswith("tests/unit/test_architecture.py:")])
+
+
+def test_every_task_of_the_taskfile_is_explained() -> None:
+    listed = subprocess.run(
+        [Path(sys.executable).with_name("task"), "--taskfile", ROOT / "Taskfile.yml", "--list-all", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    names = re.findall(r'"name":\s*"([^"]+)",\s*(?:"task":\s*"[^"]*",\s*)?"desc":\s*"([^"]*)"', listed.stdout)
+    assert {"up", "test", "check", "format", "lint", "types", "lock"} <= {name for name, _ in names}
+    failures([f"{name} has no desc" for name, desc in names if not desc])

@@ -1,0 +1,62 @@
+"""requirements.lock and pyproject.toml agree: what is asked for is locked, with hashes, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+_PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
+
+
+def wanted() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    texts = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for group in (*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()):
+        texts += group
+    return [Requirement(text) for text in texts]
+
+
+def blocks() -> list[list[str]]:
+    """The lock's entries: the pinned line and the indented ones after it."""
+    found: list[list[str]] = []
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if _PINNED.match(line):
+            found.append([line])
+        elif found:
+            found[-1].append(line)
+    return found
+
+
+def locked() -> dict[str, list[Version]]:
+    versions: dict[str, list[Version]] = {}
+    for block in blocks():
+        match = _PINNED.match(block[0])
+        assert match
+        versions.setdefault(canonicalize_name(match[1]), []).append(Version(match[2]))
+    return versions
+
+
+def test_everything_that_is_asked_for_is_locked_at_a_version_that_will_do() -> None:
+    versions = locked()
+    for requirement in wanted():
+        found = versions.get(canonicalize_name(requirement.name), [])
+        assert found, f"{requirement} is not locked: run ./taskw lock"
+        assert all(requirement.specifier.contains(version) for version in found), f"{requirement} is locked at {found}"
+
+
+def test_nothing_is_locked_for_a_wish_that_was_withdrawn() -> None:
+    names = {canonicalize_name(requirement.name) for requirement in wanted()}
+    direct = [block[0] for block in blocks() if any("headrace (pyproject.toml" in line for line in block)]
+    stale = [line for line in direct if canonicalize_name(line.split("==")[0]) not in names]
+    assert not stale, f"no longer in pyproject.toml: {stale}; run ./taskw lock"
+
+
+def test_every_locked_file_is_known_by_its_hash() -> None:
+    assert blocks()
+    assert all(any("--hash=sha256:" in line for line in block) for block in blocks())
