@@ -18,7 +18,6 @@ from headrace.postgres.catalog import Column, PublishedTable
 
 FIRST_VERSION = 1
 _NOT_CONTENT = frozenset({"timestamp", "version"})
-_IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class TableSchema:
             "schema": f"{table.schema}.{table.name}",
             "columns": [asdict(column) for column in columns],
             "primary_key": list(primary_key),
-            "replica_identity": _IDENTITIES.get(table.replica_identity, table.replica_identity),
+            "replica_identity": table.replica_identity,
             "relation_id": table.relation_id,
             "source": source,
         }
