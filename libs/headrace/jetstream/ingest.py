@@ -6,8 +6,9 @@ everything of a publisher that was superseded: nothing can be stored out of orde
 the duplicate window (docs/adr/0005). Another source's message in between breaks the chain harmlessly: the unstored
 rest is published again behind it.
 
-Never retries on its own what it doesn't know the fate of: a lost acknowledgement or connection is an `IngestError`,
-and the publisher finds its place again in the stream.
+Never retries on its own what it doesn't know the fate of: a lost acknowledgement, a connection that was lost or
+replaced (the server may have come back with an older store) and a tail that is gone are an `IngestError`, and the
+publisher finds its place again in the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
-from headrace.jetstream.tail import StreamTail
+from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 
 log = logs.logger("ingest")
@@ -33,6 +34,14 @@ log = logs.logger("ingest")
 _WRONG_LAST_ID, _WRONG_LAST_SEQ = 10070, 10071
 LOOK_AGAIN_S = 0.5
 _CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
+_ACCOUNT_LIMIT, _INSUFFICIENT_RESOURCES, _INSUFFICIENT_MEMORY = 10002, 10023, 10028
+_INSUFFICIENT_STORAGE, _STORE_FAILED = 10047, 10077
+_FULL_CODES = frozenset(
+    {_INSUFFICIENT_RESOURCES, _INSUFFICIENT_STORAGE, _STORE_FAILED, _ACCOUNT_LIMIT, _INSUFFICIENT_MEMORY}
+)
+_TOO_LARGE = 10054
+# More than the headers of any message take: only beyond it are they counted.
+_HEADERS_BYTES_MAX = 4096
 
 
 class IngestError(HeadraceError):
@@ -51,14 +60,25 @@ class StreamFullError(IngestError):
     remedy = "The slot holds what is not delivered. Give the stream room (max_bytes), or shorten its retention."
 
 
+class TailLostError(IngestError):
+    """The stream no longer holds what it acknowledged."""
+
+
+class MessageTooLargeError(HeadraceError):
+    """A message is larger than NATS or the stream takes, so it can't ever be stored."""
+
+    remedy = "Raise nats-server's max_payload (and the stream's max_msg_size), then restart."
+
+
 @dataclass(slots=True)
 class Outgoing:
-    """A message to be stored."""
+    """A message to be stored; `advances`: it takes its source's position forward."""
 
     subject: str
     msg_id: str
     payload: bytes
     headers: dict[str, str] = field(default_factory=dict)
+    advances: bool = True
 
 
 class Ingest:
@@ -81,16 +101,21 @@ class Ingest:
         self._bytes_max = bytes_max
         self._ack_timeout_s = ack_timeout_s
         self._inbox = client.new_inbox()
+        # Indices count messages of this chain from 0: those below `_acked` are stored, those below `_sent` are sent in
+        # the current generation, of which those below `_refused_to` are answered.
         self._pending: deque[Outgoing] = deque()
         self._pending_bytes = 0
-        # Indices count messages of this chain from 0; all below `_acked` are stored.
         self._acked = 0
-        self._broken_at: int | None = None
-        self._resolved_to = 0
-        self._failure: IngestError | None = None
+        self._sent = 0
+        self._refused_to = 0
+        self._broken = False
+        self._failure: IngestError | MessageTooLargeError | None = None
         self._room = asyncio.Event()
         self._heard_at = time.monotonic()
+        self._reconnects = 0
+        self._created = ""
         self._last_seq = 0
+        self._own_seq, self._own_id = 0, ""
         self._stored_seq = 0
         self._head = True
         self._last_id = ""
@@ -107,12 +132,13 @@ class Ingest:
 
     @property
     def stored_seq(self) -> int:
-        """The stream sequence of the last message of this chain that was stored; 0 before the first."""
+        """The stream sequence of the last stored message of this chain that advances its source; 0 before the first."""
         return self._stored_seq
 
-    async def open(self, last_seq: int) -> None:
-        """Begin the chain behind stream sequence `last_seq`, as read from the stream just now."""
-        self._last_seq = last_seq
+    async def open(self, tail: Tail) -> None:
+        """Begin the chain behind a tail that was read from the stream just now."""
+        self._last_seq, self._created = tail.last_seq, tail.created
+        self._reconnects = self._client.stats["reconnects"]
         self._subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_ack)
         await self._client.flush()
 
@@ -126,6 +152,7 @@ class Ingest:
     async def publish(self, message: Outgoing) -> None:
         """Queue a message; waits while the window is full."""
         size = len(message.payload)
+        self._check_size(message)
         while self._pending and (
             len(self._pending) >= self._messages_max or self._pending_bytes + size > self._bytes_max
         ):
@@ -133,8 +160,8 @@ class Ingest:
         self._raise_failure()
         self._pending.append(message)
         self._pending_bytes += size
-        if self._broken_at is None:
-            await self._send(self._acked + len(self._pending) - 1, message)
+        if not self._broken:
+            await self._send(message)
 
     async def drain(self) -> None:
         """Wait until everything published is stored."""
@@ -143,18 +170,29 @@ class Ingest:
         self._raise_failure()
 
     async def settle(self) -> None:
-        """Called when there is nothing to publish: repairs a broken chain, notices a missing acknowledgement."""
-        self._raise_failure()
-        if self._broken_at is not None:
+        """Called when there is nothing to publish: repairs a broken chain, notices what is missing."""
+        self._check_connection()
+        if self._broken:
             await self._rechain()
         elif self._pending and time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
             self._raise_failure()
 
+    def _check_size(self, message: Outgoing) -> None:
+        room = self._client.max_payload - len(message.payload)
+        if room < _HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
+            raise MessageTooLargeError(f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload")
+
+    def _check_connection(self) -> None:
+        """Raise if the connection is not the one of the start, or something failed already."""
+        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
+            self._fail(IngestError("the NATS connection was lost"))
+        self._raise_failure()
+
     def _late(self) -> IngestError:
         return IngestError(f"JetStream acknowledged nothing for {self._ack_timeout_s} s")
 
-    def _fail(self, error: IngestError) -> None:
+    def _fail(self, error: IngestError | MessageTooLargeError) -> None:
         self._failure = self._failure or error
         self._room.set()
 
@@ -165,42 +203,41 @@ class Ingest:
     async def _progress(self) -> None:
         """Wait for an acknowledgement, or repair the chain."""
         self._raise_failure()
-        if self._broken_at is not None:
+        if self._broken:
             await self._rechain()
-            return
-        await self._answer()
+        else:
+            await self._answer()
 
     async def _answer(self) -> None:
         """Wait for the next answer of the server, as long as there is reason to hope for one."""
         self._room.clear()
         deadline = time.monotonic() + self._ack_timeout_s
         while not self._room.is_set():
+            self._check_connection()
             try:
                 async with asyncio.timeout(LOOK_AGAIN_S):
                     await self._room.wait()
             except TimeoutError:
-                if not self._client.is_connected:
-                    self._fail(IngestError("the NATS connection was lost"))
-                elif time.monotonic() >= deadline:
+                if time.monotonic() >= deadline:
                     self._fail(self._late())
         self._raise_failure()
 
-    async def _send(self, index: int, message: Outgoing) -> None:
+    async def _send(self, message: Outgoing) -> None:
+        """Send the first message that was not sent yet."""
+        self._check_connection()
         headers = {"Nats-Msg-Id": message.msg_id, **message.headers}
         if self._head:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
             self._head = False
         else:
             headers["Nats-Expected-Last-Msg-Id"] = self._last_id
-        if len(self._pending) == 1:
+        if self._sent == self._acked:
             self._heard_at = time.monotonic()
         self._last_id = message.msg_id
-        if not self._client.is_connected:
-            self._fail(IngestError("the NATS connection was lost"))
-            self._raise_failure()
+        reply = f"{self._inbox}.{self._generation}.{self._sent}"
+        self._sent += 1
         failpoint("publisher.before_publish")
         try:
-            reply = f"{self._inbox}.{self._generation}.{index}"
             await self._client.publish(message.subject, message.payload, reply=reply, headers=headers)
         except NatsError as error:
             self._fail(IngestError(f"a message could not be sent: {error}"))
@@ -222,48 +259,72 @@ class Ingest:
         self._room.set()
 
     def _stored(self, index: int, answer: dict[str, object]) -> None:
-        if index != self._acked or self._broken_at is not None:
+        if index != self._acked or self._broken:
             self._fail(IngestError(f"message {index} was acknowledged where {self._acked} was due"))
             return
-        if answer.get("duplicate"):
-            # The duplicate window knows an id that the stream's tail no longer shows: it was stored, then removed.
-            log.warning("duplicate_refused", msg_id=self._pending[0].msg_id)
-            self._broken_at = index + 1
-            self._resolved_to = index + 1
-        else:
-            self._last_seq = self._stored_seq = int(str(answer["seq"]))
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
         self._acked += 1
+        seq = int(str(answer["seq"]))
+        if answer.get("duplicate"):
+            # The duplicate window knows an id that the stream's tail did not show: it was stored, then removed. Where
+            # the chain breaks by it the next message is refused, and all is as after any other break.
+            log.warning("duplicate_refused", msg_id=message.msg_id)
+        else:
+            self._last_seq = seq
+        self._own_seq, self._own_id = seq, message.msg_id
+        if message.advances:
+            self._stored_seq = seq
         count(self._stats, "cdc_events")
         count(self._stats, "published_bytes", len(message.payload))
 
     def _refused(self, index: int, error: dict[str, object]) -> None:
-        if error.get("err_code") not in _CHAIN_CODES:
-            text = str(error.get("description"))
-            kind = StreamFullError if "maximum" in text or "insufficient" in text else IngestError
-            self._fail(kind(f"JetStream refused a message: {text}"))
+        code = error.get("err_code")
+        if code in _CHAIN_CODES:
+            self._broken = True
+            self._refused_to = index + 1
             return
-        if self._broken_at is None:
-            self._broken_at = index
-        self._resolved_to = index + 1
+        text = f"JetStream refused a message: {error.get('description')}"
+        if code == _TOO_LARGE:
+            self._fail(MessageTooLargeError(text))
+        else:
+            self._fail(StreamFullError(text) if code in _FULL_CODES else IngestError(text))
 
     async def _rechain(self) -> None:
         """The chain broke at a message that was refused, so all behind it are: publish them again, behind the tail."""
-        assert self._broken_at is not None
-        await self._all_resolved()
+        await self._all_answered()
         tail = await self._tail.after(self._last_seq)
-        if tail.position is not None or tail.ids_after:
-            raise FencedError("another publisher of this source is writing to the stream")
+        await self._check_tail(tail)
         self._generation += 1
-        self._broken_at = None
-        self._resolved_to = 0
+        self._broken = False
+        self._sent, self._refused_to = self._acked, 0
         self._last_seq = tail.last_seq
         self._head = True
-        for offset, message in enumerate(tuple(self._pending)):
-            await self._send(self._acked + offset, message)
+        # Acknowledgements come in meanwhile, and another break may: the rest stays for the next time.
+        for message in tuple(self._pending):
+            if self._broken:
+                return
+            await self._send(message)
 
-    async def _all_resolved(self) -> None:
+    async def _check_tail(self, tail: Tail) -> None:
+        """Raise unless the chain may go on behind this tail: what it stored is there, and nothing of another life is."""
+        if tail.created != self._created or tail.last_seq < self._last_seq:
+            raise TailLostError("the stream's end is not what was acknowledged")
+        if tail.position is not None or tail.ids_after:
+            raise FencedError("another publisher of this source is writing to the stream")
+        if self._own_seq and self._own_seq >= tail.first_seq:
+            there = await self._tail.id_at(self._own_seq)
+            if there not in (None, self._own_id):
+                raise TailLostError(f"message {self._own_seq} of the stream is not the one that was acknowledged")
+
+    async def _all_answered(self) -> None:
         """Wait until every message that was sent has its answer."""
-        while self._pending and self._resolved_to < self._acked + len(self._pending):
+        while max(self._acked, self._refused_to) < self._sent:
             await self._answer()
+
+
+def _headers_bytes(message: Outgoing, last_id: str) -> int:
+    """What a message's headers take at most, as NATS counts them."""
+    fixed = len("NATS/1.0\r\nNats-Msg-Id: \r\nNats-Expected-Last-Sequence: \r\n\r\n") + 20
+    given = sum(len(key.encode()) + len(value.encode()) + 4 for key, value in message.headers.items())
+    return fixed + given + len(message.msg_id) + len(last_id)

@@ -78,6 +78,14 @@ class StreamTail:
             return None
         return self._read(message.data or b"", message.headers or {})
 
+    async def id_at(self, seq: int) -> str | None:
+        """The id of whosever message is at `seq` ("" if it has none); None when there is none any more."""
+        try:
+            message = await self._js.get_msg(self._stream, seq=seq)
+        except NotFoundError:
+            return None
+        return str((message.headers or {}).get("Nats-Msg-Id", ""))
+
     async def after(self, seq: int) -> Tail:
         """Everything of ours after stream sequence `seq`, up to the end as of now."""
         tail = await self.state()

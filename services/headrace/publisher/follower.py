@@ -71,7 +71,7 @@ class Follower:
         self._cell = cell
         self._position = self._place.position
         self._ids_after = self._place.ids_after
-        log.info("place_found", position=str(self._position), stream_seq=self._place.last_seq)
+        log.info("place_found", position=str(self._position), stream_seq=self._place.tail.last_seq)
         bus = self._settings.bus
         self._ingest = Ingest(
             self._client,
@@ -81,7 +81,7 @@ class Follower:
             bytes_max=bus.window_bytes_max,
             ack_timeout_s=bus.ack_timeout_s,
         )
-        await self._ingest.open(self._place.last_seq)
+        await self._ingest.open(self._place.tail)
         try:
             await self._follow()
         finally:

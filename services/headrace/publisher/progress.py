@@ -65,7 +65,8 @@ class Place:
 
     progress: Progress
     ids_after: frozenset[str]
-    last_seq: int
+    # The stream's end as it was read: the chain begins behind it.
+    tail: Tail
     # The LSN that was confirmed in a life of the stream that is partly gone; 0 if nothing is.
     lost_up_to: int = 0
 
@@ -110,7 +111,7 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
             confirmed=format_lsn(progress.confirmed_lsn),
             remedy="the slot is asked for what is missing; what it no longer has is a gap",
         )
-    return Place(here, frozenset(found.ids_after), found.last_seq, progress.confirmed_lsn if lost else 0)
+    return Place(here, frozenset(found.ids_after), found, progress.confirmed_lsn if lost else 0)
 
 
 async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:
@@ -121,8 +122,9 @@ async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> boo
         return True
     if progress.stream_seq < now.first_seq:
         return False
-    there = await tail.mark_at(progress.stream_seq)
-    return there is not None and there.msg_id != progress.msg_id
+    # Another source's message may have taken the place of ours: the id decides, whosever it is.
+    there = await tail.id_at(progress.stream_seq)
+    return there not in (None, progress.msg_id)
 
 
 def check_source(place: Place, opening: Opening) -> None:
