@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from headrace.contract.values import Encoding
+from headrace.contract.values import ArrayForm, Encoding, JsonForm
 from headrace.errors import SettingError
 from headrace.log import LogFormat
 
@@ -103,6 +103,15 @@ class FormatSettings:
     """How messages are written."""
 
     encoding: Encoding = setting("HEADRACE_ENCODING", Encoding.MSGPACK, "msgpack or json")
+    arrays: ArrayForm = setting("HEADRACE_ARRAYS", ArrayForm.LITERAL, "literal (PostgreSQL's) or list")
+    json_values: JsonForm = setting("HEADRACE_JSON_VALUES", JsonForm.NATIVE, "native or text, for json and jsonb")
+    int8_as_string: bool = setting("HEADRACE_INT8_AS_STRING", False, "with JSON: bigint as strings, for browsers")
+    message_prefixes: tuple[str, ...] = setting(
+        "HEADRACE_MESSAGE_PREFIXES", (), "of pg_logical_emit_message, delivered"
+    )
+    include: tuple[str, ...] = setting("HEADRACE_INCLUDE", (), "tables to deliver: table, schema.table, schema.*")
+    exclude: tuple[str, ...] = setting("HEADRACE_EXCLUDE", (), "tables to leave out, in the same forms")
+    exclude_columns: tuple[str, ...] = setting("HEADRACE_EXCLUDE_COLUMNS", (), "columns to leave out: table.column")
     zstd: bool = setting("HEADRACE_ZSTD", False, "compress snapshot chunks with zstd")
 
 
@@ -235,6 +244,8 @@ def _parse(env: str, raw: str, hint: Any) -> object:
     try:
         if kind is bool:
             return _parse_bool(raw)
+        if get_origin(kind) is tuple:
+            return tuple(part.strip() for part in raw.split(",") if part.strip())
         return kind(raw)
     except ValueError as error:
         raise SettingError(f"{env}={raw!r} can't be used", remedy=f"Set {env} to {_expected(kind)}.") from error

@@ -29,7 +29,7 @@ SCHEMA = "SCHEMA"
 _STANDING = frozenset({SCHEMA})
 
 
-def transaction(xid: int, position: Position, ts: str, *, last: bool) -> Payload:
+def transaction(xid: int, position: Position, ts: str | None, *, last: bool) -> Payload:
     """The payload's `tx`."""
     return {"xid": xid, "lsn": position.lsn, "ts": ts, "seq": position.seq, "last": last}
 

@@ -7,12 +7,15 @@ is gone gives empty facts, never an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
 
 from headrace.contract.values import TypeInfo, TypeKind
+
+# Types below this are built in: their forms need no catalog.
+FIRST_USER_OID = 16384
 
 _TYPES = """
 WITH RECURSIVE wanted AS (
@@ -42,6 +45,29 @@ FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum
 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
+_RELATION_COLUMNS = """
+SELECT a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default,
+       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled
+FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+_TYPE_NAMES = """
+SELECT w.oid::int8 AS type_oid, w.modifier, format_type(w.oid, nullif(w.modifier, -1)) AS data_type
+FROM unnest($1::oid[], $2::int4[]) AS w(oid, modifier)
+"""
+
+# Being published through a table list gives a row with an OID of its own, which a later membership doesn't share.
+_MEMBERSHIP = """
+SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+WHERE p.pubname = $2 AND (r.prrelid = $1::oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors($1::oid)))
+UNION ALL
+SELECT n.oid::int8 FROM pg_publication p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
+JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $2 AND c.oid = $1::oid
+LIMIT 1
+"""
+
 _PUBLISHED = """
 SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name, c.relreplident::text AS replica_identity,
        p.attnames::text[] AS columns, p.rowfilter AS row_filter, c.relkind::text AS kind
@@ -63,11 +89,24 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """What only the catalog knows of a column; `filled`: adding it may have given existing rows a value."""
+
+    number: int
+    is_nullable: bool
+    column_default: str | None
+    filled: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TableFacts:
     """What the catalog adds to a relation of the stream."""
 
     primary_key: tuple[str, ...] = ()
     types: dict[int, TypeInfo] = field(default_factory=dict)
+    columns: dict[str, ColumnFacts] = field(default_factory=dict)
+    type_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    membership: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +133,23 @@ class PublishedTable:
     kind: str
 
 
-async def table_facts(connection: asyncpg.Connection, relation_id: int, type_oids: Iterable[int]) -> TableFacts:
-    key = await connection.fetch(_PRIMARY_KEY, relation_id)
-    return TableFacts(tuple(row["attname"] for row in key), await types(connection, type_oids))
+async def table_facts(
+    connection: asyncpg.Connection, relation_id: int, column_types: Sequence[tuple[int, int]], publication: str
+) -> TableFacts:
+    """Facts of a relation whose columns have these types (OID and modifier)."""
+    oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
+    columns = await connection.fetch(_RELATION_COLUMNS, relation_id)
+    names = await connection.fetch(_TYPE_NAMES, [oid for oid, _ in column_types], [mod for _, mod in column_types])
+    return TableFacts(
+        primary_key=await primary_key(connection, relation_id),
+        types=await types(connection, oids) if oids else {},
+        columns={
+            row["name"]: ColumnFacts(row["number"], row["is_nullable"], row["column_default"], row["filled"])
+            for row in columns
+        },
+        type_names={(row["type_oid"], row["modifier"]): row["data_type"] for row in names},
+        membership=await connection.fetchval(_MEMBERSHIP, relation_id, publication) or 0,
+    )
 
 
 async def types(connection: asyncpg.Connection, type_oids: Iterable[int]) -> dict[int, TypeInfo]:

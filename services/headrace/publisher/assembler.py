@@ -7,12 +7,13 @@ everything before an LSN is complete, a `Mark`.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.contract import events
+from headrace.contract import events, schemas
 from headrace.contract.events import Payload
-from headrace.contract.naming import Operation, message_id
+from headrace.contract.naming import CDC, Operation, message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.lsn import Position
@@ -21,12 +22,14 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
+    Message,
     PgoutputMessage,
     Row,
     Truncate,
     Update,
     pg_timestamp_iso,
 )
+from headrace.publisher.schemas import SchemaBook
 from headrace.publisher.shape import Shape
 
 
@@ -36,12 +39,13 @@ class ProtocolError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event, encoded, with its place."""
+    """An event, encoded, with its place; `advances` is False for one that only tells about the event behind it."""
 
     position: Position
     subject: str
     msg_id: str
     payload: bytes
+    advances: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,17 @@ class _Held:
 
 
 class Assembler:
-    def __init__(self, source: str, encoding: Encoding) -> None:
+    def __init__(
+        self,
+        source: str,
+        encoding: Encoding,
+        book: SchemaBook | None = None,
+        message_prefixes: frozenset[str] = frozenset(),
+    ) -> None:
         self._source = source
         self._encoding = encoding
+        self._book = SchemaBook() if book is None else book
+        self._message_prefixes = message_prefixes
         self._shapes: dict[int, Shape] = {}
         self._begin: Begin | None = None
         self._ts = ""
@@ -99,6 +111,8 @@ class Assembler:
                 self._on_begin(message)
             case Commit():
                 yield from self._commit(message)
+            case Message():
+                yield from self._message(lsn, message)
             case _:
                 # Types and origins carry nothing of their own; relations come through `learn`.
                 return
@@ -154,14 +168,14 @@ class Assembler:
         unchanged: list[str] | None = None,
     ) -> Iterator[Event]:
         """Hold this event back, let go of the one before."""
-        begin = self._begin
-        if begin is None:
-            raise ProtocolError("a change outside a transaction")
+        begin, position = self._next_position()
+        if shape.excluded:
+            return
         if self._held is not None:
             yield self._release(last=False)
+        if not shape.told:
+            yield from self._tell(lsn, shape, begin, position)
         msg_id = message_id(lsn, shape.token, operation, self._repeat(lsn, shape.token, operation))
-        position = Position(begin.final_lsn, self._seq)
-        self._seq += 1
         payload: Payload = {
             "subject": shape.subjects[operation],
             "table": shape.relation.name,
@@ -180,6 +194,67 @@ class Assembler:
             payload["unchanged"] = unchanged
         self._held = _Held(position, shape.subjects[operation], msg_id, payload)
 
+    def _next_position(self) -> tuple[Begin, Position]:
+        """The place of the change at hand: every change takes one, whether it is delivered or not."""
+        begin = self._begin
+        if begin is None:
+            raise ProtocolError("a change outside a transaction")
+        position = Position(begin.final_lsn, self._seq)
+        self._seq += 1
+        return begin, position
+
+    def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> Iterator[Event]:
+        """The schema event that must come before this row, if the stream has not told this shape yet."""
+        shape.told = True
+        told = self._book.check(shape.table, position)
+        if told is None:
+            return
+        subject = schema_subject(shape.token)
+        msg_id = f"{lsn:x}-{shape.token}-schema"
+        body = schemas.event(
+            shape.table, source=self._source, version=told.version, changes=told.changes, resync=told.resync
+        )
+        payload: Payload = {
+            "subject": subject,
+            "msg_id": msg_id,
+            **body,
+            "lsn": lsn,
+            "tx": events.transaction(begin.xid, position, self._ts, last=False),
+        }
+        yield Event(position, subject, msg_id, events.encode(payload, self._encoding), advances=False)
+
+    def _message(self, lsn: int, message: Message) -> Iterator[Event]:
+        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
+        if message.transactional:
+            begin, position = self._next_position()
+            xid, ts = begin.xid, self._ts
+        elif self._begin is not None:
+            raise ProtocolError("a non-transactional message inside a transaction")
+        else:
+            position, xid, ts = Position(message.lsn, 0), 0, None
+        if message.prefix not in self._message_prefixes:
+            return
+        if self._held is not None:
+            yield self._release(last=False)
+        subject = message_subject(message.prefix)
+        payload = self._message_payload(lsn, message, position, xid, ts)
+        self._held = _Held(position, subject, str(payload["msg_id"]), payload)
+        if not message.transactional:
+            yield self._release(last=True)
+
+    def _message_payload(self, lsn: int, message: Message, position: Position, xid: int, ts: str | None) -> Payload:
+        subject = message_subject(message.prefix)
+        return {
+            "subject": subject,
+            "operation": "MESSAGE",
+            "msg_id": f"{message.lsn:x}-{subject.removeprefix(f'{CDC}.')}",
+            "prefix": message.prefix,
+            "content": _content(message.content, self._encoding),
+            "source": self._source,
+            "lsn": lsn,
+            "tx": events.transaction(xid, position, ts, last=False),
+        }
+
     def _repeat(self, lsn: int, token: str, operation: Operation) -> int:
         """How many changes of this table and kind the same WAL record had before."""
         if lsn != self._lsn:
@@ -195,6 +270,14 @@ class Assembler:
         self._held = None
         held.payload["tx"]["last"] = last
         return Event(held.position, held.subject, held.msg_id, events.encode(held.payload, self._encoding))
+
+
+def _content(content: bytes, encoding: Encoding) -> str | bytes:
+    """Text where it is text; other bytes as bytea has them."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(content).decode() if encoding is Encoding.JSON else content
 
 
 def _old(shape: Shape, key: Row | None, old: Row | None) -> dict[str, object] | None:

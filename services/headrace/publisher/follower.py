@@ -29,6 +29,7 @@ from headrace.metrics import count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation
 from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
 from headrace.publisher.tables import Tables
@@ -50,12 +51,13 @@ class Follower:
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
-        self._assembler = Assembler(self._source, settings.format.encoding)
         self._ledger = Ledger()
         self._progress = Progress()
         self._written_at = 0.0
         self._last: tuple[Position, str] | None = None
         self._sent: list[tuple[int, Position, str]] = []
+        # Tables whose entry in the book must be kept, once so many messages are stored.
+        self._told: dict[str, int] = {}
 
     @property
     def progressed(self) -> bool:
@@ -64,13 +66,18 @@ class Follower:
     async def run(self) -> None:
         """Follow until the service stops; raises when the outcome of something is in doubt."""
         js = self._client.jetstream()
-        cell = Cell(await bucket(js, self._settings.streams.state), f"progress.{self._source}")
+        state = await bucket(js, self._settings.streams.state)
+        cell = Cell(state, f"progress.{self._source}")
         tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source))
         self._place = await find_place(cell, tail)
         self._progress = self._place.progress
         self._cell = cell
         self._position = self._place.position
         self._ids_after = self._place.ids_after
+        self._shelf = BookShelf(state, self._source)
+        self._book = await self._shelf.load()
+        self._book.rewind(self._position)
+        self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._position), stream_seq=self._place.tail.last_seq)
         bus = self._settings.bus
         self._ingest = Ingest(
@@ -134,13 +141,17 @@ class Follower:
     async def _on_opening(self, opening: Opening) -> None:
         check_source(self._place, opening)
         # What was published stays in its place; what the new epoch replays is skipped by position.
-        self._assembler = Assembler(self._source, self._settings.format.encoding)
+        self._assembler = self._new_assembler()
         self._ledger = Ledger()
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
         self._scope.health.started()
         self._scope.health.heal("publish")
         self._scope.health.heal("bus")
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+
+    def _new_assembler(self) -> Assembler:
+        form = self._settings.format
+        return Assembler(self._source, form.encoding, self._book, frozenset(form.message_prefixes))
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         if not message:
@@ -160,12 +171,16 @@ class Follower:
                 await self._publish(item)
 
     async def _publish(self, event: Event) -> None:
-        if event.position <= self._position:
+        there = event.position <= self._position or event.msg_id in self._ids_after
+        if not event.advances:
+            self._told[event.subject.split(".")[1]] = self._ingest.published + (not there)
+        if there:
             count(self._stats, "skipped_events")
             return
-        self._position = event.position
-        self._sent.append((self._ingest.published + 1, event.position, event.msg_id))
-        await self._ingest.publish(Outgoing(event.subject, event.msg_id, event.payload))
+        if event.advances:
+            self._position = event.position
+            self._sent.append((self._ingest.published + 1, event.position, event.msg_id))
+        await self._ingest.publish(Outgoing(event.subject, event.msg_id, event.payload, advances=event.advances))
 
     async def _between_frames(self, *, idle: bool) -> None:
         await self._ingest.settle()
@@ -194,6 +209,7 @@ class Follower:
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
         )
+        await self._keep_book(acked)
         failpoint("publisher.before_progress")
         await self._cell.write(progress.encode())
         failpoint("publisher.after_progress_before_confirm")
@@ -201,6 +217,14 @@ class Follower:
         self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, lsn)
         self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
         return True
+
+    async def _keep_book(self, acked: int) -> None:
+        """Keep what the stream has told of tables, before anything behind it may be forgotten."""
+        for token, index in list(self._told.items()):
+            entry = self._book.entry(token)
+            if index <= acked and entry is not None:
+                await self._shelf.keep(token, entry)
+                del self._told[token]
 
     def _stored(self, acked: int) -> tuple[Position, str]:
         """Position and id of the last stored message of ours."""

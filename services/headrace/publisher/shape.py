@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.contract.naming import Operation, change_subject, table_token
+from headrace.contract.schemas import ColumnShape, TableShape
+from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions, converter
-from headrace.pgoutput.messages import UNCHANGED, Relation, Row
+from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.catalog import TableFacts
 
 Convert = Callable[[bytes], object]
@@ -20,27 +22,41 @@ class Shape:
     relation: Relation
     token: str
     key: frozenset[str]
-    columns: tuple[tuple[str, Convert], ...]
+    # None: the column is left out everywhere.
+    columns: tuple[tuple[str, Convert | None], ...]
     subjects: dict[Operation, str]
+    table: TableShape
+    # Left out by configuration: its changes count, and are not delivered.
+    excluded: bool = False
+    # Whether the schema book was asked about this shape since its Relation message came.
+    told: bool = False
 
     @classmethod
-    def of(cls, relation: Relation, facts: TableFacts, options: ValueOptions) -> Shape:
+    def of(
+        cls, relation: Relation, facts: TableFacts, options: ValueOptions, selection: Selection | None = None
+    ) -> Shape:
+        selection = selection or Selection()
         token = table_token(relation.schema, relation.name)
+        hidden = selection.hidden_columns(relation.schema, relation.name)
         columns = tuple(
-            (column.name, converter(column.type_oid, options, facts.types.get)) for column in relation.columns
+            (column.name, None if column.name in hidden else converter(column.type_oid, options, facts.types.get))
+            for column in relation.columns
         )
         flagged = frozenset(column.name for column in relation.columns if column.is_key)
         present = {column.name for column in relation.columns}
         # FULL flags every column, so the primary key must come from the catalog; a column list may hide part of it.
         key = frozenset(facts.primary_key) if set(facts.primary_key) <= present else frozenset[str]()
+        excluded = not selection.wants(relation.schema, relation.name)
         subjects = {operation: change_subject(token, operation) for operation in Operation}
-        return cls(relation, token, key or flagged, columns, subjects)
+        return cls(relation, token, key or flagged, columns, subjects, _table_shape(relation, facts, hidden), excluded)
 
     def row(self, row: Row) -> tuple[dict[str, object], list[str]]:
         """A whole row: its values, and the names of those that PostgreSQL did not send."""
         data: dict[str, object] = {}
         unchanged: list[str] = []
         for (name, convert), value in zip(self.columns, row, strict=True):
+            if convert is None:
+                continue
             if value is None:
                 data[name] = None
             elif value is UNCHANGED:
@@ -55,9 +71,39 @@ class Shape:
         return {
             name: None if value is None or value is UNCHANGED else convert(value)
             for (name, convert), value, is_key in zip(self.columns, row, flags, strict=True)
-            if is_key
+            if is_key and convert is not None
         }
 
     def deleted(self, known: dict[str, object]) -> dict[str, object]:
         """DELETE's `data`: the key columns, the others null."""
-        return {name: known.get(name) if name in self.key else None for name, _ in self.columns}
+        return {
+            name: known.get(name) if name in self.key else None for name, convert in self.columns if convert is not None
+        }
+
+
+def _table_shape(relation: Relation, facts: TableFacts, hidden: frozenset[str]) -> TableShape:
+    """What a schema event tells: names and types from the stream, the rest from the catalog where it still knows."""
+    return TableShape(
+        schema=relation.schema,
+        name=relation.name,
+        relation_id=relation.relation_id,
+        replica_identity=relation.replica_identity,
+        primary_key=tuple(name for name in facts.primary_key if name not in hidden),
+        membership=facts.membership,
+        columns=tuple(_column_shape(column, facts) for column in relation.columns if column.name not in hidden),
+    )
+
+
+def _column_shape(column: RelationColumn, facts: TableFacts) -> ColumnShape:
+    known = facts.columns.get(column.name)
+    data_type = facts.type_names.get((column.type_oid, column.type_modifier), "???")
+    shape = ColumnShape(column.name, column.type_oid, column.type_modifier, data_type, is_key=column.is_key)
+    if known is None:
+        return shape
+    return replace(
+        shape,
+        is_nullable=known.is_nullable,
+        column_default=known.column_default,
+        number=known.number,
+        filled=known.filled,
+    )

@@ -10,6 +10,7 @@ import asyncio
 import asyncpg
 
 from headrace import log as logs
+from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions
 from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
@@ -21,14 +22,18 @@ from headrace.settings import Settings
 log = logs.logger("publisher")
 
 RETRY_S = 0.5
-# Types below this are built in: their forms need no catalog.
-FIRST_USER_OID = 16384
 
 
 class Tables:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._options = ValueOptions(encoding=settings.format.encoding)
+        self._options = ValueOptions(
+            encoding=settings.format.encoding,
+            arrays=settings.format.arrays,
+            json_values=settings.format.json_values,
+            int8_as_string=settings.format.int8_as_string,
+        )
+        self._selection = Selection(settings.format.include, settings.format.exclude, settings.format.exclude_columns)
         self._connection: asyncpg.Connection | None = None
 
     async def describe(self, scope: Scope, relation: Relation) -> Shape | None:
@@ -41,16 +46,17 @@ class Tables:
                 await scope.pause(RETRY_S)
             else:
                 scope.health.heal("catalog")
-                return Shape.of(relation, facts, self._options)
+                return Shape.of(relation, facts, self._options, self._selection)
         return None
 
     async def _facts(self, relation: Relation) -> catalog.TableFacts:
-        oids = {column.type_oid for column in relation.columns if column.type_oid >= FIRST_USER_OID}
+        types = [(column.type_oid, column.type_modifier) for column in relation.columns]
+        publication = self._settings.source.publication
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await connection.connect(self._settings.postgres, "headrace publisher")
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
-                return await catalog.table_facts(self._connection, relation.relation_id, oids)
+                return await catalog.table_facts(self._connection, relation.relation_id, types, publication)
         except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError) as error:
             await self.close()
             raise PostgresUnreachableError(f"the catalog can't be read: {error}") from error

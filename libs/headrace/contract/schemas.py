@@ -1,0 +1,186 @@
+"""Table schemas as consumers read them: the schema event, the value of the schemas bucket, and what changed. Pure.
+
+One authority for a table's version: the publisher's schema events (docs/contract.md). Names and types come with the
+stream and are exact at their place in it; nullability and defaults are the catalog's, as of the moment of reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.errors import DecodeError
+
+Change = dict[str, Any]
+
+_VARCHAR, _VARBIT = 1043, 1562
+_WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnShape:
+    """A column; `number` is its place in the table's history (0: not known), `filled` whether adding it gave existing
+    rows a value."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    data_type: str
+    is_key: bool = False
+    is_nullable: bool = True
+    column_default: str | None = None
+    number: int = 0
+    filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """A table as a stretch of the stream shows it; `membership` tells one membership in the publication from a later
+    one."""
+
+    schema: str
+    name: str
+    relation_id: int
+    replica_identity: str
+    primary_key: tuple[str, ...]
+    membership: int
+    columns: tuple[ColumnShape, ...]
+
+    def same_in_stream(self, other: TableShape) -> bool:
+        """Whether rows of both read alike: what only the catalog knows does not count."""
+        return self._in_stream() == other._in_stream()
+
+    def _in_stream(self) -> tuple[object, ...]:
+        columns = tuple((c.name, c.type_oid, c.type_modifier, c.is_key) for c in self.columns)
+        return (self.schema, self.name, self.relation_id, self.replica_identity, self.membership, columns)
+
+    def encode(self) -> dict[str, Any]:
+        return {**asdict(self), "columns": [asdict(column) for column in self.columns]}
+
+    @classmethod
+    def decode(cls, value: Mapping[str, Any]) -> TableShape:
+        try:
+            columns = tuple(ColumnShape(**column) for column in value["columns"])
+            fields = {name: value[name] for name in cls.__slots__}
+            return cls(**{**fields, "columns": columns, "primary_key": tuple(value["primary_key"])})
+        except (KeyError, TypeError) as error:
+            raise DecodeError(f"a malformed table shape: {error}") from error
+
+    def shown_columns(self) -> list[dict[str, Any]]:
+        """The contract's `columns`."""
+        return [
+            {
+                "name": column.name,
+                "position": position,
+                "data_type": column.data_type,
+                "is_nullable": column.is_nullable,
+                "column_default": column.column_default,
+            }
+            for position, column in enumerate(self.columns, start=1)
+        ]
+
+
+def event(shape: TableShape, *, source: str, version: int, changes: list[Change], resync: bool) -> dict[str, Any]:
+    """The body of a schema event, without what every event has (subject, msg_id, lsn, tx)."""
+    return {
+        "table": shape.name,
+        "operation": "SCHEMA",
+        "schema": shape.schema,
+        "source": source,
+        "relation_id": shape.relation_id,
+        "version": version,
+        "columns": shape.shown_columns(),
+        "primary_key": list(shape.primary_key),
+        "replica_identity": shape.replica_identity,
+        "changes": changes,
+        "resync": resync,
+    }
+
+
+def bucket_value(event_payload: Mapping[str, Any], timestamp: str) -> dict[str, Any]:
+    """What the schemas bucket holds for a table."""
+    return {
+        "table": event_payload["table"],
+        "schema": f"{event_payload['schema']}.{event_payload['table']}",
+        "timestamp": timestamp,
+        "columns": event_payload["columns"],
+        "primary_key": event_payload["primary_key"],
+        "replica_identity": event_payload["replica_identity"],
+        "relation_id": event_payload["relation_id"],
+        "version": event_payload["version"],
+    }
+
+
+def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
+    """What changed, and whether a mirror must bootstrap because no row event can carry it."""
+    changes: list[Change] = []
+    resync = False
+    if (old.schema, old.name) != (new.schema, new.name):
+        changes.append({"change": "table_renamed", "from": f"{old.schema}.{old.name}"})
+        resync = True
+    if old.relation_id != new.relation_id:
+        changes.append({"change": "table_replaced"})
+        resync = True
+    elif old.membership != new.membership:
+        changes.append({"change": "publication_changed"})
+        resync = True
+    column_changes, columns_resync = _column_differences(old, new)
+    changes += column_changes
+    if old.primary_key != new.primary_key:
+        changes.append({"change": "key_changed", "from": list(old.primary_key), "to": list(new.primary_key)})
+    if old.replica_identity != new.replica_identity:
+        changes.append({"change": "replica_identity_changed", "from": old.replica_identity, "to": new.replica_identity})
+    return changes, resync or columns_resync
+
+
+def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
+    changes: list[Change] = []
+    resync = False
+    pairs = _pair(old, new)
+    kept = set(pairs.values())
+    changes += [{"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept]
+    for column in new.columns:
+        before_or_none = pairs.get(column)
+        if before_or_none is None:
+            changes.append({"change": "column_added", "column": column.name, "data_type": column.data_type})
+            resync = resync or column.filled
+            continue
+        column_changes, rewritten = _one_column(before_or_none, column)
+        changes += column_changes
+        resync = resync or rewritten
+    return changes, resync
+
+
+def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
+    """Which old column each new one is: by its number in the table's history, else by its name."""
+    same_table = old.relation_id == new.relation_id
+    by_number = {column.number: column for column in old.columns if column.number and same_table}
+    by_name = {column.name: column for column in old.columns}
+    pairs = {}
+    for column in new.columns:
+        before = by_number.get(column.number) if column.number and by_number else by_name.get(column.name)
+        if before is not None:
+            pairs[column] = before
+    return pairs
+
+
+def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], bool]:
+    changes: list[Change] = []
+    rewritten = False
+    if before.name != after.name:
+        changes.append({"change": "column_renamed", "from": before.name, "column": after.name})
+    if (before.type_oid, before.type_modifier) != (after.type_oid, after.type_modifier):
+        changes.append(
+            {"change": "column_retyped", "column": after.name, "from": before.data_type, "to": after.data_type}
+        )
+        rewritten = not _free(before, after)
+    if (before.is_nullable, before.column_default) != (after.is_nullable, after.column_default):
+        changes.append({"change": "column_constraints_changed", "column": after.name})
+    return changes, rewritten
+
+
+def _free(before: ColumnShape, after: ColumnShape) -> bool:
+    """A varchar made wider keeps every value as it is."""
+    same = before.type_oid == after.type_oid and after.type_oid in _WIDENING_IS_FREE
+    return same and (after.type_modifier == -1 or -1 < before.type_modifier <= after.type_modifier)
