@@ -1,0 +1,56 @@
+"""What `pip install .` gives: a wheel with everything in it, and a `headrace` command that runs from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def clean_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with Headrace from its wheel, and the dependencies of this one: no index is asked."""
+    folder = tmp_path_factory.mktemp("install")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
+    [wheel] = folder.glob("*.whl")
+    venv = folder / "venv"
+    uv = Path(sys.executable).with_name("uv")
+    run(uv, "venv", "--quiet", "--python", sys.executable, venv, cwd=folder)
+    run(uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", venv / "bin/python", wheel, cwd=folder)
+    # A path file of a folder that a path file adds isn't read: so this checkout, installed here editable, isn't seen.
+    [site] = (venv / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    return venv
+
+
+def test_the_installed_command_explains_itself(clean_venv: Path) -> None:
+    shown = run(clean_venv / "bin/headrace", "--help", cwd=clean_venv)
+    for command in ("up", "wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry"):
+        assert command in shown
+
+
+def test_it_runs_from_what_was_installed_and_not_from_a_checkout(clean_venv: Path) -> None:
+    program = "import headrace.embedded.process as p, headrace.cli.main as m; print(p.__file__); print(m.__file__)"
+    for path in run(clean_venv / "bin/python", "-c", program, cwd=clean_venv).split():
+        assert Path(path).is_relative_to(clean_venv)
+
+
+def test_every_file_of_both_roots_is_in_it(clean_venv: Path) -> None:
+    [installed] = (clean_venv / "lib").glob("python*/site-packages/headrace")
+    for root in (ROOT / "libs/headrace", ROOT / "services/headrace"):
+        for path in root.rglob("*.py"):
+            assert (installed / path.relative_to(root)).is_file(), path
+    assert (installed / "py.typed").is_file()
