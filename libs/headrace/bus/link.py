@@ -1,7 +1,8 @@
 """The bus on NATS core: its subjects, and what every service does on it besides frames.
 
 Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
-`headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite).
+`headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite),
+`headrace.{slot}.doctor` (a message to itself, to prove the right).
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Report:
 
 
 _INSTANCE = secrets.token_hex(4)
+
+
+def doctor_subject(slot: str) -> str:
+    return f"headrace.{slot}.doctor"
 
 
 def encode_stats(stats: Stats, reasons: dict[str, str]) -> bytes:

@@ -138,6 +138,76 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     finish(lambda: command.run(Path.cwd() / ".headrace", options))
 
 
+_PANEL = "Setting up and looking after"
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("init", rich_help_panel=_PANEL)
+def init(
+    slot: Slot = None,
+    pub: Pub = None,
+    tables: Annotated[
+        str | None, typer.Option("--tables", help="Tables of the publication, comma-separated. [all tables]")
+    ] = None,
+) -> None:
+    """Make what is missing: publication, streams, buckets, replication slot. Safe to repeat."""
+    from headrace.cli import init as command
+
+    settings = settings_from(slot, pub)
+    wanted = [table.strip() for table in (tables or "").split(",") if table.strip()]
+    finish(lambda: command.run(settings, wanted))
+
+
+@app.command("teardown", rich_help_panel=_PANEL)
+def teardown(
+    slot: Slot = None,
+    pub: Pub = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    streams: Annotated[bool, typer.Option("--streams", help="Delete streams and buckets too.")] = False,
+) -> None:
+    """Remove what init made: the slot first, then the publication, with --streams the streams."""
+    from headrace.cli import teardown as command
+
+    settings = settings_from(slot, pub)
+    finish(lambda: command.run(settings, yes=yes, streams=streams))
+
+
+@app.command("doctor", rich_help_panel=_PANEL)
+def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
+    """Check everything the suite needs, and say what to do about what is not there."""
+    from headrace.cli import doctor as command
+
+    settings = settings_from(slot, pub)
+    finish(lambda: command.run(settings, as_json=as_json))
+
+
+@app.command("status", rich_help_panel=_PANEL)
+def status(
+    port: Annotated[int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how the running suite is."""
+    from headrace.cli import status as command
+
+    settings = settings_from(port=port)
+    finish(lambda: command.run(settings, url=url, as_json=as_json))
+
+
+@app.command("load", rich_help_panel="Trying it out")
+def load_command(
+    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Changes per second.")] = 100,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10,
+    table: Annotated[str, typer.Option("--table", help="The table; made if missing.")] = "demo",
+    pub: Pub = None,
+) -> None:
+    """Insert, update and delete rows of a demo table at a steady rate."""
+    from headrace.cli import load as command
+
+    settings = settings_from(pub=pub)
+    finish(lambda: command.run(settings, rate=rate, seconds=seconds, table=table))
+
+
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; a foreseen error is one line."""
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)

@@ -1,0 +1,56 @@
+"""What a check of `headrace doctor` found, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SKEW_S_MAX = 2.0
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor's table."""
+
+    group: str
+    name: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+@dataclass(slots=True)
+class Findings:
+    """The checks of one group, in the order in which they were made."""
+
+    group: str
+    checks: list[Check]
+
+    def ok(self, name: str, found: str) -> None:
+        self.checks.append(Check(self.group, name, State.OK, found))
+
+    def warn(self, name: str, found: str, remedy: str) -> None:
+        self.checks.append(Check(self.group, name, State.WARN, found, remedy))
+
+    def fail(self, name: str, found: str, remedy: str) -> None:
+        self.checks.append(Check(self.group, name, State.FAIL, found, remedy))
+
+    def judge(self, name: str, found: str, remedy: str, *, good: bool) -> None:
+        """Fine, or a failure with its remedy."""
+        if good:
+            self.ok(name, found)
+        else:
+            self.fail(name, found, remedy)
+
+    def skew(self, seconds: float) -> None:
+        """How far the server's clock is from this one's."""
+        if abs(seconds) <= SKEW_S_MAX:
+            self.ok("clock", f"{abs(seconds) * 1000:.0f} ms apart")
+        else:
+            self.warn("clock", f"{abs(seconds):.1f} s apart", "Run a time service (chrony) on both machines.")

@@ -1,0 +1,71 @@
+"""Short connections of the operator's commands, and how they show what they did.
+
+Promises: what PostgreSQL or NATS refuses is one error with the remedy; colours only on a terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import asyncpg
+from nats.aio.client import Client
+from rich.console import Console
+from rich.text import Text
+
+from headrace.jetstream.connection import connect_once
+from headrace.postgres import connection
+from headrace.postgres.replication import refusal
+from headrace.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def postgres(settings: Settings, command: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection for as long as the command needs it."""
+    session = await connection.connect(settings.postgres, f"headrace {command}")
+    try:
+        yield session
+    except asyncpg.PostgresError as error:
+        raise refusal(error.sqlstate, str(error), settings.postgres) from error
+    except (OSError, asyncpg.InterfaceError) as error:
+        raise connection.explained(None, str(error), settings.postgres) from error
+    finally:
+        session.terminate()
+
+
+@contextlib.asynccontextmanager
+async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, list[str]]]:
+    """A connection, and what the server complained about meanwhile: a missing right comes as nothing else."""
+    complaints: list[str] = []
+
+    async def note(error: Exception) -> None:
+        complaints.append(str(error))
+
+    client = await connect_once(settings.nats, f"headrace-{command}", error_cb=note)
+    try:
+        yield client, complaints
+    finally:
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(2):
+                await client.close()
+
+
+class Screen:
+    """Lines of one form: a mark, a kind of thing, its name, what became of it."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, soft_wrap=True)
+
+    def title(self, text: str) -> None:
+        self.console.print(Text(text, style="bold"))
+
+    def made(self, kind: str, name: str, what: str) -> None:
+        self._line("✓", "green", kind, name, what)
+
+    def kept(self, kind: str, name: str, what: str) -> None:
+        self._line("·", "dim", kind, name, what)
+
+    def _line(self, mark: str, style: str, kind: str, name: str, what: str) -> None:
+        line = Text("  ").append(mark, style=style).append(f" {kind:<12} ", style="dim")
+        self.console.print(line.append(f"{name:<26} ").append(what, style=style))

@@ -1,0 +1,115 @@
+"""`headrace status`: telemetry's `/status`, for people. Asks over HTTP and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.errors import HeadraceError
+from headrace.settings import Settings
+
+TELEMETRY_PORT = 9090
+_TIMEOUT_S = 5
+_STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
+# What of a service's many figures tells its story in a line.
+_TELLING = {
+    "wal-reader": ("wal_messages", "frames_sent", "in_flight_bytes", "pg_reconnects"),
+    "publisher": ("cdc_events", "transactions", "skipped_events", "window_messages"),
+    "snapshot-responder": ("snapshots_completed", "snapshots_failed", "snapshot_rows"),
+    "schema-publisher": ("schemas_published",),
+    "telemetry": ("retained_bytes", "pg_reachable"),
+}
+
+
+class TelemetryAwayError(HeadraceError):
+    """Telemetry doesn't answer."""
+
+    remedy = "Start it (`headrace telemetry`), or say where it is with --url or --port."
+
+
+async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
+    """Fetch the status and show it."""
+    port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
+    body = await _fetch((url or f"http://127.0.0.1:{port}").rstrip("/"))
+    if as_json:
+        typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
+        return
+    console = Console(highlight=False)
+    console.print(_headline(body))
+    console.print(_services(body["services"]))
+
+
+async def _fetch(base: str) -> dict[str, Any]:
+    try:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{base}/status") as answer:
+            body = orjson.loads(await answer.read())
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise TelemetryAwayError(f"telemetry at {base} does not answer ({str(error) or 'time-out'})") from error
+    if not isinstance(body, dict) or "services" not in body:
+        raise TelemetryAwayError(f"what answers at {base} is not telemetry")
+    return body
+
+
+def _headline(body: dict[str, Any]) -> Text:
+    connected = bool(body["is_connected"])
+    text = Text.assemble(
+        (f"{body['source']} ", "bold"),
+        (body["status"], "green" if connected else "red"),
+        f"   up {_span(body['uptime_seconds'])}   LSN {body['current_lsn']}   lag {size(body['wal_lag_bytes'])}",
+        f"   {body['cdc_events_published']:,} events",
+    )
+    for part in ("postgres", "nats"):
+        ok = body[part].get("reachable", body[part].get("connected"))
+        if not ok:
+            text.append(f"\n{part}: {body[part].get('reason') or 'not connected'}", style="red")
+    if body["postgres"]["reachable"] and body["postgres"]["reason"]:
+        text.append(f"\n{body['postgres']['reason']}", style="yellow")
+    return text.append("\n")
+
+
+def _services(services: dict[str, Any]) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    for header in ("service", "state", "up", "figures"):
+        table.add_column(header)
+    for name, service in services.items():
+        style = _STYLES.get(service["state"], "")
+        reasons = "; ".join(service["reasons"].values())
+        state = service["state"] if service["instances"] < 2 else f"{service['state']} ({service['instances']})"
+        shown = reasons or _figures(name, service["figures"])
+        up = _span(service["figures"].get("uptime_seconds", 0))
+        table.add_row(name, Text(state, style=style), up, Text(shown, style="yellow" if reasons else ""))
+    return table
+
+
+def _figures(name: str, figures: dict[str, Any]) -> str:
+    told = []
+    for key in _TELLING.get(name, ()):
+        value = figures.get(key)
+        if value is not None:
+            amount = size(value) if key.endswith("_bytes") else f"{value:,}"
+            told.append(f"{key.removesuffix('_bytes').replace('_', ' ')} {amount}")
+    return ", ".join(told)
+
+
+def size(count: float) -> str:
+    """A number of bytes, short."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole % 60, "s")]
+    shown = [f"{amount}{unit}" for amount, unit in parts if amount][:2]
+    return " ".join(shown) or "0s"
