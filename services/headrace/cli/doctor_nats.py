@@ -99,25 +99,26 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
         before = time.time()
         answer = await _ask(client, f"$JS.API.STREAM.INFO.{config.name}")
         name, subjects = str(config.name), set(config.subjects or [])
+        check = f"bucket {name[3:]}" if name.startswith("KV_") else f"stream {name}"
         if not isinstance(answer, dict):
-            findings.fail(name, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
+            findings.fail(check, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
         elif answer.get("error", {}).get("code") == _NOT_FOUND:
-            findings.fail(name, "does not exist", "Run `headrace init`.")
+            findings.fail(check, "does not exist", "Run `headrace init`.")
         elif "error" in answer:
-            findings.fail(name, str(answer["error"].get("description")), "Run `headrace init`.")
+            findings.fail(check, str(answer["error"].get("description")), "Run `headrace init`.")
         else:
-            _stream(name, subjects, answer, findings)
+            _stream(check, name, subjects, answer, findings)
             if name == settings.streams.cdc and "ts" in answer:
                 there = datetime.fromisoformat(answer["ts"]).timestamp()
                 findings.skew(there - (before + time.time()) / 2)
 
 
-def _stream(name: str, wanted: set[str], info: dict[str, Any], findings: Findings) -> None:
+def _stream(check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings) -> None:
     state, subjects = info["state"], set(info["config"].get("subjects") or [])
     found = f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, {state['bytes'] / 1_048_576:,.1f} MiB"
     missing = ", ".join(sorted(wanted - subjects))
     remedy = f"Add {missing}: nats stream edit {name}."
-    findings.judge(name, found, remedy, good=not missing)
+    findings.judge(check, found, remedy, good=not missing)
 
 
 async def _publishing(client: Client, complaints: Sequence[str], findings: Findings) -> None:
