@@ -7,7 +7,7 @@ stream and are exact at their place in it; nullability and defaults are the cata
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from headrace.errors import DecodeError
@@ -110,6 +110,15 @@ def bucket_value(event_payload: Mapping[str, Any], timestamp: str) -> dict[str, 
         "relation_id": event_payload["relation_id"],
         "version": event_payload["version"],
     }
+
+
+def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
+    """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules are its own."""
+    flags = {column.name: column.is_key for column in known.columns}
+    return replace(
+        shape,
+        columns=tuple(replace(column, is_key=flags.get(column.name, column.is_key)) for column in shape.columns),
+    )
 
 
 def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:

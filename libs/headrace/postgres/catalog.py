@@ -68,6 +68,32 @@ JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $2 AND c.oid = $
 LIMIT 1
 """
 
+_SHAPES = """
+SELECT c.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
+       a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default,
+       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled,
+       CASE c.relreplident WHEN 'f' THEN true
+            WHEN 'n' THEN false
+            ELSE EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])
+                         AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)
+       END AS is_key
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+WHERE c.oid = ANY($1::oid[]) ORDER BY c.oid, a.attnum
+"""
+
+# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute.
+_STORAGE = """
+SELECT c.oid::int8 AS relation_id,
+       (SELECT md5(string_agg(p.relfilenode::text, ',' ORDER BY p.oid)) FROM pg_class p
+        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
+       || '/' ||
+       (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid)
+       AS storage
+FROM pg_class c WHERE c.oid = ANY($1::oid[])
+"""
+
 _PUBLISHED = """
 SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name, c.relreplident::text AS replica_identity,
        p.attnames::text[] AS columns, p.rowfilter AS row_filter, c.relkind::text AS kind
@@ -193,3 +219,49 @@ async def published_tables(connection: asyncpg.Connection, publication: str) -> 
         )
         for row in rows
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TableReading:
+    """A published table with its columns, key and storage, read in one snapshot with others."""
+
+    table: PublishedTable
+    columns: tuple[asyncpg.Record, ...]
+    primary_key: tuple[str, ...]
+    membership: int
+    storage: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationReading:
+    """All tables of a publication at one moment; everything it shows was committed before `lsn`."""
+
+    lsn: int
+    tables: tuple[TableReading, ...]
+    existing: frozenset[int]
+
+
+async def read_publication(
+    connection: asyncpg.Connection, publication: str, known_relations: Iterable[int]
+) -> PublicationReading:
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        published = await published_tables(connection, publication)
+        oids = [table.relation_id for table in published]
+        by_relation: dict[int, list[asyncpg.Record]] = {}
+        for row in await connection.fetch(_SHAPES, oids):
+            by_relation.setdefault(row["relation_id"], []).append(row)
+        storage = {row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)}
+        tables = [
+            TableReading(
+                table,
+                tuple(row for row in by_relation.get(table.relation_id, ()) if row["name"] in set(table.columns)),
+                await primary_key(connection, table.relation_id),
+                await connection.fetchval(_MEMBERSHIP, table.relation_id, publication) or 0,
+                storage.get(table.relation_id, ""),
+            )
+            for table in published
+        ]
+        known = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE oid = ANY($1::oid[])", [*known_relations])
+    # Asked after the snapshot: whatever that shows has its commit record before this place.
+    lsn = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
+    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in known))

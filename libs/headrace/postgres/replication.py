@@ -169,10 +169,11 @@ class ReplicationConnection:
 
     async def slot(self, slot: str) -> SlotState | None:
         """The slot as PostgreSQL shows it; None when it isn't there."""
-        rows = await self._query(
-            "SELECT confirmed_flush_lsn, plugin, database, wal_status FROM pg_catalog.pg_replication_slots "
-            f"WHERE slot_name = {quote_literal(slot)}"  # noqa: S608  # the walsender takes no parameters
-        )
+        columns = "confirmed_flush_lsn, plugin, database, wal_status"
+        name = quote_literal(slot)
+        source = "pg_catalog.pg_replication_slots"
+        query = f"SELECT {columns} FROM {source} WHERE slot_name = {name}"  # noqa: S608  # takes no parameters
+        rows = await self._query(query)
         if not rows:
             return None
         lsn, plugin, database, wal_status = rows[0]

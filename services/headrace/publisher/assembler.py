@@ -29,7 +29,7 @@ from headrace.pgoutput.messages import (
     Update,
     pg_timestamp_iso,
 )
-from headrace.publisher.schemas import SchemaBook
+from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
 from headrace.publisher.shape import Shape
 
 
@@ -206,22 +206,25 @@ class Assembler:
     def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> Iterator[Event]:
         """The schema event that must come before this row, if the stream has not told this shape yet."""
         shape.told = True
-        told = self._book.check(shape.table, position)
-        if told is None:
-            return
-        subject = schema_subject(shape.token)
-        msg_id = f"{lsn:x}-{shape.token}-schema"
+        told = self._book.check(shape.table, position, lsn)
+        if told is not None:
+            tx = events.transaction(begin.xid, position, self._ts, last=False)
+            yield self._schema_event(told, position, lsn, tx)
+
+    def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
+        """What the catalog shows beyond the stream, told at the reading's place; only between transactions."""
+        assert self._begin is None, "a catalog reading inside a transaction"
+        position = Position(reading.lsn, 0)
+        for told in self._book.compare(reading):
+            yield self._schema_event(told, position, reading.lsn, events.transaction(0, position, None, last=False))
+
+    def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
+        subject = schema_subject(told.token)
         body = schemas.event(
-            shape.table, source=self._source, version=told.version, changes=told.changes, resync=told.resync
+            told.shape, source=self._source, version=told.version, changes=told.changes, resync=told.resync
         )
-        payload: Payload = {
-            "subject": subject,
-            "msg_id": msg_id,
-            **body,
-            "lsn": lsn,
-            "tx": events.transaction(begin.xid, position, self._ts, last=False),
-        }
-        yield Event(position, subject, msg_id, events.encode(payload, self._encoding), advances=False)
+        payload: Payload = {"subject": subject, "msg_id": told.msg_id, **body, "lsn": lsn, "tx": tx}
+        return Event(position, subject, told.msg_id, events.encode(payload, self._encoding), advances=False)
 
     def _message(self, lsn: int, message: Message) -> Iterator[Event]:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""

@@ -6,7 +6,7 @@ An entry holds from a position on. Replays of what lies before it change nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,10 @@ class Entry:
     version: int
     since: Position
     told: bool = True
+    # The schema event's id, by which it is recognised in the stream's tail.
+    msg_id: str = ""
+    # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not looked at yet.
+    storage: str = ""
 
     def encode(self) -> dict[str, Any]:
         return {
@@ -34,20 +38,48 @@ class Entry:
             "shape": self.shape.encode(),
             "version": self.version,
             "since": list(self.since),
+            "msg_id": self.msg_id,
+            "storage": self.storage,
         }
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Entry:
         if value.get("format") != FORMAT:
             raise DecodeError(f"a table shape of format {value.get('format')}, this version reads {FORMAT}")
-        return cls(TableShape.decode(value["shape"]), int(value["version"]), Position(*value["since"]))
+        return cls(
+            TableShape.decode(value["shape"]),
+            int(value["version"]),
+            Position(*value["since"]),
+            msg_id=str(value["msg_id"]),
+            storage=str(value["storage"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """A published table as the catalog has it."""
+
+    shape: TableShape
+    storage: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogReading:
+    """All published tables at one moment, which the stream has passed once it is beyond `lsn`."""
+
+    lsn: int
+    tables: tuple[CatalogTable, ...]
+    # Relations of the book that still exist, published or not.
+    existing: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A change of a table that must be told before the row at hand."""
+    """A change of a table that must be told before the row at hand, or when the stream has passed a place."""
 
     token: str
+    shape: TableShape
+    msg_id: str
     version: int
     changes: list[Change]
     resync: bool
@@ -58,10 +90,10 @@ class SchemaBook:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
 
-    def rewind(self, position: Position) -> None:
-        """The stream reaches no further than `position`: what was told later may be missing from it."""
+    def rewind(self, position: Position, ids_after: Collection[str] = ()) -> None:
+        """The stream reaches no further than `position` and these ids: what was told later is missing from it."""
         for token, entry in self._entries.items():
-            if entry.since > position:
+            if entry.since > position and entry.msg_id not in ids_after:
                 self._entries[token] = replace(entry, told=False)
 
     def entry(self, token: str) -> Entry | None:
@@ -70,36 +102,99 @@ class SchemaBook:
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
 
-    def check(self, shape: TableShape, position: Position) -> Told | None:
+    def check(self, shape: TableShape, position: Position, lsn: int) -> Told | None:
         """What must be told before the row at `position`, which has this shape; None when it is known."""
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
-            return self._first(token, shape, position)
+            return self._first(token, shape, position, lsn)
         if position < known.since:
             return None
         if known.told and known.shape.same_in_stream(shape):
             return None
-        return self._next(token, known, shape, position)
+        changes, resync = schemas.differences(known.shape, shape)
+        return self._next(token, known, shape, position, lsn, changes, resync)
 
-    def _first(self, token: str, shape: TableShape, position: Position) -> Told:
+    def _first(self, token: str, shape: TableShape, position: Position, lsn: int) -> Told:
         earlier = self._entries.get(self._by_relation.get(shape.relation_id, ""))
         if earlier is not None and earlier.since <= position:
             changes, resync = schemas.differences(earlier.shape, shape)
         else:
             changes, resync = [{"change": "table_first_seen"}], False
-        self._enter(token, Entry(shape, 1, position))
-        return Told(token, 1, changes, resync)
+        return self._enter(token, Entry(shape, 1, position, msg_id=_msg_id(lsn, token)), changes, resync=resync)
 
-    def _next(self, token: str, known: Entry, shape: TableShape, position: Position) -> Told:
-        changes, resync = schemas.differences(known.shape, shape)
+    def _next(
+        self,
+        token: str,
+        known: Entry,
+        shape: TableShape,
+        position: Position,
+        lsn: int,
+        changes: list[Change],
+        resync: bool,
+    ) -> Told:
         version = known.version + 1 if known.told else known.version
         if not known.told:
             # What exactly was lost with the stream's tail is not known any more: a mirror must not rely on it.
             resync = resync or not known.shape.same_in_stream(shape)
-        self._enter(token, Entry(shape, version, position))
-        return Told(token, version, changes, resync)
+        # A change that rewrites the table must not be told a second time as a rewrite.
+        storage = "" if resync else known.storage
+        entry = Entry(shape, version, position, msg_id=_msg_id(lsn, token), storage=storage)
+        return self._enter(token, entry, changes, resync=resync)
 
-    def _enter(self, token: str, entry: Entry) -> None:
+    def _enter(self, token: str, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
         self._entries[token] = entry
         self._by_relation[entry.shape.relation_id] = token
+        return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
+
+    def compare(self, reading: CatalogReading) -> list[Told]:
+        """What the catalog shows and no row has told; called when the stream has passed the reading."""
+        position = Position(reading.lsn, 0)
+        told = [self._compare(table, position, reading.lsn) for table in reading.tables]
+        return [item for item in (*told, *self._gone(reading, position)) if item is not None]
+
+    def _compare(self, table: CatalogTable, position: Position, lsn: int) -> Told | None:
+        token = table_token(table.shape.schema, table.shape.name)
+        known = self._entries.get(token)
+        if known is None:
+            told = self._first(token, table.shape, position, lsn)
+            self._entries[token] = replace(self._entries[token], storage=table.storage)
+            return told
+        if position < known.since:
+            return None
+        shape = schemas.with_keys_of(table.shape, known.shape)
+        changes, resync = schemas.differences(known.shape, shape)
+        rewritten = _rewritten(known.storage, table.storage)
+        if rewritten:
+            changes.append({"change": "table_rewritten"})
+        if not changes and known.told:
+            self._entries[token] = replace(known, storage=table.storage)
+            return None
+        told = self._next(token, known, shape, position, lsn, changes, resync or rewritten)
+        self._entries[token] = replace(self._entries[token], storage=table.storage)
+        return told
+
+    def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
+        """Tables that the publication no longer has."""
+        there = {table_token(table.shape.schema, table.shape.name) for table in reading.tables}
+        gone = []
+        for token, known in list(self._entries.items()):
+            if token in there or not known.shape.columns or position < known.since:
+                continue
+            relation = known.shape.relation_id
+            change = "table_removed" if relation in reading.existing else "table_dropped"
+            empty = replace(known.shape, columns=(), primary_key=(), membership=-1)
+            gone.append(self._next(token, known, empty, position, reading.lsn, [{"change": change}], False))
+        return gone
+
+
+def _msg_id(lsn: int, token: str) -> str:
+    return f"{lsn:x}-{token}-schema"
+
+
+def _rewritten(before: str, now: str) -> bool:
+    """Both the table's file and a column's definition are new: TRUNCATE and VACUUM FULL change only the file."""
+    if not before or not now:
+        return False
+    (file_before, columns_before), (file_now, columns_now) = before.split("/"), now.split("/")
+    return file_before != file_now and columns_before != columns_now

@@ -1,0 +1,94 @@
+"""Watching the catalog for what leaves no trace in the stream: DROP, DDL with no rows after it, rewrites, membership.
+
+Reads at intervals, beside the stream; a reading is told only once the stream has passed it (`CatalogReading.lsn`), so
+that a schema event never comes before a row of the old shape. A database that can't be asked is asked again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from headrace import log as logs
+from headrace.contract.schemas import ColumnShape, TableShape
+from headrace.contract.selection import Selection
+from headrace.lifecycle import Scope
+from headrace.postgres import connection
+from headrace.postgres.catalog import PublicationReading, TableReading, read_publication
+from headrace.postgres.connection import PostgresError
+from headrace.publisher.schemas import CatalogReading, CatalogTable
+from headrace.settings import Settings
+
+log = logs.logger("publisher")
+
+
+class CatalogWatch:
+    """The newest reading that was not taken yet; `known` are the relations whose fate is of interest."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        form = settings.format
+        self._selection = Selection(form.include, form.exclude, form.exclude_columns)
+        self._reading: CatalogReading | None = None
+        self.known: frozenset[int] = frozenset()
+
+    def due(self, passed_lsn: int) -> CatalogReading | None:
+        """A reading that the stream has passed; each is given out once."""
+        reading = self._reading
+        if reading is None or reading.lsn > passed_lsn:
+            return None
+        self._reading = None
+        return reading
+
+    async def run(self, scope: Scope) -> None:
+        while not scope.stopping.is_set():
+            # One reading waits until the stream has passed it: a newer one would only postpone what it shows.
+            if self._reading is None:
+                try:
+                    self._reading = await self._read()
+                except (PostgresError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+                    log.debug("catalog_not_read", reason=str(error))
+            await scope.pause(self._settings.watch.catalog_interval_s)
+
+    async def _read(self) -> CatalogReading:
+        session = await connection.connect(self._settings.postgres, "headrace publisher catalog")
+        try:
+            async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
+                reading = await read_publication(session, self._settings.source.publication, self.known)
+        finally:
+            session.terminate()
+        return self._of(reading)
+
+    def _of(self, reading: PublicationReading) -> CatalogReading:
+        wanted = [t for t in reading.tables if self._selection.wants(t.table.schema, t.table.name)]
+        return CatalogReading(reading.lsn, tuple(self._table(table) for table in wanted), reading.existing)
+
+    def _table(self, reading: TableReading) -> CatalogTable:
+        table = reading.table
+        hidden = self._selection.hidden_columns(table.schema, table.name)
+        columns = tuple(
+            ColumnShape(
+                row["name"],
+                row["type_oid"],
+                row["modifier"],
+                row["data_type"],
+                is_key=row["is_key"],
+                is_nullable=row["is_nullable"],
+                column_default=row["column_default"],
+                number=row["number"],
+                filled=row["filled"],
+            )
+            for row in reading.columns
+            if row["name"] not in hidden
+        )
+        shape = TableShape(
+            schema=table.schema,
+            name=table.name,
+            relation_id=table.relation_id,
+            replica_identity=table.replica_identity,
+            primary_key=tuple(name for name in reading.primary_key if name not in hidden),
+            membership=reading.membership,
+            columns=columns,
+        )
+        return CatalogTable(shape, reading.storage)
