@@ -155,7 +155,7 @@ class Driver:
     def _exit_without_jvm(self, error: Exception) -> None:
         """A session whose JVM is gone never recovers; the responder starts another and runs its plans again."""
         with contextlib.suppress(Exception):  # any failure of so plain a question means that nobody is there
-            _ = self._spark.version
+            self._spark.conf.get("spark.app.name")
             return
         log.error("jvm_lost", reason=type(error).__name__)
         os._exit(EXIT_JVM_LOST)
