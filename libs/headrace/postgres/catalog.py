@@ -2,7 +2,8 @@
 defaults, and which tables a publication has.
 
 As of the moment of reading: the catalog may be newer than the place in the stream where it is needed, so a table that
-is gone gives empty facts, never an error.
+is gone gives empty facts, never an error. It must not be older: `sees` tells whether a transaction of the stream can be
+seen yet, which comes a moment after its commit is decoded.
 """
 
 from __future__ import annotations
@@ -103,6 +104,15 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = $1 ORDER BY 2, 3
 """
 
+# The stream has the low half of a transaction's number; the nearest whole one is it. In the order of the log a
+# transaction ends with its commit record, for others only when it has left the list of those in progress: behind a
+# slow synchronous standby that may be much later.
+_SEES = """
+SELECT pg_visible_in_snapshot(
+    (top + (($1::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
+FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top FROM pg_current_snapshot() AS s) AS now
+"""
+
 _KINDS = {
     "b": TypeKind.BASE,
     "d": TypeKind.DOMAIN,
@@ -157,6 +167,11 @@ class PublishedTable:
     columns: tuple[str, ...]
     row_filter: str | None
     kind: str
+
+
+async def sees(connection: asyncpg.Connection, xid: int) -> bool:
+    """Whether this session's snapshot has the effects of a transaction of the stream."""
+    return bool(await connection.fetchval(_SEES, xid))
 
 
 async def table_facts(

@@ -88,6 +88,13 @@ class Assembler:
     def in_transaction(self) -> bool:
         return self._begin is not None
 
+    @property
+    def xid(self) -> int:
+        """The transaction that is being assembled."""
+        if self._begin is None:
+            raise ProtocolError("a relation was described outside a transaction")
+        return self._begin.xid
+
     def learn(self, shape: Shape) -> None:
         """Rows of this relation have this shape from here on."""
         self._shapes[shape.relation.relation_id] = shape

@@ -160,7 +160,7 @@ class Follower:
             return
         decoded = decode(message)
         if isinstance(decoded, Relation):
-            shape = await self._tables.describe(self._scope, decoded)
+            shape = await self._tables.describe(self._scope, decoded, self._assembler.xid)
             if shape is not None:
                 self._assembler.learn(shape)
             return
