@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import replace
 
 from nats.aio.client import Client
@@ -30,6 +31,7 @@ from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation
 from headrace.publisher.assembler import Assembler, Event, Mark
 from headrace.publisher.book_shelf import BookShelf
+from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
 from headrace.publisher.tables import Tables
@@ -43,21 +45,25 @@ QUEUE_MESSAGES_MAX = 1_000_000
 
 
 class Follower:
-    def __init__(self, scope: Scope, settings: Settings, client: Client, tables: Tables, session: str) -> None:
+    def __init__(
+        self, scope: Scope, settings: Settings, client: Client, tables: Tables, watch: CatalogWatch, session: str
+    ) -> None:
         self._scope = scope
         self._settings = settings
         self._client = client
         self._tables = tables
+        self._watch = watch
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
         self._ledger = Ledger()
         self._progress = Progress()
         self._written_at = 0.0
-        self._last: tuple[Position, str] | None = None
-        self._sent: list[tuple[int, Position, str]] = []
+        self._sent: deque[tuple[int, Position, str]] = deque()
         # Tables whose entry in the book must be kept, once so many messages are stored.
         self._told: dict[str, int] = {}
+        # Everything before this place of the WAL has gone through here.
+        self._passed_lsn = 0
 
     @property
     def progressed(self) -> bool:
@@ -73,10 +79,11 @@ class Follower:
         self._progress = self._place.progress
         self._cell = cell
         self._position = self._place.position
+        self._last = (self._progress.position, self._progress.msg_id)
         self._ids_after = self._place.ids_after
         self._shelf = BookShelf(state, self._source)
         self._book = await self._shelf.load()
-        self._book.rewind(self._position)
+        self._book.rewind(self._position, self._ids_after)
         self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._position), stream_seq=self._place.tail.last_seq)
         bus = self._settings.bus
@@ -139,7 +146,9 @@ class Follower:
             await self._confirm()
 
     async def _on_opening(self, opening: Opening) -> None:
-        check_source(self._place, opening)
+        check_source(replace(self._place, progress=self._progress), opening)
+        # A gap is told once.
+        self._place = replace(self._place, lost_up_to=0)
         # What was published stays in its place; what the new epoch replays is skipped by position.
         self._assembler = self._new_assembler()
         self._ledger = Ledger()
@@ -156,7 +165,7 @@ class Follower:
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         if not message:
             for mark in self._assembler.keepalive(lsn):
-                self._ledger.mark(mark.lsn, self._ingest.published, whole=mark.whole)
+                self._mark(mark)
             return
         decoded = decode(message)
         if isinstance(decoded, Relation):
@@ -166,9 +175,26 @@ class Follower:
             return
         for item in self._assembler.feed(lsn, decoded):
             if isinstance(item, Mark):
-                self._ledger.mark(item.lsn, self._ingest.published, whole=item.whole)
+                self._mark(item)
             else:
                 await self._publish(item)
+
+    def _mark(self, mark: Mark) -> None:
+        self._ledger.mark(mark.lsn, self._ingest.published, whole=mark.whole)
+        self._passed_lsn = max(self._passed_lsn, mark.lsn)
+
+    async def _tell_catalog(self) -> None:
+        """Schema events for what no row told of."""
+        if not self._receiver.following or self._assembler.in_transaction:
+            return
+        reading = self._watch.due(self._passed_lsn)
+        if reading is None:
+            return
+        for event in self._assembler.read_catalog(reading):
+            await self._publish(event)
+        self._told |= dict.fromkeys(self._book.adopted - self._told.keys(), 0)
+        self._book.adopted.clear()
+        self._watch.known = frozenset(entry.shape.relation_id for entry in self._book.entries().values())
 
     async def _publish(self, event: Event) -> None:
         there = event.position <= self._position or event.msg_id in self._ids_after
@@ -184,6 +210,9 @@ class Follower:
 
     async def _between_frames(self, *, idle: bool) -> None:
         await self._ingest.settle()
+        await self._tell_catalog()
+        # What is stored needs no memory of its own: a window of it, not all that an interval brought.
+        self._stored(self._ingest.acked)
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
         if due and await self._write_progress():
             await self._confirm()
@@ -228,15 +257,9 @@ class Follower:
 
     def _stored(self, acked: int) -> tuple[Position, str]:
         """Position and id of the last stored message of ours."""
-        last = (self._progress.position, self._progress.msg_id)
-        keep = 0
-        for index, position, msg_id in self._sent:
-            if index > acked:
-                break
-            last = (position, msg_id)
-            keep += 1
-        del self._sent[:keep]
-        return last
+        while self._sent and self._sent[0][0] <= acked:
+            self._last = self._sent.popleft()[1:]
+        return self._last
 
     async def _confirm(self) -> None:
         self._stats["window_messages"] = self._ingest.published - self._ingest.acked

@@ -88,6 +88,8 @@ class Told:
 class SchemaBook:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
+        # Entries that took the catalog's word without anything to tell.
+        self.adopted: set[str] = set()
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
 
     def rewind(self, position: Position, ids_after: Collection[str] = ()) -> None:
@@ -168,7 +170,9 @@ class SchemaBook:
         if rewritten:
             changes.append({"change": "table_rewritten"})
         if not changes and known.told:
-            self._entries[token] = replace(known, storage=table.storage)
+            if known.storage != table.storage:
+                self._entries[token] = replace(known, storage=table.storage)
+                self.adopted.add(token)
             return None
         told = self._next(token, known, shape, position, lsn, changes, resync or rewritten)
         self._entries[token] = replace(self._entries[token], storage=table.storage)
@@ -177,14 +181,17 @@ class SchemaBook:
     def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
         """Tables that the publication no longer has."""
         there = {table_token(table.shape.schema, table.shape.name) for table in reading.tables}
+        renamed = {table.shape.relation_id: table.shape for table in reading.tables}
         gone = []
         for token, known in list(self._entries.items()):
             if token in there or not known.shape.columns or position < known.since:
                 continue
             relation = known.shape.relation_id
-            change = "table_removed" if relation in reading.existing else "table_dropped"
+            change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}
+            if relation in renamed:
+                change = {"change": "table_renamed", "to": f"{renamed[relation].schema}.{renamed[relation].name}"}
             empty = replace(known.shape, columns=(), primary_key=(), membership=-1)
-            gone.append(self._next(token, known, empty, position, reading.lsn, [{"change": change}], False))
+            gone.append(self._next(token, known, empty, position, reading.lsn, [change], False))
         return gone
 
 

@@ -12,7 +12,8 @@ import secrets
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
+from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
@@ -20,9 +21,10 @@ from headrace.errors import HeadraceError
 from headrace.health import application, serving
 from headrace.jetstream.connection import connected
 from headrace.jetstream.objects import ensure
-from headrace.jetstream.state import Cell, Lease, LostRaceError, bucket
+from headrace.jetstream.state import Cell, Lease, bucket
 from headrace.lifecycle import Scope
 from headrace.metrics import count
+from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
 from headrace.publisher.tables import Tables
 from headrace.settings import Settings
@@ -64,16 +66,33 @@ async def _objects_ready(scope: Scope, settings: Settings, client: Client) -> No
             return
 
 
+async def _state(scope: Scope, settings: Settings, client: Client) -> KeyValue | None:
+    """The suite's bucket; None when the service stops before JetStream answers."""
+    while not scope.stopping.is_set():
+        try:
+            found = await bucket(client.jetstream(), settings.streams.state)
+        except (NatsError, APIError, TimeoutError) as error:
+            scope.health.ail("jetstream", str(error) or type(error).__name__)
+            await scope.pause(BACKOFF_S)
+        else:
+            scope.health.heal("jetstream")
+            return found
+    return None
+
+
 async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Client) -> None:
     session = secrets.token_hex(8)
-    state = await bucket(client.jetstream(), settings.streams.state)
+    state = await _state(scope, settings, client)
+    if state is None:
+        return
     lease = Lease(Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
     if not await lease.acquire(scope):
         return
     keeper = scope.spawn("lease", lease.keep(scope))
-    tables = Tables(settings)
+    tables, watch = Tables(settings), CatalogWatch(settings)
+    scope.spawn("catalog-watch", watch.run(scope))
     try:
-        await _publish(scope, settings, client, tables, session)
+        await _publish(scope, settings, client, tables, watch, session)
     finally:
         await tables.close()
     scope.stopping.set()
@@ -81,22 +100,26 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
     await lease.release()
 
 
-async def _publish(scope: Scope, settings: Settings, client: Client, tables: Tables, session: str) -> None:
+async def _publish(
+    scope: Scope, settings: Settings, client: Client, tables: Tables, watch: CatalogWatch, session: str
+) -> None:
     backoff = BACKOFF_S
     while not scope.stopping.is_set():
-        follower = Follower(scope, settings, client, tables, session)
+        follower = Follower(scope, settings, client, tables, watch, session)
         try:
             await follower.run()
-        except LostRaceError as error:
-            raise HeadraceError(
-                f"another publisher took over: {error}", remedy="Restart this one: it will stand by."
-            ) from error
+        # A lost race for the progress too: whether this process has to go is the lease's to say.
         except (HeadraceError, NatsError, APIError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:
                 raise
+            if client.is_closed:
+                raise link.BusClosedError("the NATS client gave up") from error
             count(scope.health.stats, "recoveries")
             scope.health.ail("publish", str(error) or type(error).__name__)
             if follower.progressed:
                 backoff = BACKOFF_S
             await scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(backoff * 2, BACKOFF_S_MAX)
+            if isinstance(error, NotFoundError):
+                # The stream is gone: made again, it is filled with what the slot still has.
+                await _objects_ready(scope, settings, client)
