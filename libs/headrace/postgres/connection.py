@@ -50,7 +50,7 @@ def where(settings: PostgresSettings) -> str:
 
 def explained(sqlstate: str | None, message: str, settings: PostgresSettings) -> PostgresError:
     """The suite's error for a refusal of the server."""
-    text = message.strip().removeprefix("FATAL:").strip()
+    text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
     if sqlstate is None or sqlstate in _PASSING:
         return PostgresUnreachableError(f"PostgreSQL at {where(settings)} can't be used now: {text}")
     return PostgresRefusedError(f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate))

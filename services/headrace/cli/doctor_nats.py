@@ -19,7 +19,7 @@ from nats.errors import NoRespondersError
 
 from headrace.bus import link
 from headrace.cli.checks import Findings
-from headrace.cli.session import nats
+from headrace.cli.session import kind_and_name, nats
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.objects import declared
@@ -99,7 +99,7 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
         before = time.time()
         answer = await _ask(client, f"$JS.API.STREAM.INFO.{config.name}")
         name, subjects = str(config.name), set(config.subjects or [])
-        check = f"bucket {name[3:]}" if name.startswith("KV_") else f"stream {name}"
+        check = " ".join(kind_and_name(name))
         if not isinstance(answer, dict):
             findings.fail(check, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
         elif answer.get("error", {}).get("code") == _NOT_FOUND:

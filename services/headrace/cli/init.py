@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from headrace.cli.session import Screen, nats, postgres
+from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.errors import HeadraceError, SettingError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.objects import declared, ensure
@@ -107,7 +107,7 @@ async def _execute_ddl(session: asyncpg.Connection, statement: str) -> None:
         if error.sqlstate != _DENIED:
             raise
         raise PostgresRefusedError(
-            f"this role may not do that: {error}",
+            f"this role may not do that: {error.args[0]}",
             remedy=f"Have a superuser (or, with --tables, the tables' owner) run: {statement};",
         ) from error
 
@@ -117,9 +117,8 @@ async def _objects(settings: Settings, screen: Screen) -> None:
         screen.title(f"NATS {shown(settings.nats)}")
         created = set(await ensure(client.jetstream(), settings.streams))
     for config in declared(settings.streams):
-        kind, name = ("bucket", str(config.name)[3:]) if str(config.name).startswith("KV_") else ("stream", config.name)
         show = screen.made if config.name in created else screen.kept
-        show(kind, str(name), "created" if config.name in created else "was there")
+        show(*kind_and_name(str(config.name)), "created" if config.name in created else "was there")
 
 
 async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen) -> None:

@@ -27,7 +27,8 @@ async def postgres(settings: Settings, command: str) -> AsyncIterator[asyncpg.Co
     try:
         yield session
     except asyncpg.PostgresError as error:
-        raise refusal(error.sqlstate, str(error), settings.postgres) from error
+        # Its first argument is the message alone; as a string it has further lines.
+        raise refusal(error.sqlstate, str(error.args[0]), settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
         raise connection.explained(None, str(error), settings.postgres) from error
     finally:
@@ -49,6 +50,11 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
                 await client.close()
+
+
+def kind_and_name(stream: str) -> tuple[str, str]:
+    """What a user calls this stream: a KV bucket is one too."""
+    return ("bucket", stream.removeprefix("KV_")) if stream.startswith("KV_") else ("stream", stream)
 
 
 class Screen:

@@ -50,8 +50,10 @@ async def _fetch(base: str) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{base}/status") as answer:
             body = orjson.loads(await answer.read())
+    except aiohttp.ClientConnectorError as error:
+        raise TelemetryAwayError(f"telemetry at {base} does not answer: {error.os_error.strerror}") from error
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise TelemetryAwayError(f"telemetry at {base} does not answer ({str(error) or 'time-out'})") from error
+        raise TelemetryAwayError(f"telemetry at {base} does not answer: {str(error) or 'time-out'}") from error
     if not isinstance(body, dict) or "services" not in body:
         raise TelemetryAwayError(f"what answers at {base} is not telemetry")
     return body

@@ -16,7 +16,7 @@ from nats.js.errors import NotFoundError
 
 from headrace.bus import link
 from headrace.cli.init import PUBLICATION_MARK
-from headrace.cli.session import Screen, nats, postgres
+from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsUnreachableError, shown
 from headrace.jetstream.objects import declared
@@ -167,6 +167,6 @@ async def _delete_streams(settings: Settings, screen: Screen, plan: Plan) -> Non
     async with nats(settings, "teardown") as (client, _):
         for name in plan.streams:
             await client.jetstream().delete_stream(name)
-            screen.made("stream", name, "deleted")
+            screen.made(*kind_and_name(name), "deleted")
     for name in plan.foreign_streams:
-        screen.kept("stream", name, "left: headrace did not make it")
+        screen.kept(*kind_and_name(name), "left: headrace did not make it")

@@ -1,0 +1,293 @@
+"""The operator's commands make, check, show and remove what the suite needs; a refusal is one line and its remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import nats
+import pytest
+
+from headrace.bus import link
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.postgres.replication import ReplicationConnection
+from headrace.settings import PostgresSettings
+from headrace.testing.database import Database
+from headrace.testing.names import Names
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.process import Outcome, command, service
+
+NOWHERE = "nats://127.0.0.1:1"
+NATS_USERS = {
+    "authorization": {
+        "users": [
+            {"user": "admin", "password": "a"},
+            {"user": "mute", "password": "m", "permissions": {"publish": ["other.>"], "subscribe": ["_INBOX.>"]}},
+            {
+                "user": "reader",
+                "password": "r",
+                "permissions": {"publish": ["$JS.API.>", "headrace.>"], "subscribe": [">"]},
+            },
+        ]
+    }
+}
+
+
+def environment(server: EmbeddedPostgres, database: str, nats_url: str, names: Names, **more: str) -> dict[str, str]:
+    return {
+        "PG_HOST": "127.0.0.1",
+        "PG_PORT": str(server.port),
+        "PG_DB": database,
+        "POSTGRES_BRIDGE_USER": "headrace",
+        "NATS_URL": nats_url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        **more,
+    }
+
+
+@pytest.fixture
+async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
+    return await own_nats()
+
+
+@pytest.fixture
+async def settings(database: Database, nats_own: EmbeddedNats, names: Names) -> dict[str, str]:
+    return environment(database.server, database.name, nats_own.url, names)
+
+
+@pytest.fixture
+async def role(database: Database, names: Names) -> AsyncIterator[str]:
+    """A role that may log in, and nothing else."""
+    name = names.other("role")
+    await database.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    await database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def one_line(outcome: Outcome, said: str, remedy: str) -> None:
+    assert outcome.code == 1, outcome
+    lines = outcome.err.strip().splitlines()
+    assert len(lines) == 1, outcome.err
+    assert lines[0].startswith("headrace: ")
+    assert said in lines[0]
+    assert remedy in lines[0]
+
+
+async def checks(settings: dict[str, str]) -> tuple[int, dict[str, dict[str, Any]]]:
+    outcome = await command(settings, "doctor", "--json")
+    return outcome.code, {check["name"]: check for check in json.loads(outcome.out)["checks"]}
+
+
+async def slots(database: Database, names: Names) -> int:
+    return int(await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", names.slot))
+
+
+async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
+    database: Database, nats_own: EmbeddedNats, settings: dict[str, str], names: Names
+) -> None:
+    await database.execute('CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id int PRIMARY KEY); CREATE TABLE plain ()')
+    first = await command(settings, "init", "--tables", "app.Odd Name, plain")
+    assert first.code == 0, first
+    assert first.out.count("✓") == 7
+    assert "\x1b" not in first.out
+    assert await slots(database, names) == 1
+    tables = await database.fetch("SELECT tablename FROM pg_publication_tables WHERE pubname = $1", names.publication)
+    assert {row["tablename"] for row in tables} == {"Odd Name", "plain"}
+    client = await nats.connect(nats_own.url)
+    subjects = (await client.jetstream().stream_info("CDC")).config.subjects
+    await client.close()
+    assert subjects == ["cdc.>"]
+    second = await command(settings, "init")
+    assert (second.code, second.out.count("✓"), second.out.count("was there")) == (0, 0, 7)
+
+
+async def test_the_doctor_fails_before_init_and_passes_after_it(database: Database, settings: dict[str, str]) -> None:
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    code, found = await checks(settings)
+    assert code == 1
+    missing = {name for name, check in found.items() if check["state"] == "fail"}
+    assert {"publication", "slot", "stream CDC", "bucket schemas"} <= missing
+    assert all(check["remedy"] for check in found.values() if check["state"] != "ok")
+    await command(settings, "init")
+    code, found = await checks(settings)
+    assert (code, [name for name, check in found.items() if check["state"] == "fail"]) == (0, [])
+    shown = await command(settings, "doctor")
+    assert shown.code == 0
+    assert "All" in shown.out
+    assert "\x1b" not in shown.out
+
+
+async def test_the_doctor_names_tables_that_cannot_be_read_or_have_no_identity(
+    database: Database, settings: dict[str, str], role: str
+) -> None:
+    await database.execute("CREATE TABLE secret (id int PRIMARY KEY); CREATE TABLE keyless (id int)")
+    await database.execute(f"GRANT SELECT ON keyless TO {role}; ALTER ROLE {role} REPLICATION")
+    await command(settings, "init")
+    code, found = await checks({**settings, "POSTGRES_BRIDGE_USER": role})
+    assert code == 1
+    assert "secret" in found["SELECT"]["found"]
+    assert "keyless" not in found["SELECT"]["found"]
+    assert "GRANT SELECT ON public.secret" in found["SELECT"]["remedy"]
+    assert (found["identity"]["state"], "keyless" in found["identity"]["found"]) == ("warn", True)
+
+
+async def test_teardown_asks_then_removes_slot_and_publication_and_leaves_what_others_made(
+    database: Database, settings: dict[str, str], names: Names
+) -> None:
+    await database.execute(f"CREATE PUBLICATION {names.publication}")
+    await command(settings, "init")
+    one_line(await command(settings, "teardown"), f"drops replication slot {names.slot}", "--yes")
+    assert await slots(database, names) == 1
+    done = await command(settings, "teardown", "--yes")
+    assert (done.code, await slots(database, names)) == (0, 0)
+    assert "left: headrace init did not make it" in done.out
+    assert await database.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication)
+
+
+async def test_teardown_with_streams_removes_them_and_spares_a_foreign_one(
+    nats_own: EmbeddedNats, settings: dict[str, str], database: Database, names: Names
+) -> None:
+    client = await nats.connect(nats_own.url)
+    await client.jetstream().add_stream(name="INIT", subjects=["init.>"])
+    await command(settings, "init")
+    done = await command(settings, "teardown", "--yes", "--streams")
+    left = [info.config.name for info in await client.jetstream().streams_info()]
+    await client.close()
+    assert (done.code, left) == (0, ["INIT"])
+    assert not await database.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication)
+
+
+async def test_teardown_stops_a_running_suite_in_order_and_refuses_a_foreign_reader(
+    database: Database, settings: dict[str, str], names: Names
+) -> None:
+    await command(settings, "init")
+    where = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+    foreign = await ReplicationConnection.open(where, "somebody else")
+    await foreign.start(names.slot, names.publication)
+    one_line(await command(settings, "teardown", "--yes"), "somebody else", "end it yourself first")
+    foreign.close()
+    async with service(settings, "wal-reader") as reader, service(settings, "publisher"):
+        await reader.logs("epoch_opened")
+        done = await command(settings, "teardown", "--yes")
+        assert (done.code, await reader.ended()) == (0, 0), done
+    assert await slots(database, names) == 0
+
+
+async def test_load_keeps_its_rate_on_a_table_that_it_makes(database: Database, settings: dict[str, str]) -> None:
+    done = await command(settings, "load", "--rate", "100", "--seconds", "1", "--table", "Demo Rows")
+    assert done.code == 0, done
+    assert done.out.startswith("100 changes on Demo Rows in 1.")
+    assert len(done.out.splitlines()) == 1
+    rows = await database.fetchval('SELECT count(*) FROM "Demo Rows"')
+    inserts, deletes = (int(done.out.split(f" {kind}")[0].split()[-1]) for kind in ("inserts", "deletes"))
+    assert rows == inserts - deletes > 0
+    assert "headrace init" in done.err
+
+
+async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
+    settings: dict[str, str], nats_own: EmbeddedNats, names: Names
+) -> None:
+    one_line(await command(settings, "status", "--port", "1"), "does not answer", "headrace telemetry")
+    async with service({**settings, "HEADRACE_STATS_INTERVAL_S": "0.1"}, "telemetry") as telemetry:
+        await telemetry.readiness(200)
+        client = await nats.connect(nats_own.url)
+        stats = link.encode_stats({"ready": 0, "wal_messages": 7}, {"postgres": "standing by"})
+        await client.publish(link.stats_subject(names.slot, "wal-reader"), stats)
+        await client.flush()
+        await client.close()
+        url = await telemetry.url()
+        shown = await command(settings, "status", "--url", url)
+        machine = await command(settings, "status", "--url", url, "--json")
+    assert shown.code == 0
+    assert "wal-reader" in shown.out
+    assert "standing by" in shown.out
+    assert "\x1b" not in shown.out
+    assert json.loads(machine.out)["wal_messages_received"] == 7
+
+
+async def test_a_server_with_wal_level_replica_is_refused_with_the_remedy(
+    own_postgres: OwnPostgres, nats_own: EmbeddedNats, names: Names
+) -> None:
+    server = await own_postgres(settings={"wal_level": "replica"})
+    settings = environment(server, "postgres", nats_own.url, names)
+    one_line(await command(settings, "init"), "wal_level is replica", "wal_level = logical")
+    code, found = await checks(settings)
+    assert (code, found["wal_level"]["state"]) == (1, "fail")
+    connection = await asyncpg.connect(server.dsn())
+    assert await connection.fetchval("SELECT count(*) FROM pg_publication") == 0
+    await connection.close()
+
+
+async def test_a_role_without_replication_is_refused_with_the_remedy(
+    database: Database, settings: dict[str, str], names: Names, role: str
+) -> None:
+    await database.execute(f"CREATE PUBLICATION {names.publication}")
+    as_role = {**settings, "POSTGRES_BRIDGE_USER": role}
+    one_line(await command(as_role, "init"), "replication", "REPLICATION")
+    code, found = await checks(as_role)
+    assert (code, found["replication"]["state"]) == (1, "fail")
+    assert "REPLICATION" in found["replication"]["remedy"]
+
+
+async def test_a_role_that_may_not_create_a_publication_is_told_what_a_superuser_must_run(
+    settings: dict[str, str], names: Names, role: str
+) -> None:
+    outcome = await command({**settings, "POSTGRES_BRIDGE_USER": role}, "init")
+    one_line(outcome, "may not", f'CREATE PUBLICATION "{names.publication}" FOR ALL TABLES;')
+
+
+async def test_a_missing_table_or_a_slot_of_another_kind_is_refused_by_name(
+    database: Database, settings: dict[str, str], names: Names
+) -> None:
+    one_line(await command(settings, "init", "--tables", "nowhere"), "--tables nowhere", "schema.table")
+    await database.execute("SELECT pg_create_physical_replication_slot($1)", names.slot)
+    one_line(await command(settings, "init"), f"replication slot {names.slot} is there", "--slot")
+    await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
+
+
+async def test_servers_that_are_down_are_named_with_the_setting_that_says_where_they_are(
+    settings: dict[str, str], database: Database, names: Names
+) -> None:
+    without_nats = {**settings, "NATS_URL": NOWHERE}
+    one_line(await command(without_nats, "init"), NOWHERE, "NATS_URL")
+    assert await slots(database, names) == 0, "a slot without a suite would hold WAL"
+    without_postgres = {**settings, "PG_PORT": "1"}
+    for arguments in (["init"], ["teardown", "--yes"], ["load", "--seconds", "0.1"]):
+        one_line(await command(without_postgres, *arguments), "127.0.0.1:1", "PG_PORT")
+    code, found = await checks({**without_postgres, "NATS_URL": NOWHERE})
+    assert (code, found["connection"]["state"]) == (1, "fail")
+
+
+async def test_a_nats_user_without_rights_is_refused_with_the_rights_that_it_lacks(
+    database: Database, own_nats: OwnNats, names: Names
+) -> None:
+    server = await own_nats(config=NATS_USERS)
+    settings = environment(database.server, database.name, server.url, names)
+    as_user = {
+        user: {**settings, "NATS_BRIDGE_USER": user, "NATS_BRIDGE_PASSWORD": password}
+        for user, password in (("admin", "a"), ("mute", "m"), ("reader", "r"), ("nobody", "n"))
+    }
+    one_line(await command(as_user["nobody"], "init"), "refuses our credentials", "NATS_BRIDGE_PASSWORD")
+    one_line(await command(as_user["mute"], "init"), "CDC", "nats stream add CDC")
+    assert (await command(as_user["admin"], "init")).code == 0
+    code, found = await checks(as_user["mute"])
+    assert (code, found["JetStream"]["state"], found["bus"]["state"]) == (1, "fail", "fail")
+    assert "$JS.API" in found["JetStream"]["remedy"]
+    code, found = await checks(as_user["reader"])
+    assert (code, found["stream CDC"]["state"], found["publishing"]["state"]) == (1, "ok", "fail")
+    assert "cdc.>" in found["publishing"]["remedy"]
+    assert (await checks(as_user["admin"]))[0] == 0
+
+
+async def test_a_nats_server_without_jetstream_is_refused_with_the_remedy(
+    database: Database, own_nats: OwnNats, names: Names
+) -> None:
+    server = await own_nats(config="jetstream: disabled")
+    settings = environment(database.server, database.name, server.url, names)
+    one_line(await command(settings, "init"), "JetStream", "-js")
+    code, found = await checks(settings)
+    assert (code, found["JetStream"]["state"]) == (1, "fail")
