@@ -111,12 +111,15 @@ class ServiceProcess:
         return next(line for line in self.out if line.startswith(start))
 
     async def _until(self, happened: Callable[[], bool], what: str, timeout_s: float) -> None:
-        async with asyncio.timeout(timeout_s):
-            while not happened():
-                if all(reader.done() for reader in self._readers):
-                    raise AssertionError(f"the service ended without {what}: {self.logged}")
-                self._news.clear()
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not happened():
+                    if all(reader.done() for reader in self._readers):
+                        raise AssertionError(f"the service ended without {what}: {self.logged}")
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"no {what} within {timeout_s} s: {self.logged}") from None
 
     async def url(self) -> str:
         """Where its HTTP port is."""
