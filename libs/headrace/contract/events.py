@@ -6,7 +6,7 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgpack
@@ -21,6 +21,7 @@ Payload = dict[str, Any]
 
 _JSON_FIRST = b"{["
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+LARGE_BUCKET = "headrace_large"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 
 
@@ -32,6 +33,37 @@ _STANDING = frozenset({SCHEMA})
 def transaction(xid: int, position: Position, ts: str | None, *, last: bool) -> Payload:
     """The payload's `tx`."""
     return {"xid": xid, "lsn": position.lsn, "ts": ts, "seq": position.seq, "last": last}
+
+
+POSITION_HEADER = "Headrace-Position"
+# What the PG→NATS bridge documents of an event, in its order, and nothing else.
+_BRIDGE_KEYS = ("data", "msg_id", "operation", "relation_id", "subject", "table")
+
+
+def position_header(source: str, position: Position) -> str:
+    """The place of a message whose payload doesn't tell it."""
+    return f"{source} {position.lsn} {position.seq}"
+
+
+def parse_position_header(text: str) -> tuple[str, Position]:
+    try:
+        source, lsn, seq = text.split(" ")
+        return source, Position(int(lsn), int(seq))
+    except ValueError as error:
+        raise DecodeError(f"a malformed {POSITION_HEADER} header") from error
+
+
+def as_bridge(payload: Payload) -> Payload:
+    """An event as the bridge has it: its keys alone, and the older `columns` beside `data`."""
+    bridge = {key: payload[key] for key in _BRIDGE_KEYS}
+    return {**bridge, "columns": [{"name": name, "value": value} for name, value in payload["data"].items()]}
+
+
+def referring(payload: Payload, key: Collection[str], size: int) -> Payload:
+    """An event too large for a message: its key columns, and where the whole of it is kept."""
+    small = {name: value for name, value in payload.items() if name not in {"old", "unchanged", "columns", "content"}}
+    small["data"] = {name: value for name, value in payload.get("data", {}).items() if name in key}
+    return {**small, "reference": {"bucket": LARGE_BUCKET, "name": payload["msg_id"], "bytes": size}}
 
 
 def _unpackable(value: object) -> object:

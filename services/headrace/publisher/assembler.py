@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
@@ -32,6 +32,9 @@ from headrace.pgoutput.messages import (
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
 from headrace.publisher.shape import Shape
 
+# NATS's usual max_payload is 1 MiB, headers included.
+PAYLOAD_BYTES_MAX = 1_000_000
+
 
 class ProtocolError(HeadraceError):
     """PostgreSQL's messages came in an order that its protocol excludes."""
@@ -46,6 +49,9 @@ class Event:
     msg_id: str
     payload: bytes
     advances: bool = True
+    headers: dict[str, str] = field(default_factory=dict)
+    # The whole payload, where it is too large for a message: then `payload` refers to it by the event's id.
+    large: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class _Held:
     subject: str
     msg_id: str
     payload: Payload
+    key: frozenset[str] = frozenset()
 
 
 class Assembler:
@@ -70,12 +77,17 @@ class Assembler:
         source: str,
         encoding: Encoding,
         book: SchemaBook | None = None,
+        *,
         message_prefixes: frozenset[str] = frozenset(),
+        compat: bool = False,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
     ) -> None:
         self._source = source
         self._encoding = encoding
         self._book = SchemaBook() if book is None else book
         self._message_prefixes = message_prefixes
+        self._compat = compat
+        self._payload_bytes_max = payload_bytes_max
         self._shapes: dict[int, Shape] = {}
         self._begin: Begin | None = None
         self._ts = ""
@@ -176,11 +188,11 @@ class Assembler:
     ) -> Iterator[Event]:
         """Hold this event back, let go of the one before."""
         begin, position = self._next_position()
-        if shape.excluded:
+        if shape.excluded or (self._compat and operation is Operation.TRUNCATE):
             return
         if self._held is not None:
             yield self._release(last=False)
-        if not shape.told:
+        if not shape.told and not self._compat:
             yield from self._tell(lsn, shape, begin, position)
         msg_id = message_id(lsn, shape.token, operation, self._repeat(lsn, shape.token, operation))
         payload: Payload = {
@@ -199,7 +211,7 @@ class Assembler:
             payload["old"] = old
         if unchanged:
             payload["unchanged"] = unchanged
-        self._held = _Held(position, shape.subjects[operation], msg_id, payload)
+        self._held = _Held(position, shape.subjects[operation], msg_id, payload, shape.key)
 
     def _next_position(self) -> tuple[Begin, Position]:
         """The place of the change at hand: every change takes one, whether it is delivered or not."""
@@ -222,7 +234,7 @@ class Assembler:
         """What the catalog shows beyond the stream, told at the reading's place; only between transactions."""
         assert self._begin is None, "a catalog reading inside a transaction"
         position = Position(reading.lsn, 0)
-        for told in self._book.compare(reading):
+        for told in () if self._compat else self._book.compare(reading):
             yield self._schema_event(told, position, reading.lsn, events.transaction(0, position, None, last=False))
 
     def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
@@ -242,7 +254,7 @@ class Assembler:
             raise ProtocolError("a non-transactional message inside a transaction")
         else:
             position, xid, ts = Position(message.lsn, 0), 0, None
-        if message.prefix not in self._message_prefixes:
+        if self._compat or message.prefix not in self._message_prefixes:
             return
         if self._held is not None:
             yield self._release(last=False)
@@ -279,7 +291,17 @@ class Assembler:
         assert held is not None
         self._held = None
         held.payload["tx"]["last"] = last
-        return Event(held.position, held.subject, held.msg_id, events.encode(held.payload, self._encoding))
+        headers = {}
+        payload = held.payload
+        if self._compat:
+            # The bridge's messages have no position of their own.
+            headers[events.POSITION_HEADER] = events.position_header(self._source, held.position)
+            payload = events.as_bridge(payload)
+        encoded = events.encode(payload, self._encoding)
+        if len(encoded) <= self._payload_bytes_max:
+            return Event(held.position, held.subject, held.msg_id, encoded, headers=headers)
+        small = events.encode(events.referring(payload, held.key, len(encoded)), self._encoding)
+        return Event(held.position, held.subject, held.msg_id, small, headers=headers, large=encoded)
 
 
 def _content(content: bytes, encoding: Encoding) -> str | bytes:

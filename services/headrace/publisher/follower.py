@@ -160,7 +160,9 @@ class Follower:
 
     def _new_assembler(self) -> Assembler:
         form = self._settings.format
-        return Assembler(self._source, form.encoding, self._book, frozenset(form.message_prefixes))
+        return Assembler(
+            self._source, form.encoding, self._book, message_prefixes=frozenset(form.message_prefixes)
+        )
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         if not message:

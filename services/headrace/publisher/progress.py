@@ -79,7 +79,11 @@ def reader_of(source: str) -> Reader:
     """Recognises a source's own messages."""
 
     def read(data: bytes, headers: dict[str, str]) -> Mark | None:
+        msg_id = headers.get("Nats-Msg-Id", "")
         try:
+            if events.POSITION_HEADER in headers:
+                owner, place = events.parse_position_header(headers[events.POSITION_HEADER])
+                return Mark(msg_id, place) if owner == source else None
             payload = events.decode(data)
             last = payload[-1] if isinstance(payload, list) else payload
             if last.get("source") != source:
@@ -87,7 +91,7 @@ def reader_of(source: str) -> Reader:
             position = events.position_of(last) if events.advances(last) else None
         except (DecodeError, AttributeError, IndexError):
             return None
-        return Mark(headers.get("Nats-Msg-Id", ""), position)
+        return Mark(msg_id, position)
 
     return read
 
