@@ -41,9 +41,9 @@ class Table:
         return f"{quote_name(self.schema)}.{quote_name(self.name)}"
 
 
-async def run(settings: Settings, tables: list[str]) -> None:
+async def run(settings: Settings, tables: list[str], screen: Screen | None = None) -> None:
     """Make the publication, the streams and buckets, and the slot."""
-    screen = Screen()
+    screen = screen or Screen()
     async with postgres(settings, "init") as session:
         screen.title(f"PostgreSQL {where(settings.postgres)}")
         await _require_logical(session)

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -18,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.up_demo import make_database, make_source, make_streams, sample_changes
+from headrace.cli import init
+from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
 from headrace.cli.up_servers import DATABASE, Servers
-from headrace.cli.up_view import Row, View
-from headrace.embedded.ports import free_port
+from headrace.cli.up_view import Made, Row, View
+from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.embedded.process import AlreadyServedError
+from headrace.embedded.process import AlreadyServedError, PortTakenError
 from headrace.embedded.server import EmbeddedServer
 from headrace.settings import Settings, load
 from headrace.supervisor.process import Service
@@ -94,6 +96,30 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
+def _service_ports(telemetry: int | None) -> dict[str, int]:
+    """The services' HTTP ports: the documented ones, unless something uses them or another `up` may be about to."""
+    if telemetry and not is_free(telemetry):
+        raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
+    documented = _hold_documented_ports()
+    ports = {name: free_port(preferred=port if documented else 0) for name, port in PORTS.items()}
+    return ports | ({"telemetry": telemetry} if telemetry else {})
+
+
+def _hold_documented_ports() -> bool:
+    """Whether this process, of all that share its ports, is the one that may take the documented ones.
+
+    A name in the kernel and no file: it is as wide as the network namespace, and is given up with the process.
+    """
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        holder.bind("\0headrace-up-ports")
+    except OSError:
+        holder.close()
+        return False
+    holder.detach()
+    return True
+
+
 class _Up:
     """One run of the command."""
 
@@ -120,12 +146,9 @@ class _Up:
         with view.step("Starting the servers"):
             await self._servers.start(view.done)
         settings = self._adopt_environment()
-        with view.step("Making the publication, streams and buckets"):
-            if self._servers.postgres is not None:
-                await make_database(settings, DATABASE)
-                await make_source(settings)
-            kept = await make_streams(settings)
-        if kept:
+        with view.step("Making the publication, streams, buckets and slot"):
+            await self._make_objects(settings)
+        if kept := await kept_events(settings):
             view.done(f"The stream {settings.streams.cdc} still holds {kept} events")
         with view.step("Starting the services"):
             await self._start_services(settings)
@@ -138,32 +161,43 @@ class _Up:
         self._show(settings)
         view.quiet = False
 
+    async def _make_objects(self, settings: Settings) -> None:
+        made = Made()
+        if self._servers.postgres is not None:
+            await make_database(settings, DATABASE)
+            await make_table(settings)
+        await init.run(settings, [], made)
+        if made.things:
+            self._view.done(f"Made {', '.join(made.things)}")
+
     def _adopt_environment(self) -> Settings:
         """Lead this process, and so its children, to the servers and settings that were chosen."""
         environment = self._servers.inherited() | self._servers.environment() | self._options.environment()
         os.environ.clear()
         os.environ.update(environment)
-        settings = load(os.environ)
-        self._servers.write_environment(
-            {"HEADRACE_SLOT": settings.source.slot, "HEADRACE_PUB": settings.source.publication}
-        )
-        return settings
+        return load(os.environ)
 
     async def _start_services(self, settings: Settings) -> None:
+        ports = _service_ports(self._options.http_port)
         self._supervisor = Supervisor(
-            [self._service(name) for name in PORTS],
+            [self._service(name, ports[name]) for name in PORTS],
             self._view,
             stop_timeout_s=settings.process.shutdown_timeout_s + STOP_GRACE_S,
+        )
+        self._servers.write_environment(
+            {
+                "HEADRACE_SLOT": settings.source.slot,
+                "HEADRACE_PUB": settings.source.publication,
+                # For `headrace status`, which asks telemetry.
+                "HEADRACE_HTTP_PORT": str(ports["telemetry"]),
+            }
         )
         self._supervisor.start()
         await self._supervisor.until_ready(READY_TIMEOUT_S)
 
-    def _service(self, name: str) -> Service:
-        chosen = self._options.http_port if name == "telemetry" else None
-        port = chosen or free_port(preferred=PORTS[name])
-        return Service(
-            name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, self._folder / "logs" / f"{name}.log"
-        )
+    def _service(self, name: str, port: int) -> Service:
+        environment = {**os.environ, "HEADRACE_HTTP_PORT": str(port)}
+        return Service(name, environment, port, self._folder / "logs" / f"{name}.log")
 
     async def _watch(self) -> None:
         """Wait for the user, or for the supervisor to say that it is over."""

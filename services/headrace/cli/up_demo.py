@@ -10,12 +10,10 @@ import asyncio
 
 import asyncpg
 
+from headrace.cli.session import nats, postgres
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.naming import CDC, table_token
 from headrace.errors import HeadraceError
-from headrace.jetstream.connection import connect_once
-from headrace.jetstream.objects import ensure
-from headrace.postgres.connection import connect
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 
@@ -53,37 +51,28 @@ async def make_database(settings: Settings, name: str) -> None:
         await administration.close()
 
 
-async def make_source(settings: Settings) -> None:
-    """The publication of all tables, and the demo's table; both only if missing."""
-    connection = await connect(settings.postgres, "headrace-up")
-    try:
-        publication = settings.source.publication
-        if not await connection.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", publication):
-            await connection.execute(f"CREATE PUBLICATION {quote_name(publication)} FOR ALL TABLES")
+async def make_table(settings: Settings) -> None:
+    """The demo's table, if missing."""
+    async with postgres(settings, "up") as session:
         # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every later run.
-        if await connection.fetchval("SELECT to_regclass($1)", f"public.{TABLE}") is None:
-            await connection.execute(_CREATE)
-    finally:
-        await connection.close()
+        if await session.fetchval("SELECT to_regclass($1)", f"public.{TABLE}") is None:
+            await session.execute(_CREATE)
 
 
-async def make_streams(settings: Settings) -> int:
-    """The streams and buckets, made if missing; how many events the stream of changes holds already."""
-    client = await connect_once(settings.nats, "headrace-up")
-    try:
-        js = client.jetstream()
-        await ensure(js, settings.streams)
-        return int((await js.stream_info(settings.streams.cdc)).state.messages)
-    finally:
-        await client.close()
+async def kept_events(settings: Settings) -> int:
+    """How many events the stream of changes holds."""
+    async with nats(settings, "up") as (client, _):
+        return int((await client.jetstream().stream_info(settings.streams.cdc)).state.messages)
 
 
 async def sample_changes(settings: Settings) -> list[Event]:
     """Commit one transaction on the demo's table, and take its events from the stream."""
-    client = await connect_once(settings.nats, "headrace-up")
     subscription = Subscription(settings.streams.cdc, (f"{CDC}.{table_token('public', TABLE)}.>",), start=Start.NEW)
     try:
-        async with follow(client, subscription, MemoryWatermarks()) as consumer:
+        async with (
+            nats(settings, "up") as (client, _),
+            follow(client, subscription, MemoryWatermarks()) as consumer,
+        ):
             xid = await _write(settings)
             found: list[Event] = []
             async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
@@ -102,16 +91,12 @@ async def sample_changes(settings: Settings) -> list[Event]:
 
 async def _write(settings: Settings) -> int:
     """An insert of two rows, an update and a delete in one transaction; its id as the stream has it."""
-    connection = await connect(settings.postgres, "headrace-up")
-    try:
-        async with connection.transaction():
-            xid = await connection.fetchval("SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint")
-            first, second = await connection.fetch(
-                f"INSERT INTO {TABLE} (name, price, tags) VALUES ('lamp', 19.90, '[\"new\"]'), ('chair', 49.00, NULL)"  # noqa: S608  # the name is a constant
-                " RETURNING id"
-            )
-            await connection.execute(f"UPDATE {TABLE} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
-            await connection.execute(f"DELETE FROM {TABLE} WHERE id = $1", second["id"])  # noqa: S608  # as above
-        return int(xid)
-    finally:
-        await connection.close()
+    async with postgres(settings, "up") as session, session.transaction():
+        xid = await session.fetchval("SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint")
+        first, second = await session.fetch(
+            f"INSERT INTO {TABLE} (name, price, tags)"  # noqa: S608  # the name is a constant
+            """ VALUES ('lamp', 19.90, '["new"]'), ('chair', 49.00, NULL) RETURNING id"""
+        )
+        await session.execute(f"UPDATE {TABLE} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
+        await session.execute(f"DELETE FROM {TABLE} WHERE id = $1", second["id"])  # noqa: S608  # as above
+    return int(xid)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.session import Screen
 from headrace.consumer import Event
 from headrace.supervisor.line import Line
 
@@ -32,6 +33,23 @@ class Row:
     where: str
     pid: int | None
     note: str
+
+
+class Made(Screen):
+    """Collects what init made, where it would print a line for each thing that it finds or makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.things: list[str] = []
+
+    def title(self, text: str) -> None:
+        """Headings are for the long form."""
+
+    def made(self, kind: str, name: str, what: str) -> None:  # noqa: ARG002  # a Screen has it
+        self.things.append(f"{kind} {name}")
+
+    def kept(self, kind: str, name: str, what: str) -> None:
+        """Nothing new."""
 
 
 class View:
