@@ -1,0 +1,271 @@
+"""docs/contract.md, its machine-readable schemas and what the code writes say the same.
+
+The page's examples and the code's own payloads are checked against one set of schemas, and every key that the code
+writes must be in them: a new key without a word in the contract fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.validators import extend
+from referencing import Registry, Resource
+
+from headrace.contract import events, naming, schemas
+from headrace.contract.schemas import ColumnShape, TableShape
+from headrace.contract.values import Encoding, ValueOptions
+from headrace.lsn import format_lsn
+from headrace.pgoutput.messages import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    PgoutputMessage,
+    Relation,
+    RelationColumn,
+    Truncate,
+    Update,
+)
+from headrace.postgres.catalog import ColumnFacts, PublishedTable, TableFacts
+from headrace.publisher.assembler import Assembler, Event
+from headrace.publisher.shape import Shape
+from headrace.schema_publisher import schema as bucket
+from headrace.settings import Settings, StreamSettings
+from headrace.snapshot_responder.chunks import Chunk, RowsEncoder, message
+from headrace.snapshot_responder.desk import Answer
+from headrace.snapshot_responder.request import parse_request
+
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLE = re.compile(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", re.DOTALL)
+INT8, TEXT = 20, 25
+
+
+@cache
+def documents() -> dict[str, Any]:
+    return {path.name: json.loads(path.read_text()) for path in sorted((DOCS / "contract").glob("*.schema.json"))}
+
+
+@cache
+def validator(name: str) -> Any:
+    resources = [(file, Resource.from_contents(document)) for file, document in documents().items()]
+    # Where the schemas say string, MessagePack may have bin.
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("string", lambda _, value: isinstance(value, str | bytes))
+    kind = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]  # its stubs say no more
+    registry: Registry[Any] = Registry().with_resources(resources)
+    return kind(documents()[f"{name}.schema.json"], registry=registry, format_checker=FormatChecker())
+
+
+def check(name: str, payload: Mapping[str, Any]) -> None:
+    """The payload is of the schema, and has no key that the schema doesn't name."""
+    found = sorted(error.message for error in validator(name).iter_errors(payload))
+    assert not found, f"{found} in {payload}"
+    assert set(payload) <= set(documents()[f"{name}.schema.json"]["properties"]), f"undocumented keys in {payload}"
+    if "tx" in payload:
+        assert set(payload["tx"]) == set(documents()["common.schema.json"]["$defs"]["tx"]["properties"])
+
+
+def examples() -> list[tuple[str, str]]:
+    return EXAMPLE.findall((DOCS / "contract.md").read_text())
+
+
+@pytest.mark.parametrize("file", sorted(documents()))
+def test_every_schema_is_one(file: str) -> None:
+    Draft202012Validator.check_schema(documents()[file])
+
+
+@pytest.mark.parametrize(("name", "text"), examples())
+def test_every_example_of_the_page_is_of_its_schema(name: str, text: str) -> None:
+    check(name, json.loads(text))
+
+
+def test_the_page_has_an_example_of_every_message_and_none_that_is_not_checked() -> None:
+    text = (DOCS / "contract.md").read_text()
+    assert text.count("```json") == len(examples())
+    assert {name for name, _ in examples()} == {file.removesuffix(".schema.json") for file in documents()} - {"common"}
+
+
+def test_ids_and_subjects_of_the_page_are_those_that_the_code_makes() -> None:
+    for name, text in examples():
+        body = json.loads(text)
+        if name == "change-event":
+            token = naming.table_token(body["schema"], body["table"])
+            operation = naming.Operation(body["operation"].lower())
+            assert body["subject"] == naming.change_subject(token, operation)
+            assert body["msg_id"] == naming.message_id(body["lsn"], token, operation)
+        elif name == "schema-event":
+            assert body["subject"] == naming.schema_subject(naming.table_token(body["schema"], body["table"]))
+        elif name == "message-event":
+            assert body["subject"] == naming.message_subject(body["prefix"])
+        elif name == "snapshot-request":
+            parse_request("snapshot.request.users", text.encode())
+
+
+def test_names_of_the_page_are_those_that_the_code_makes() -> None:
+    text = (DOCS / "contract.md").read_text()
+    for schema, table in (("public", "users"), ("app", "orders"), ("public", "Größe"), ("public", "_message")):
+        assert f"`{naming.table_token(schema, table)}`" in text
+    for column in ("cdc", "init", "requests", "schemas", "state"):
+        assert f"`{getattr(StreamSettings(), column)}`" in text
+
+
+def test_the_async_api_names_every_subject_and_every_schema() -> None:
+    api = yaml.safe_load((DOCS / "contract/asyncapi.yaml").read_text())
+    addresses = {channel["address"] for channel in api["channels"].values()}
+    t = "{table}"
+    assert addresses == {
+        f"cdc.{t}.{{operation}}",
+        naming.schema_subject(t),
+        "cdc._message.{prefix}",
+        f"$KV.{Settings().streams.schemas}.{t}",
+        naming.snapshot_request_subject(t),
+        naming.chunk_subject(t, "{snapshotId}", 0).replace(".0", ".{chunk}"),
+        naming.meta_subject(t),
+        naming.snapshot_error_subject(t),
+        naming.snapshot_progress_subject(t),
+        None,
+    }
+    messages = api["components"]["messages"]
+    payloads = {entry["payload"]["$ref"] for entry in messages.values()}
+    assert payloads == set(documents()) - {"common.schema.json"}
+    for reference in _references(api):
+        if reference.startswith("#/"):
+            target: Any = api
+            for part in reference[2:].split("/"):
+                target = target[part]
+    sent = {operation["channel"]["$ref"] for operation in api["operations"].values()}
+    assert {f"#/channels/{name}" for name in api["channels"]} - sent == {"#/channels/snapshotReplies"}
+    assert api["channels"]["changes"]["parameters"]["operation"]["enum"] == [str(o) for o in naming.Operation]
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if "$ref" in node:
+            yield str(node["$ref"])
+        for value in node.values():
+            yield from _references(value)
+
+
+def shape(encoding: Encoding) -> Shape:
+    columns = (RelationColumn(True, "id", INT8, -1), RelationColumn(False, "name", TEXT, -1))
+    facts = TableFacts(
+        primary_key=("id",),
+        columns={"id": ColumnFacts(1, False, None, False), "name": ColumnFacts(2, True, "''::text", True)},
+        type_names={(INT8, -1): "bigint", (TEXT, -1): "text"},
+    )
+    relation = Relation(16384, "app.x", "Größe", "d", columns)
+    return Shape.of(relation, facts, ValueOptions(encoding=encoding))
+
+
+def assembled(encoding: Encoding, *stream: PgoutputMessage) -> list[dict[str, Any]]:
+    """What the publisher writes for these messages of one transaction."""
+    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}))
+    assembler.learn(shape(encoding))
+    found = []
+    for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
+        for item in assembler.feed(0x1000, sent):
+            if isinstance(item, Event):
+                payload = events.decode(item.payload)
+                assert (payload["subject"], payload["msg_id"]) == (item.subject, item.msg_id)
+                found.append(payload)
+    return found
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_what_the_publisher_writes_for_rows_is_what_the_contract_says(encoding: Encoding) -> None:
+    found = assembled(
+        encoding,
+        Insert(16384, (b"1", b"lamp")),
+        Insert(16384, (b"2", None)),
+        Update(16384, None, None, (b"1", UNCHANGED)),
+        Update(16384, (b"1", None), None, (b"9", b"lamp")),
+        Update(16384, None, (b"9", b"lamp"), (b"9", b"bulb")),
+        Delete(16384, (b"2", None), None),
+        Delete(16384, None, (b"9", b"bulb")),
+        Truncate((16384,), False, False),
+    )
+    operations = ["SCHEMA", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE", "DELETE", "TRUNCATE"]
+    assert [payload["operation"] for payload in found] == operations
+    check("schema-event", found[0])
+    for payload in found[1:]:
+        check("change-event", payload)
+    assert [payload["tx"]["last"] for payload in found] == [False] * 8 + [True]
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encoding: Encoding) -> None:
+    found = assembled(encoding, Message(True, 0x1000, "audit", b"text"), Message(True, 0x1000, "", b"\xff\x00"))
+    assert [payload["operation"] for payload in found] == ["MESSAGE", "MESSAGE"]
+    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit"}))
+    alone = next(iter(assembler.feed(0x3000, Message(False, 0x3000, "audit", b"alone"))))
+    assert isinstance(alone, Event)
+    for payload in (*found, events.decode(alone.payload)):
+        check("message-event", payload)
+
+
+def test_every_difference_that_the_code_can_find_is_in_the_contract() -> None:
+    old = TableShape(
+        "public", "users", 1, "d", ("id",), 1, (ColumnShape("id", INT8, -1, "bigint", number=1), _text("a", 2))
+    )
+    new = TableShape(
+        "public", "people", 1, "f", ("a",), 2, (ColumnShape("b", TEXT, -1, "text", number=1), _text("n", 3))
+    )
+    retyped = TableShape(
+        "public", "users", 2, "d", ("id",), 1, (ColumnShape("id", TEXT, -1, "text", is_nullable=False),)
+    )
+    page = (DOCS / "contract.md").read_text()
+    kinds = set()
+    for before, after in ((old, new), (old, retyped)):
+        changes, resync = schemas.differences(before, after)
+        body = schemas.event(after, source="headrace", version=2, changes=changes, resync=resync)
+        tx = events.transaction(0, events.position_of({"tx": {"lsn": 1, "seq": 0}}), None, last=False)
+        check("schema-event", {"subject": "cdc.people.schema", "msg_id": "1-people-schema", **body, "lsn": 1, "tx": tx})
+        kinds |= {change["change"] for change in changes}
+    assert len(kinds) >= 8
+    assert all(f"`{kind}`" in page for kind in kinds)
+
+
+def _text(name: str, number: int) -> ColumnShape:
+    return ColumnShape(name, TEXT, -1, "text", number=number)
+
+
+def test_the_bucket_holds_what_the_contract_says() -> None:
+    table = PublishedTable(16384, "app", "orders", "f", ("id",), None, "r")
+    content = bucket.TableSchema.of("headrace", table, [], ["id"]).content
+    check("table-schema", bucket.value(content, 1, 1765540834))
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("zstd", [False, True])
+def test_a_chunk_is_what_the_contract_says(encoding: Encoding, zstd: bool) -> None:
+    body = RowsEncoder(encoding).elements([{"id": 1, "name": "Ada"}, {"id": 2, "name": None}])
+    head = {
+        "table": "users",
+        "operation": "snapshot",
+        "snapshot_id": "snap-1-ab",
+        "chunk": 0,
+        "lsn": format_lsn(0x16F8A80),
+    }
+    check("snapshot-chunk", events.decode(message(head, Chunk(2, body), encoding, zstd=zstd)))
+
+
+@pytest.mark.parametrize("status", ["accepted", "joined", "rejected"])
+def test_an_answer_is_what_the_contract_says(status: str) -> None:
+    check("snapshot-reply", Answer("snap-1-ab", status, None).body())
+
+
+def test_a_key_without_a_word_in_the_contract_fails() -> None:
+    payload = assembled(Encoding.JSON, Insert(16384, (b"1", None)))[1]
+    with pytest.raises(AssertionError, match="undocumented"):
+        check("change-event", {**payload, "novelty": 1})
+    with pytest.raises(AssertionError, match="is not of type"):
+        check("change-event", {**payload, "lsn": "0/1000"})
