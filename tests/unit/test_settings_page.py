@@ -1,0 +1,36 @@
+"""docs/settings.md is what its generator makes, and its options are the command's."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_type_hints
+
+from typer.testing import CliRunner
+
+from headrace.cli.main import app
+from headrace.settings import Settings
+from headrace.settings_page import FLAGS, page
+
+PAGE = Path(__file__).parents[2] / "docs/settings.md"
+
+
+def test_the_page_of_settings_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run ./taskw docs:settings"
+
+
+def test_every_setting_is_on_the_page_once() -> None:
+    declared = [
+        setting.metadata["env"]
+        for group in fields(Settings)
+        for setting in fields(get_type_hints(Settings)[group.name])
+    ]
+    assert len(set(declared)) == len(declared)
+    text = page()
+    assert [name for name in declared if text.count(f"| `{name}`") != 1] == []
+
+
+def test_the_options_of_the_page_are_options_of_every_service() -> None:
+    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["wal-reader", "--help"]).output
+    assert [flag for flag in FLAGS.values() if flag not in shown] == []
+    assert [name for name in FLAGS if name not in shown] == []
