@@ -240,6 +240,16 @@ async def test_a_role_that_may_not_create_a_publication_is_told_what_a_superuser
     one_line(outcome, "may not", f'CREATE PUBLICATION "{names.publication}" FOR ALL TABLES;')
 
 
+async def test_a_role_that_may_not_write_or_drop_is_told_who_may(
+    database: Database, settings: dict[str, str], names: Names, role: str
+) -> None:
+    as_role = {**settings, "POSTGRES_BRIDGE_USER": role}
+    one_line(await command(as_role, "load", "--seconds", "0.1"), "permission denied", "--table")
+    await command(settings, "init")
+    one_line(await command(as_role, "teardown", "--yes"), "permission denied", "superuser")
+    assert await slots(database, names) == 1
+
+
 async def test_a_missing_table_or_a_slot_of_another_kind_is_refused_by_name(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:

@@ -61,6 +61,13 @@ class Bucket:
     async def present(self, token: str) -> dict[str, Any]:
         return (await self.when(token, lambda value: value is not None)) or {}
 
+    async def told(self, token: str, version: int) -> dict[str, Any]:
+        """The publisher's schema event of that version."""
+        subscription = await self.js.subscribe(schema_subject(token), ordered_consumer=True)
+        while (event := decode((await subscription.next_msg(timeout=30)).data))["version"] < version:
+            pass
+        return dict(event)
+
     async def writes(self) -> int:
         return int((await self.js.stream_info("KV_schemas")).state.last_seq or 0)
 
@@ -210,6 +217,28 @@ async def test_the_version_is_the_one_a_schema_event_told(
     assert value is not None
     assert value["version"] == 7
     assert await bucket.writes() == written + 1
+
+
+async def test_the_version_follows_the_publishers_own_events(
+    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+) -> None:
+    await database.execute(USERS)
+    await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
+    settings = environment(database, nats_own.url, names)
+    async with (
+        service(settings, "wal-reader") as reader,
+        service(settings, "publisher"),
+        service(settings, "schema-publisher"),
+    ):
+        await reader.logs("epoch_opened")
+        await database.execute("INSERT INTO users (name) VALUES ('a')")
+        await bucket.present("users")
+        await database.execute("ALTER TABLE users ADD COLUMN age int; INSERT INTO users (name) VALUES ('b')")
+        told = await bucket.told("users", version=2)
+        value = await bucket.when("users", lambda v: v is not None and len(v["columns"]) == 4 and v["version"] == 2)
+    assert value is not None
+    assert (told["version"], told["columns"]) == (value["version"], value["columns"])
+    assert (told["primary_key"], told["replica_identity"]) == (value["primary_key"], value["replica_identity"])
 
 
 async def test_the_encoding_is_the_events_and_a_switch_rewrites_the_values(

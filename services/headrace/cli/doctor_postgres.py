@@ -13,6 +13,8 @@ from headrace.postgres.connection import where
 from headrace.postgres.replication import ReplicationConnection
 from headrace.settings import Settings
 
+_DENIED_REMEDY = "Grant the role CONNECT on the database, and pg_monitor."
+
 GROUP = "PostgreSQL"
 _OLDEST = 140_000
 _GIVES = (
@@ -52,7 +54,7 @@ SELECT (SELECT count(*) FROM pg_replication_slots) AS slots, current_setting('ma
 async def examine(settings: Settings) -> Findings:
     findings = Findings(GROUP, [])
     try:
-        async with postgres(settings, "doctor") as session:
+        async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
             await _server(session, settings, findings)
             await _replication(settings, findings)
             await _publication(session, settings, findings)

@@ -18,6 +18,8 @@ from headrace.postgres.connection import PostgresRefusedError, where
 from headrace.postgres.replication import ReplicationRefusedError, quote_literal, quote_name
 from headrace.settings import Settings
 
+_DENIED_REMEDY = "Have a superuser run: ALTER ROLE … REPLICATION, for the role in POSTGRES_BRIDGE_USER."
+
 PUBLICATION_MARK = "made by headrace init"
 _FAILOVER_SINCE = 170_000
 _DENIED = "42501"
@@ -44,7 +46,7 @@ class Table:
 async def run(settings: Settings, tables: list[str], screen: Screen | None = None) -> None:
     """Make the publication, the streams and buckets, and the slot."""
     screen = screen or Screen()
-    async with postgres(settings, "init") as session:
+    async with postgres(settings, "init", _DENIED_REMEDY) as session:
         screen.title(f"PostgreSQL {where(settings.postgres)}")
         await _require_logical(session)
         await _publication(session, settings, tables, screen)

@@ -20,6 +20,8 @@ from headrace.cli.session import postgres
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 
+_DENIED_REMEDY = "Run it as a role that may create and change tables here, or name one of its own with --table."
+
 TICK_S = 0.02
 _STATEMENTS_MAX = 2000
 _UPDATE_SHARE, _DELETE_SHARE = 0.25, 0.1
@@ -95,7 +97,7 @@ class Load:
 
 async def run(settings: Settings, *, rate: float, seconds: float, table: str) -> None:
     """Make changes for so long, then say what was made."""
-    async with postgres(settings, "load") as session:
+    async with postgres(settings, "load", _DENIED_REMEDY) as session:
         await session.set_type_codec("numeric", schema="pg_catalog", encoder=str, decoder=str, format="text")
         load = Load(session, table)
         await load.prepare()

@@ -19,16 +19,21 @@ from headrace.postgres import connection
 from headrace.postgres.replication import refusal
 from headrace.settings import Settings
 
+_DENIED = "42501"
+
 
 @contextlib.asynccontextmanager
-async def postgres(settings: Settings, command: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection for as long as the command needs it."""
+async def postgres(settings: Settings, command: str, denied: str | None = None) -> AsyncIterator[asyncpg.Connection]:
+    """A connection for as long as the command needs it; `denied` is the remedy where the role lacks a right."""
     session = await connection.connect(settings.postgres, f"headrace {command}")
     try:
         yield session
     except asyncpg.PostgresError as error:
         # Its first argument is the message alone; as a string it has further lines.
-        raise refusal(error.sqlstate, str(error.args[0]), settings.postgres) from error
+        message = str(error.args[0])
+        if denied is not None and error.sqlstate == _DENIED:
+            raise connection.PostgresRefusedError(message, remedy=denied) from error
+        raise refusal(error.sqlstate, message, settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
         raise connection.explained(None, str(error), settings.postgres) from error
     finally:

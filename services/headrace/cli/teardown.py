@@ -24,6 +24,8 @@ from headrace.postgres.connection import where
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 
+_DENIED_REMEDY = "Run it as the role that made them, or as a superuser."
+
 _STOP_S = 12.0
 _DROP_S = 5.0
 _POLL_S = 0.1
@@ -55,7 +57,7 @@ class Plan:
 async def run(settings: Settings, *, yes: bool, streams: bool) -> None:
     """Show what goes, ask, remove."""
     screen = Screen()
-    async with postgres(settings, "teardown") as session:
+    async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
         plan = await _plan(session, settings, streams=streams)
         if not plan.empty and not yes:
             _ask(settings, plan)
