@@ -51,6 +51,8 @@ Control = Join | Confirm | Restart
 _KINDS: dict[str, type[Join | Confirm | Restart]] = {"join": Join, "confirm": Confirm, "restart": Restart}
 _TYPES: dict[str, type] = {"confirmer": str, "session": str, "reason": str, "settled": bool}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+# A new epoch is above all that were named, and must fit into a frame's header.
+_INT_MAX = (1 << 63) - 1
 
 
 def encode(message: Control) -> bytes:
@@ -66,7 +68,9 @@ def decode(data: bytes) -> Control:
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed control message: {error}") from error
     for name in message.__slots__:
-        expected = _TYPES.get(name, int)
-        if not isinstance(getattr(message, name), expected):
+        expected, value = _TYPES.get(name, int), getattr(message, name)
+        if type(value) is not expected:
             raise DecodeError(f"a malformed control message: {name} is not of type {expected.__name__}")
+        if isinstance(value, int) and not 0 <= value <= _INT_MAX:
+            raise DecodeError(f"a malformed control message: {name} is out of range")
     return message

@@ -19,11 +19,17 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, HeadraceError
 from headrace.lifecycle import Scope
 from headrace.metrics import Stats
 
 log = logs.logger("bus")
+
+
+class BusClosedError(HeadraceError):
+    """The NATS connection is closed for good."""
+
+    remedy = "Look above for the reason, which NATS usually gives as refused credentials; then restart the service."
 
 
 def frames_subject(slot: str) -> str:

@@ -127,7 +127,8 @@ class FrameReceiver:
             raise DecodeError(f"a part at {part.offset} where {len(self._part)} was due")
         self._part += part.data
         if len(self._part) < part.total:
-            return _NOTHING
+            # The rest may wait for the credit of this one.
+            return Received(confirm=True)
         message, self._part = bytes(self._part), None
         return Received(entries=((part.lsn, message),))
 

@@ -179,7 +179,8 @@ class FrameSender:
             return
         known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
         known.confirmed_lsn = max(known.confirmed_lsn, confirm.confirmed_lsn)
-        known.settled = confirm.settled
+        if confirm.consumed_seq >= known.consumed_seq:
+            known.settled = confirm.settled
         consumed = min(self._confirmers[name].consumed_seq for name in self._required)
         while self._sent and self._sent[0][0] <= consumed:
             self.in_flight_bytes -= self._sent.popleft()[1]

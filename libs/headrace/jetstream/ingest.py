@@ -67,7 +67,10 @@ class TailLostError(IngestError):
 class MessageTooLargeError(HeadraceError):
     """A message is larger than NATS or the stream takes, so it can't ever be stored."""
 
-    remedy = "Raise nats-server's max_payload (and the stream's max_msg_size), then restart."
+    remedy = (
+        "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. JetStream's file store takes "
+        "up to 32 MB."
+    )
 
 
 @dataclass(slots=True)
@@ -285,7 +288,8 @@ class Ingest:
             self._refused_to = index + 1
             return
         text = f"JetStream refused a message: {error.get('description')}"
-        if code == _TOO_LARGE:
+        # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of room.
+        if code == _TOO_LARGE or "too large" in text:
             self._fail(MessageTooLargeError(text))
         else:
             self._fail(StreamFullError(text) if code in _FULL_CODES else IngestError(text))
@@ -307,7 +311,7 @@ class Ingest:
             await self._send(message)
 
     async def _check_tail(self, tail: Tail) -> None:
-        """Raise unless the chain may go on behind this tail: what it stored is there, and nothing of another life is."""
+        """Raise unless the chain may go on behind this tail: what it stored is there, and nothing of another life."""
         if tail.created != self._created or tail.last_seq < self._last_seq:
             raise TailLostError("the stream's end is not what was acknowledged")
         if tail.position is not None or tail.ids_after:

@@ -79,25 +79,40 @@ class Lease:
         self._cell = cell
         self._holder = holder
         self._ttl_s = ttl_s
+        # The holder's last sign of life as seen here.
+        self._revision, self._since = -1, 0.0
 
     async def acquire(self, scope: Scope) -> bool:
         """Wait until the lease is ours; False when the service is stopping instead."""
-        seen, since = -1, time.monotonic()
         while not scope.stopping.is_set():
-            current = await self._cell.read()
-            if self._cell.revision != seen:
-                seen, since = self._cell.revision, time.monotonic()
-            if current is None or time.monotonic() - since >= self._ttl_s:
-                try:
-                    await self._cell.write({"holder": self._holder})
-                except LostRaceError:
-                    continue
-                scope.health.heal("lease")
-                log.info("lease_acquired", key=self._cell.key, holder=self._holder)
-                return True
-            scope.health.ail("lease", f"standing by: {self._cell.key} is held by {current.get('holder')}")
+            try:
+                acquired = await self._try()
+            except (NatsError, TimeoutError, APIError) as error:
+                scope.health.ail("lease", f"{self._cell.key} can't be read: {str(error) or type(error).__name__}")
+                self._revision = -1
+            else:
+                if acquired:
+                    scope.health.heal("lease")
+                    log.info("lease_acquired", key=self._cell.key, holder=self._holder)
+                    return True
+                holder = (self._cell.value or {}).get("holder")
+                scope.health.ail("lease", f"standing by: {self._cell.key} is held by {holder}")
             await scope.pause(min(0.25, self._ttl_s / 4))
         return False
+
+    async def _try(self) -> bool:
+        """Take the lease if nobody holds it, or its holder was silent for its whole time."""
+        current = await self._cell.read()
+        if self._cell.revision != self._revision:
+            self._revision, self._since = self._cell.revision, time.monotonic()
+        ours = current is not None and current.get("holder") == self._holder
+        if current is not None and not ours and time.monotonic() - self._since < self._ttl_s:
+            return False
+        try:
+            await self._cell.write({"holder": self._holder})
+        except LostRaceError:
+            return False
+        return True
 
     async def keep(self, scope: Scope) -> None:
         """Renew for as long as the service lives; raises `LostRaceError` when somebody else took it."""
@@ -108,7 +123,8 @@ class Lease:
             try:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await self._cell.write({"holder": self._holder})
-            except (NatsError, TimeoutError, APIError) as error:
+            # The write that won the race may be our own, whose answer was lost.
+            except (NatsError, TimeoutError, APIError, LostRaceError) as error:
                 log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
                 await self._resync()
 

@@ -11,8 +11,10 @@ import asyncio
 import random
 import time
 
+import psycopg
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.bus import control, link
@@ -106,8 +108,8 @@ class WalReader:
                 began = time.monotonic()
                 try:
                     await self._epoch()
-                except HeadraceError as error:
-                    if not error.retry:
+                except (HeadraceError, NatsError, psycopg.Error) as error:
+                    if isinstance(error, HeadraceError) and not error.retry:
                         raise
                     if time.monotonic() - began > BACKOFF_S_MAX:
                         backoff = BACKOFF_S
@@ -118,12 +120,13 @@ class WalReader:
         finally:
             watch.cancel()
 
-    async def _back_off(self, error: HeadraceError, backoff: float) -> None:
+    async def _back_off(self, error: Exception, backoff: float) -> None:
         if isinstance(error, SlotBusyError):
             self._scope.health.ail("postgres", f"standing by: {error}")
             await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             return
-        self._scope.health.ail("postgres", str(error))
+        # A bus that fails tells so by itself.
+        self._scope.health.ail("bus" if isinstance(error, NatsError) else "postgres", str(error))
         await self._scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
 
     async def _wake_on_stop(self) -> None:
@@ -149,12 +152,12 @@ class WalReader:
         self._wake()
 
     async def _confirmers_joined(self) -> None:
-        """Wait until everyone who must confirm is there."""
-        while self._sender.missing and not self._scope.stopping.is_set():
-            missing = ", ".join(self._sender.missing)
+        """Wait until the bus is there, and everyone who must confirm."""
+        while not self._scope.stopping.is_set() and (self._sender.missing or not self._connected()):
+            missing = ", ".join(self._sender.missing) or "NATS"
             self._scope.health.ail("bus", f"waiting for {missing}")
             self._attention.clear()
-            if self._client.is_connected:
+            if self._client.is_connected and self._sender.missing:
                 await self._client.publish(self._frames, self._sender.hello())
             try:
                 async with asyncio.timeout(HELLO_INTERVAL_S):
@@ -163,6 +166,16 @@ class WalReader:
                 continue
         if not self._sender.missing:
             self._scope.health.heal("bus")
+
+    def _connected(self) -> bool:
+        if self._client.is_closed:
+            raise link.BusClosedError("the NATS client gave up")
+        return bool(self._client.is_connected)
+
+    @property
+    def _over(self) -> bool:
+        """Whether this epoch has to end."""
+        return self._reopen or self._scope.stopping.is_set()
 
     async def _epoch(self) -> None:
         """Stream from the slot until someone asks for a new epoch, the connection ends, or the service stops."""
@@ -221,8 +234,8 @@ class WalReader:
         data = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
         await self._send(data)
         self._epochs += 1
-        self._told = slot.confirmed_lsn
-        self._received = max(self._received, slot.confirmed_lsn)
+        # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs that go back.
+        self._told = self._received = slot.confirmed_lsn
         self._scope.health.started()
         self._scope.health.heal("postgres")
         log.info("epoch_opened", epoch=self._sender.epoch, confirmed=format_lsn(slot.confirmed_lsn))
@@ -233,13 +246,16 @@ class WalReader:
         await self._client.publish(self._frames, data)
 
     async def _stream(self, connection: ReplicationConnection) -> None:
-        while not self._reopen and not self._scope.stopping.is_set():
+        while not self._over:
             await self._keep_in_touch(connection)
-            if self._sender.has_credit and self._client.is_connected:
+            if self._may_send():
                 messages = await connection.read(self._wait_s())
                 await self._pack(messages, connection)
             else:
                 await self._await_credit()
+
+    def _may_send(self) -> bool:
+        return self._connected() and self._sender.has_credit
 
     def _wait_s(self) -> float:
         return min(PING_INTERVAL_S, self._settings.bus.status_interval_s)
@@ -259,10 +275,12 @@ class WalReader:
             for message in messages:
                 if isinstance(message, Keepalive):
                     reply_wanted = reply_wanted or message.reply_wanted
-                    await self._pack_keepalive(message)
+                    await self._pack_keepalive(message, connection)
                 else:
-                    await self._pack_message(*message)
-            if not self._sender.has_credit or self._reopen:
+                    await self._pack_message(*message, connection)
+                if self._over:
+                    break
+            if self._over or not self._may_send():
                 break
             messages = connection.read_now()
             # The event loop must turn for the bus even under a flood.
@@ -272,18 +290,31 @@ class WalReader:
         if reply_wanted:
             await self._tell(connection)
 
-    async def _pack_keepalive(self, keepalive: Keepalive) -> None:
+    async def _pack_keepalive(self, keepalive: Keepalive, connection: ReplicationConnection) -> None:
         if keepalive.lsn > self._received:
             self._received = keepalive.lsn
             for data in self._sender.add(keepalive.lsn, b""):
-                await self._send(data)
+                if not await self._send_in_credit(data, connection):
+                    return
 
-    async def _pack_message(self, lsn: int, message: bytes) -> None:
+    async def _pack_message(self, lsn: int, message: bytes, connection: ReplicationConnection) -> None:
         self._received = max(self._received, lsn)
         count(self._stats, "wal_messages")
         count(self._stats, "wal_bytes", len(message))
         for data in self._sender.add(lsn, message):
-            await self._send(data)
+            if not await self._send_in_credit(data, connection):
+                return
+
+    async def _send_in_credit(self, data: bytes, connection: ReplicationConnection) -> bool:
+        """Send a frame, then wait for credit, since the parts of one message may be many.
+
+        False when the epoch is over meanwhile: what is left of the message is void, and nothing may follow it.
+        """
+        await self._send(data)
+        while not self._over and not self._may_send():
+            await self._keep_in_touch(connection)
+            await self._await_credit()
+        return not self._over
 
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()
@@ -306,7 +337,8 @@ class WalReader:
         deadline = time.monotonic() + self._scope.process.shutdown_timeout_s * DRAIN_SHARE
         with self._scope.waiting_for("the publisher to confirm what is in flight"):
             while not self._sender.settled and not self._reopen and time.monotonic() < deadline:
-                await self._client.publish(self._frames, self._sender.flush_request())
+                if self._connected():
+                    await self._client.publish(self._frames, self._sender.flush_request())
                 self._attention.clear()
                 try:
                     async with asyncio.timeout(0.1):

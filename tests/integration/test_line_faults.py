@@ -1,0 +1,259 @@
+"""wal-reader and publisher under faults that must cost time and nothing else: neither process ends, nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+
+from headrace.bus import control, frame, link
+from headrace.bus.frame import Kind
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.settings import BusSettings
+from headrace.testing.database import Database
+from headrace.testing.oracle import Change, Oracle, Stored, stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+
+SETTINGS = {
+    "HEADRACE_DEDUPE_WINDOW_S": "0.1",
+    "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
+    "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
+    "HEADRACE_STATUS_INTERVAL_S": "0.1",
+    "HEADRACE_ACK_TIMEOUT_S": "3",
+    "HEADRACE_LEASE_TTL_S": "1",
+}
+
+LARGE_BYTES = 24 << 20
+
+
+class Line:
+    """Both servers, an oracle, and the suite between them."""
+
+    def __init__(self, postgres: EmbeddedPostgres, nats_server: EmbeddedNats, folder: Path) -> None:
+        self.postgres = postgres
+        self.nats = nats_server
+        self.database = Database(postgres, "postgres")
+        self.oracle = Oracle(self.database, "oracle", "headrace")
+        settings = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats_server.url}
+        self.suite = Suite(settings, folder)
+        self.committed: list[Change] = []
+
+    async def prepare(self) -> None:
+        await self.database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, note text)")
+        await self.database.execute("ALTER TABLE orders ALTER note SET STORAGE EXTERNAL")
+        await self.database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+        await self.oracle.begin()
+
+    async def insert(self, first: int, count: int, note: str = "note") -> None:
+        await self.database.execute(
+            "INSERT INTO orders SELECT g, $3::text FROM generate_series($1::bigint, $2::bigint) g",
+            first,
+            first + count - 1,
+            note,
+        )
+
+    async def rows_delivered(self, timeout_s: float = 30) -> list[Stored]:
+        """Wait until the stream has what was committed; exactly that, in that order."""
+        self.committed += await self.oracle.changes()
+        client = await nats.connect(self.nats.url)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while await self._messages(client) < len(self.committed):  # noqa: ASYNC110  # a stream gives no event
+                    await asyncio.sleep(0.05)
+        finally:
+            await client.close()
+        await asyncio.sleep(0.2)
+        found = [event for event in await stored(self.nats.url) if event.payload["operation"] != "SCHEMA"]
+        assert [event.change for event in found] == self.committed
+        return found
+
+    async def _messages(self, client: Client) -> int:
+        """Messages of the stream that carry a row."""
+        try:
+            info = await client.jetstream().stream_info("CDC", subjects_filter="cdc.>")
+        except (NotFoundError, NatsError):
+            return -1
+        subjects = info.state.subjects or {}
+        return sum(count for subject, count in subjects.items() if not subject.endswith(".schema"))
+
+    async def caught_up(self, timeout_s: float = 15) -> None:
+        """Wait until the slot is confirmed up to the end of the log."""
+        end = await self.database.fetchval("SELECT pg_current_wal_lsn()")
+        query = "SELECT confirmed_flush_lsn >= $1 FROM pg_replication_slots WHERE slot_name = 'headrace'"
+        async with asyncio.timeout(timeout_s):
+            while not await self.database.fetchval(query, end):  # noqa: ASYNC110  # PostgreSQL gives no event
+                await asyncio.sleep(0.05)
+
+    def alive(self) -> None:
+        for service in ("wal-reader", "publisher"):
+            assert self.suite.running(service), self.suite.log(service)[-3000:]
+
+
+@pytest.fixture
+async def line(
+    request: pytest.FixtureRequest, own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> AsyncIterator[Line]:
+    """A running line; the parameter, if any, is nats-server's configuration."""
+    made = Line(await own_postgres(), await own_nats(config=getattr(request, "param", "")), tmp_path)
+    try:
+        await made.prepare()
+        async with made.suite:
+            await made.suite.logged("publisher", "epoch_joined")
+            yield made
+    finally:
+        await made.database.close()
+
+
+async def test_terminating_the_walsender_under_load_costs_no_process_and_no_row(line: Line) -> None:
+    for round_ in range(6):
+        writing = asyncio.create_task(line.insert(round_ * 10_000, 10_000))
+        await asyncio.sleep(0.05 * round_)
+        other = await line.database.connect()
+        await other.execute(
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots "
+            "WHERE slot_name = 'headrace' AND active_pid IS NOT NULL"
+        )
+        await other.close()
+        await writing
+        await asyncio.sleep(0.1)
+    await line.rows_delivered()
+    line.alive()
+
+
+async def test_an_idle_slot_follows_the_log_in_every_epoch(line: Line) -> None:
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    # WAL that publishes nothing: only a keepalive tells of it, and the publisher that hears of it dies.
+    os.kill(line.suite.pid("publisher"), signal.SIGSTOP)
+    await line.database.execute("CREATE TABLE quiet (a int); CREATE TABLE quieter (a int)")
+    await asyncio.sleep(1.5)
+    await line.suite.kill("publisher")
+    await line.suite.start("publisher")
+    # PostgreSQL writes a record of its own every 15 s at least, which must not be what heals it.
+    await line.caught_up(timeout_s=5)
+    # A PostgreSQL that stops waits for its walsender to be told of everything.
+    async with asyncio.timeout(10):
+        await line.postgres.stop("fast")
+    await line.postgres.start()
+    await line.database.close()
+    await line.insert(100, 10)
+    await line.caught_up()
+    line.alive()
+
+
+async def test_nats_out_of_reach_under_load_costs_no_process_and_no_row(line: Line) -> None:
+    writing = asyncio.create_task(line.insert(0, 60_000, "x" * 200))
+    await asyncio.sleep(0.3)
+    await line.nats.kill()
+    await writing
+    await asyncio.sleep(4)
+    line.alive()
+    await line.nats.start()
+    await line.rows_delivered(60)
+    line.alive()
+
+
+@pytest.mark.parametrize("line", [{"max_payload": 28 << 20}], indirect=True)
+async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
+    """What is on the way never exceeds the credit by more than a frame, parts of a message or not."""
+    consumed, flying, worst = 0, dict[int, int](), 0
+
+    async def on_frame(message: Msg) -> None:
+        nonlocal worst
+        head = frame.decode_header(message.data)
+        if head.kind in (Kind.DATA, Kind.PART):
+            flying[head.seq] = len(message.data)
+            worst = max(worst, sum(size for seq, size in flying.items() if seq > consumed))
+
+    async def on_control(message: Msg) -> None:
+        nonlocal consumed
+        body = control.decode(message.data)
+        if isinstance(body, control.Confirm):
+            consumed = body.consumed_seq
+
+    client = await nats.connect(line.nats.url)
+    try:
+        await client.subscribe(link.frames_subject("headrace"), cb=on_frame)
+        await client.subscribe(link.control_subject("headrace"), cb=on_control)
+        await client.flush()
+        await line.insert(1, 1)
+        await line.insert(2, 1, "y" * LARGE_BYTES)
+        await line.insert(3, 1)
+        found = await line.rows_delivered()
+    finally:
+        await client.close()
+    assert [len(event.payload["data"]["note"]) for event in found] == [4, LARGE_BYTES, 4]
+    assert LARGE_BYTES / 10 < worst < BusSettings().in_flight_bytes_max + 2 * BusSettings().frame_bytes_max
+    assert line.suite.log("wal-reader").count("epoch_opened") == 1
+    line.alive()
+
+
+async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_slot(line: Line) -> None:
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    await line.caught_up()
+    client = await nats.connect(line.nats.url)
+    await client.jetstream().delete_stream("CDC")
+    await client.close()
+    line.committed.clear()
+    await line.insert(100, 1000)
+    await line.rows_delivered()
+    line.alive()
+
+
+async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(line: Line, tmp_path: Path) -> None:
+    (tmp_path / "standby").mkdir()
+    standby = Suite(line.suite._environment, tmp_path / "standby", services=("publisher",))
+    async with standby:
+        await standby.logged("publisher", "standing by")
+        await line.nats.kill()
+        await asyncio.sleep(3)
+        await line.nats.start()
+        await line.insert(0, 100)
+        await line.rows_delivered()
+        line.alive()
+        assert standby.running("publisher"), standby.log("publisher")
+        await line.suite.kill("publisher")
+        await line.insert(1000, 100)
+        await line.rows_delivered()
+
+
+async def test_two_publishers_started_at_once_agree(line: Line, tmp_path: Path) -> None:
+    await line.suite.kill("publisher")
+    (tmp_path / "other").mkdir()
+    other = Suite(line.suite._environment, tmp_path / "other", services=("publisher",))
+    async with other:
+        await line.suite.start("publisher")
+        await line.insert(0, 5000)
+        await line.rows_delivered()
+        line.alive()
+        assert other.running("publisher")
+
+
+async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(line: Line, tmp_path: Path) -> None:
+    (tmp_path / "heir").mkdir()
+    heir = Suite(line.suite._environment, tmp_path / "heir", services=("publisher",))
+    async with heir:
+        await heir.logged("publisher", "standing by")
+        writing = asyncio.create_task(line.insert(0, 40_000))
+        await asyncio.sleep(0.2)
+        sleeper = line.suite.pid("publisher")
+        os.kill(sleeper, signal.SIGSTOP)
+        await heir.logged("publisher", "epoch_joined")
+        os.kill(sleeper, signal.SIGCONT)
+        await writing
+        await line.insert(100_000, 5000)
+        assert await line.suite.exit_code("publisher", 10) == 1
+        await line.rows_delivered()
+        assert heir.running("publisher"), heir.log("publisher")
