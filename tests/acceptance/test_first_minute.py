@@ -250,6 +250,6 @@ async def test_a_server_that_can_not_be_reached_is_one_line_with_the_remedy(empt
     async with Up(empty_folder, "--once", NATS_URL="nats://127.0.0.1:9", PG_HOST="127.0.0.1", PG_PORT="9") as up:
         assert await up.ends() == 1
     last = up.output.splitlines()[-1]
-    assert last.startswith("headrace: NATS at nats://127.0.0.1:9 can't be reached")
-    assert "set NATS_URL" in last
+    assert last.startswith("headrace: PostgreSQL at 127.0.0.1:9 can't be used now")
+    assert "set PG_HOST" in last
     assert "Traceback" not in up.output
