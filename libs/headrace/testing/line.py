@@ -1,0 +1,144 @@
+"""A running line, PostgreSQL to JetStream, that many tests share: started once, each test with tables of its own.
+
+Promises that `take` gives every message of the stream since the last `take`, and nothing of what is written later: a
+marker row is committed, and read up to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import nats
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from headrace.contract import events
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres_install import PostgresVersion
+from headrace.testing.database import Database
+from headrace.testing.suite import Suite
+
+ALL_TABLES = "FOR ALL TABLES"
+MARKER = "line_marker"
+TAKE_TIMEOUT_S = 20.0
+SETTINGS = {
+    "HEADRACE_DEDUPE_WINDOW_S": "0.1",
+    "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
+    "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
+    "HEADRACE_STATUS_INTERVAL_S": "0.2",
+    "HEADRACE_LEASE_TTL_S": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A message of the stream, with its bytes as they are in it."""
+
+    seq: int
+    subject: str
+    msg_id: str
+    data: bytes
+    payload: dict[str, Any]
+
+    @property
+    def operation(self) -> str:
+        return str(self.payload["operation"])
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The event's `data`."""
+        found: dict[str, Any] = self.payload["data"]
+        return found
+
+
+class Line:
+    """wal-reader and publisher between a database and a NATS server of their own."""
+
+    def __init__(self, database: Database, suite: Suite, subscription: Any, source: str) -> None:
+        self.database = database
+        self.suite = suite
+        self.source = source
+        self._subscription = subscription
+        self._markers = 0
+
+    async def execute(self, sql: str) -> None:
+        """Run one or several statements, as one transaction."""
+        await self.database.execute(sql)
+
+    async def take(self, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
+        """Every message since the last call, in stream order."""
+        self._markers += 1
+        await self.database.execute("UPDATE line_marker SET n = $1", self._markers)
+        found: list[Delivered] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._is_marker(message := await self._next()):
+                    found.append(message)
+        except TimeoutError:
+            raise AssertionError(f"the line stands still:\n{self.suite.log('publisher')[-4000:]}") from None
+        return [message for message in found if message.payload.get("table") != MARKER]
+
+    async def rows(self, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
+        """As `take`, without the schema events."""
+        return [message for message in await self.take(timeout_s) if message.operation != events.SCHEMA]
+
+    async def _next(self) -> Delivered:
+        while True:
+            with contextlib.suppress(NatsTimeoutError):
+                message = await self._subscription.next_msg(timeout=1)
+                return Delivered(
+                    message.metadata.sequence.stream,
+                    message.subject,
+                    (message.headers or {}).get("Nats-Msg-Id", ""),
+                    message.data,
+                    events.decode(message.data),
+                )
+
+    def _is_marker(self, message: Delivered) -> bool:
+        payload = message.payload
+        return payload.get("table") == MARKER and payload.get("data", {}).get("n") == self._markers
+
+
+class Lines(Protocol):
+    """Gives a test module's line of this PostgreSQL, publication and settings; started at its first use."""
+
+    async def __call__(self, version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str) -> Line:
+        """Return the line, running."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def running_line(
+    database: Database,
+    nats_server: EmbeddedNats,
+    folder: Path,
+    settings: Mapping[str, str],
+    publication: str = ALL_TABLES,
+) -> AsyncIterator[Line]:
+    """Start a line that reads `CREATE PUBLICATION headrace {publication}`."""
+    await database.execute(
+        "CREATE TABLE line_marker (id int PRIMARY KEY, n int); INSERT INTO line_marker VALUES (1, 0)"
+    )
+    await database.execute(f"CREATE PUBLICATION headrace {publication}")
+    # Slots are named across a server, which databases share.
+    source = f"slot_{database.name}"
+    environment = {
+        **SETTINGS,
+        **database.server.environment(),
+        "PG_DB": database.name,
+        "NATS_URL": nats_server.url,
+        "HEADRACE_SLOT": source,
+        **settings,
+    }
+    async with Suite(environment, folder) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        client = await nats.connect(nats_server.url)
+        try:
+            subscription = await client.jetstream().subscribe("cdc.>", stream="CDC", ordered_consumer=True)
+            yield Line(database, suite, subscription, source)
+        finally:
+            await client.close()
