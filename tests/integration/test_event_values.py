@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from headrace.contract.values import SESSION_SETTINGS
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.line import Delivered, Line, Lines
 from headrace.testing.value_cases import ARRAYS, CASES, EMBEDDED, TEXT, Both, Case
@@ -49,11 +50,12 @@ async def passed(line: Line, case: Case) -> list[Passed]:
 
 async def _pass_all(line: Line) -> dict[str, list[Passed]]:
     # The writer's own settings must not matter.
-    await line.execute(
-        "SET DateStyle = 'SQL, DMY'; SET TimeZone = 'Asia/Kathmandu'; SET IntervalStyle = 'sql_standard'"
-    )
-    await line.execute("SET bytea_output = 'escape'; SET extra_float_digits = -5")
-    printed = {case.name: await _write(line, case) for case in (*CASES, *ARRAYS)}
+    for setting in WRITER_SETTINGS:
+        await line.execute(f"SET {setting}")
+    reader = await line.database.connect()
+    for name, value in SESSION_SETTINGS.items():
+        await reader.execute("SELECT set_config($1, $2, false)", name, value)
+    printed = {case.name: await _write(line, reader, case) for case in (*CASES, *ARRAYS)}
     events: dict[str, list[Delivered]] = {}
     for event in await line.rows():
         events.setdefault(event.payload["table"].removeprefix("value_"), []).append(event)
@@ -69,10 +71,8 @@ async def _write(line: Line, reader: Any, case: Case) -> list[str | None]:
     await line.execute(f"{case.setup}; CREATE TABLE {table} (id int PRIMARY KEY, v {case.type})")
     await line.execute(f"INSERT INTO {table} VALUES {rows}")
     # format() asks the type's output function, which a cast to text does not always do.
-    found = await connection.fetch(
-        f"SELECT CASE WHEN num_nonnulls(v) = 1 THEN format('%s', v) END FROM {table} ORDER BY id"
-    )
-    await connection.close()
+    text = "CASE WHEN num_nonnulls(v) = 1 THEN format('%s', v) END"
+    found = await reader.fetch(f"SELECT {text} FROM {table} ORDER BY id")
     return [row[0] for row in found]
 
 
