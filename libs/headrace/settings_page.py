@@ -93,7 +93,7 @@ def _default(declared: Field[Any]) -> str:
             return f"`{value}`"
 
 
-def _number(value: float) -> str:
+def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

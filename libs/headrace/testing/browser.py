@@ -1,0 +1,109 @@
+"""A headless Chromium on one page, for tests of what people see.
+
+Speaks Chromium's own DevTools protocol, and of it only what reads a page. The process and its children end with the
+block; everything it writes is in the profile's folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+TIMEOUT_S = 60.0
+_POLL_S = 0.1
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str | None:
+    """Where Chromium is, if it is installed."""
+    return next((path for name in _NAMES if (path := shutil.which(name))), None)
+
+
+class Browser:
+    """One open page."""
+
+    def __init__(self, page: aiohttp.ClientWebSocketResponse) -> None:
+        self._page = page
+        self._asked = 0
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        self._asked += 1
+        parameters = {"expression": expression, "returnByValue": True}
+        await self._page.send_json({"id": self._asked, "method": "Runtime.evaluate", "params": parameters})
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                answer = await self._page.receive_json()
+                if answer.get("id") == self._asked:
+                    return answer["result"]["result"].get("value")
+
+    async def text(self, selector: str) -> str:
+        """The text of the first element that matches; empty without one."""
+        return str(await self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+
+    async def shows(self, words: str) -> None:
+        """Wait until the page shows these words."""
+        shown = ""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                while words not in shown:
+                    shown = str(await self.evaluate("document.body?.innerText ?? ''"))
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise AssertionError(f"the page does not show {words!r}:\n{shown}") from None
+
+
+@contextlib.asynccontextmanager
+async def browser(profile: Path, url: str) -> AsyncIterator[Browser]:
+    """The page at this address, open for as long as the block lasts."""
+    path = chromium()
+    assert path is not None, "Chromium is not installed"
+    options = [
+        "--headless=new",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--remote-debugging-port=0",
+    ]
+    # Chromium's sandbox refuses to start for root, as whom containers run tests.
+    options += ["--no-sandbox"] if os.geteuid() == 0 else []
+    process = await asyncio.create_subprocess_exec(
+        path,
+        *options,
+        f"--user-data-dir={profile}",
+        url,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with aiohttp.ClientSession() as http, http.ws_connect(await _page(http, profile, url)) as page:
+            yield Browser(page)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _page(http: aiohttp.ClientSession, profile: Path, url: str) -> str:
+    """The address under which the page can be asked."""
+    port_file = profile / "DevToolsActivePort"
+    async with asyncio.timeout(TIMEOUT_S):
+        while not (port_file.exists() and len(lines := port_file.read_text().split()) == 2):  # noqa: ASYNC110  # a file gives no event
+            await asyncio.sleep(_POLL_S)
+        while True:
+            async with http.get(f"http://127.0.0.1:{lines[0]}/json/list") as answer:
+                for target in await answer.json():
+                    if target["type"] == "page" and target["url"].startswith(url):
+                        return str(target["webSocketDebuggerUrl"])
+            await asyncio.sleep(_POLL_S)
