@@ -93,6 +93,7 @@ def event(shape: TableShape, *, source: str, version: int, changes: list[Change]
         "columns": shape.shown_columns(),
         "primary_key": list(shape.primary_key),
         "replica_identity": shape.replica_identity,
+        "identity": [column.name for column in shape.columns if column.is_key],
         "changes": changes,
         "resync": resync,
     }

@@ -17,6 +17,7 @@ from headrace.contract.values import TypeInfo, TypeKind
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
+_XID_MASK = 0xFFFFFFFF
 
 _TYPES = """
 WITH RECURSIVE wanted AS (
@@ -254,12 +255,37 @@ class PublicationReading:
     lsn: int
     tables: tuple[TableReading, ...]
     existing: frozenset[int]
+    snapshot: Snapshot
 
 
-async def read_publication(
-    connection: asyncpg.Connection, publication: str, known_relations: Iterable[int]
-) -> PublicationReading:
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Which transactions a reading saw, by the 32-bit ids that the stream names them by."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """PostgreSQL's `xmin:xmax:running,…`."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(int(xid) & _XID_MASK for xid in running.split(",") if xid))
+
+    def sees(self, xid: int) -> bool:
+        """Whether a transaction that has committed is part of what was read; 0 is one of long ago."""
+        if xid == 0 or _precedes(xid, self.xmin):
+            return True
+        return _precedes(xid, self.xmax) and xid not in self.running
+
+
+def _precedes(xid: int, other: int) -> bool:
+    return (xid - other) & _XID_MASK >= 1 << 31
+
+
+async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
+        snapshot = Snapshot.parse(await connection.fetchval("SELECT pg_current_snapshot()::text"))
         published = await published_tables(connection, publication)
         oids = [table.relation_id for table in published]
         by_relation: dict[int, list[asyncpg.Record]] = {}
@@ -276,7 +302,7 @@ async def read_publication(
             )
             for table in published
         ]
-        known = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE oid = ANY($1::oid[])", [*known_relations])
+        existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
     # Asked after the snapshot: whatever that shows has its commit record before this place.
     lsn = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in known))
+    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot)

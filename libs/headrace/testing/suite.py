@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 LINE = ("wal-reader", "publisher")
 STOP_TIMEOUT_S = 15.0
@@ -24,7 +25,7 @@ class Suite:
         self._services = tuple(services)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def __aenter__(self) -> Suite:
+    async def __aenter__(self) -> Self:
         for service in self._services:
             await self.start(service)
         return self

@@ -225,7 +225,7 @@ class Assembler:
     def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> Iterator[Event]:
         """The schema event that must come before this row, if the stream has not told this shape yet."""
         shape.told = True
-        told = self._book.check(shape.table, position, lsn)
+        told = self._book.check(shape.table, position, lsn, begin.xid)
         if told is not None:
             tx = events.transaction(begin.xid, position, self._ts, last=False)
             yield self._schema_event(told, position, lsn, tx)
@@ -253,7 +253,8 @@ class Assembler:
         elif self._begin is not None:
             raise ProtocolError("a non-transactional message inside a transaction")
         else:
-            position, xid, ts = Position(message.lsn, 0), 0, None
+            # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
+            position, xid, ts = Position(message.lsn - 1, 0), 0, None
         if self._compat or message.prefix not in self._message_prefixes:
             return
         if self._held is not None:

@@ -7,6 +7,7 @@ that a schema event never comes before a row of the old shape. A database that c
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import asyncpg
 
@@ -24,22 +25,21 @@ log = logs.logger("publisher")
 
 
 class CatalogWatch:
-    """The newest reading that was not taken yet; `known` are the relations whose fate is of interest."""
+    """The newest reading that was not taken yet."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         form = settings.format
         self._selection = Selection(form.include, form.exclude, form.exclude_columns)
         self._reading: CatalogReading | None = None
-        self.known: frozenset[int] = frozenset()
 
     def due(self, passed_lsn: int) -> CatalogReading | None:
-        """A reading that the stream has passed; each is given out once."""
+        """A reading that the stream has passed, as of the place where the stream is; each is given out once."""
         reading = self._reading
         if reading is None or reading.lsn > passed_lsn:
             return None
         self._reading = None
-        return reading
+        return replace(reading, lsn=passed_lsn)
 
     async def run(self, scope: Scope) -> None:
         while not scope.stopping.is_set():
@@ -55,14 +55,16 @@ class CatalogWatch:
         session = await connection.connect(self._settings.postgres, "headrace publisher catalog")
         try:
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
-                reading = await read_publication(session, self._settings.source.publication, self.known)
+                reading = await read_publication(session, self._settings.source.publication)
         finally:
             session.terminate()
         return self._of(reading)
 
     def _of(self, reading: PublicationReading) -> CatalogReading:
         wanted = [t for t in reading.tables if self._selection.wants(t.table.schema, t.table.name)]
-        return CatalogReading(reading.lsn, tuple(self._table(table) for table in wanted), reading.existing)
+        return CatalogReading(
+            reading.lsn, tuple(self._table(table) for table in wanted), reading.existing, reading.snapshot
+        )
 
     def _table(self, reading: TableReading) -> CatalogTable:
         table = reading.table

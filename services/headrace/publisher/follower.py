@@ -160,9 +160,7 @@ class Follower:
 
     def _new_assembler(self) -> Assembler:
         form = self._settings.format
-        return Assembler(
-            self._source, form.encoding, self._book, message_prefixes=frozenset(form.message_prefixes)
-        )
+        return Assembler(self._source, form.encoding, self._book, message_prefixes=frozenset(form.message_prefixes))
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         if not message:
@@ -196,7 +194,6 @@ class Follower:
             await self._publish(event)
         self._told |= dict.fromkeys(self._book.adopted - self._told.keys(), 0)
         self._book.adopted.clear()
-        self._watch.known = frozenset(entry.shape.relation_id for entry in self._book.entries().values())
 
     async def _publish(self, event: Event) -> None:
         there = event.position <= self._position or event.msg_id in self._ids_after

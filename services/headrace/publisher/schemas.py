@@ -15,6 +15,7 @@ from headrace.contract.naming import table_token
 from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
 from headrace.lsn import Position
+from headrace.postgres.catalog import Snapshot
 
 FORMAT = 1
 
@@ -31,6 +32,8 @@ class Entry:
     msg_id: str = ""
     # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not looked at yet.
     storage: str = ""
+    # The transaction it came with, as long as this process lives: a catalog reading that missed it says nothing.
+    xid: int = 0
 
     def encode(self) -> dict[str, Any]:
         return {
@@ -70,7 +73,8 @@ class CatalogReading:
     lsn: int
     tables: tuple[CatalogTable, ...]
     # Relations of the book that still exist, published or not.
-    existing: frozenset[int] = frozenset()
+    existing: frozenset[int]
+    snapshot: Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,44 +108,38 @@ class SchemaBook:
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
 
-    def check(self, shape: TableShape, position: Position, lsn: int) -> Told | None:
+    def check(self, shape: TableShape, position: Position, lsn: int, xid: int) -> Told | None:
         """What must be told before the row at `position`, which has this shape; None when it is known."""
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
-            return self._first(token, shape, position, lsn)
+            return self._first(token, Entry(shape, 1, position, msg_id=_msg_id(lsn, token), xid=xid))
         if position < known.since:
             return None
         if known.told and known.shape.same_in_stream(shape):
             return None
         changes, resync = schemas.differences(known.shape, shape)
-        return self._next(token, known, shape, position, lsn, changes, resync)
+        entry = Entry(shape, known.version, position, msg_id=_msg_id(lsn, token), storage=known.storage, xid=xid)
+        return self._next(token, known, entry, changes, resync=resync)
 
-    def _first(self, token: str, shape: TableShape, position: Position, lsn: int) -> Told:
-        earlier = self._entries.get(self._by_relation.get(shape.relation_id, ""))
-        if earlier is not None and earlier.since <= position:
-            changes, resync = schemas.differences(earlier.shape, shape)
+    def _first(self, token: str, entry: Entry) -> Told:
+        earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
+        if earlier is not None and earlier.since <= entry.since:
+            changes, resync = schemas.differences(earlier.shape, entry.shape)
         else:
             changes, resync = [{"change": "table_first_seen"}], False
-        return self._enter(token, Entry(shape, 1, position, msg_id=_msg_id(lsn, token)), changes, resync=resync)
+        return self._enter(token, entry, changes, resync=resync)
 
-    def _next(
-        self,
-        token: str,
-        known: Entry,
-        shape: TableShape,
-        position: Position,
-        lsn: int,
-        changes: list[Change],
-        resync: bool,
-    ) -> Told:
-        version = known.version + 1 if known.told else known.version
+    def _next(self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
         if not known.told:
             # What exactly was lost with the stream's tail is not known any more: a mirror must not rely on it.
-            resync = resync or not known.shape.same_in_stream(shape)
-        # A change that rewrites the table must not be told a second time as a rewrite.
-        storage = "" if resync else known.storage
-        entry = Entry(shape, version, position, msg_id=_msg_id(lsn, token), storage=storage)
+            resync = resync or not known.shape.same_in_stream(entry.shape)
+        entry = replace(
+            entry,
+            version=known.version + 1 if known.told else known.version,
+            # A change that rewrites the table must not be told a second time as a rewrite.
+            storage="" if resync and entry.storage == known.storage else entry.storage,
+        )
         return self._enter(token, entry, changes, resync=resync)
 
     def _enter(self, token: str, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
@@ -152,31 +150,28 @@ class SchemaBook:
     def compare(self, reading: CatalogReading) -> list[Told]:
         """What the catalog shows and no row has told; called when the stream has passed the reading."""
         position = Position(reading.lsn, 0)
-        told = [self._compare(table, position, reading.lsn) for table in reading.tables]
+        told = [self._compare(table, position, reading) for table in reading.tables]
         return [item for item in (*told, *self._gone(reading, position)) if item is not None]
 
-    def _compare(self, table: CatalogTable, position: Position, lsn: int) -> Told | None:
+    def _compare(self, table: CatalogTable, position: Position, reading: CatalogReading) -> Told | None:
         token = table_token(table.shape.schema, table.shape.name)
         known = self._entries.get(token)
+        entry = Entry(table.shape, 1, position, msg_id=_msg_id(reading.lsn, token), storage=table.storage)
         if known is None:
-            told = self._first(token, table.shape, position, lsn)
-            self._entries[token] = replace(self._entries[token], storage=table.storage)
-            return told
-        if position < known.since:
+            return self._first(token, entry)
+        if not reading.snapshot.sees(known.xid):
             return None
-        shape = schemas.with_keys_of(table.shape, known.shape)
-        changes, resync = schemas.differences(known.shape, shape)
+        entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
+        changes, resync = schemas.differences(known.shape, entry.shape)
         rewritten = _rewritten(known.storage, table.storage)
         if rewritten:
             changes.append({"change": "table_rewritten"})
-        if not changes and known.told:
-            if known.storage != table.storage:
-                self._entries[token] = replace(known, storage=table.storage)
-                self.adopted.add(token)
-            return None
-        told = self._next(token, known, shape, position, lsn, changes, resync or rewritten)
-        self._entries[token] = replace(self._entries[token], storage=table.storage)
-        return told
+        if changes or not known.told:
+            return self._next(token, known, entry, changes, resync=resync or rewritten)
+        if known.storage != table.storage:
+            self._entries[token] = replace(known, storage=table.storage)
+            self.adopted.add(token)
+        return None
 
     def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
         """Tables that the publication no longer has."""
@@ -184,14 +179,15 @@ class SchemaBook:
         renamed = {table.shape.relation_id: table.shape for table in reading.tables}
         gone = []
         for token, known in list(self._entries.items()):
-            if token in there or not known.shape.columns or position < known.since:
+            if token in there or not known.shape.columns or not reading.snapshot.sees(known.xid):
                 continue
             relation = known.shape.relation_id
             change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}
             if relation in renamed:
                 change = {"change": "table_renamed", "to": f"{renamed[relation].schema}.{renamed[relation].name}"}
             empty = replace(known.shape, columns=(), primary_key=(), membership=-1)
-            gone.append(self._next(token, known, empty, position, reading.lsn, [change], False))
+            entry = Entry(empty, known.version, position, msg_id=_msg_id(reading.lsn, token))
+            gone.append(self._next(token, known, entry, [change], resync=False))
         return gone
 
 

@@ -13,6 +13,7 @@ from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.catalog import TableFacts
 
 Convert = Callable[[bytes], object]
+FULL_OR_NOTHING = ("f", "n")
 
 
 @dataclass(slots=True)
@@ -43,12 +44,14 @@ class Shape:
             for column in relation.columns
         )
         flagged = frozenset(column.name for column in relation.columns if column.is_key)
+        # FULL flags every column, NOTHING none: there the primary key must come from the catalog (a column list may
+        # hide part of it).
         present = {column.name for column in relation.columns}
-        # FULL flags every column, so the primary key must come from the catalog; a column list may hide part of it.
-        key = frozenset(facts.primary_key) if set(facts.primary_key) <= present else frozenset[str]()
+        primary = frozenset(facts.primary_key) if relation.replica_identity in FULL_OR_NOTHING else frozenset[str]()
+        key = primary if primary and primary <= present else flagged
         excluded = not selection.wants(relation.schema, relation.name)
         subjects = {operation: change_subject(token, operation) for operation in Operation}
-        return cls(relation, token, key or flagged, columns, subjects, _table_shape(relation, facts, hidden), excluded)
+        return cls(relation, token, key, columns, subjects, _table_shape(relation, facts, hidden), excluded)
 
     def row(self, row: Row) -> tuple[dict[str, object], list[str]]:
         """A whole row: its values, and the names of those that PostgreSQL did not send."""

@@ -1,0 +1,38 @@
+"""Lines that the tests of one module share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.embedded.postgres_install import PostgresVersion
+from headrace.testing.database import fresh_database
+from headrace.testing.line import ALL_TABLES, Line, Lines, running_line
+from headrace.testing.names import Names
+from headrace.testing.servers import SessionServers
+
+
+@async_fixture(scope="module", loop_scope="module")
+async def lines(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lines]:
+    """A function that gives the module's line of this PostgreSQL, publication and settings; started at first use."""
+    started: dict[object, Line] = {}
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def line(version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str) -> Line:
+            key = (version, publication, *sorted(settings.items()))
+            if key not in started:
+                postgres = session_servers.shared_postgres(version)
+                nats_server = session_servers.new_nats()
+                stack.callback(session_servers.discard, nats_server)
+                await nats_server.start()
+                database = await stack.enter_async_context(fresh_database(postgres, Names.new().other("line")))
+                folder = tmp_path_factory.mktemp("line")
+                started[key] = await stack.enter_async_context(
+                    running_line(database, nats_server, folder, settings, publication)
+                )
+            return started[key]
+
+        yield line
