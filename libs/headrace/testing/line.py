@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,8 @@ SETTINGS = {
     "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
     "HEADRACE_STATUS_INTERVAL_S": "0.2",
     "HEADRACE_LEASE_TTL_S": "1",
+    # Only what the stream itself shows, unless a test asks for the catalog's word.
+    "HEADRACE_CATALOG_INTERVAL_S": "3600",
 }
 
 
@@ -53,6 +55,16 @@ class Delivered:
         """The event's `data`."""
         found: dict[str, Any] = self.payload["data"]
         return found
+
+
+def only(messages: Iterable[Delivered], *operations: str) -> list[Delivered]:
+    """Those that did one of these."""
+    return [message for message in messages if message.operation in operations]
+
+
+def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
+    """What was done, with which `data`."""
+    return [(message.operation, message.row) for message in messages]
 
 
 class Line:
