@@ -10,6 +10,7 @@ import contextlib
 import functools
 import http.server
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -270,3 +271,35 @@ async def test_a_page_in_a_browser_shows_the_table_live_over_websocket(line: Lin
         await shown.shows("2 rows, INSERT was the last change")
         assert await shown.text("tbody tr:last-child td:nth-child(2)") == "Zoë"
         assert await shown.text("thead th:first-child") == "id"
+
+
+def snippets(language: str) -> list[str]:
+    """The snippets of the page that promise to run."""
+    text = (EXAMPLES.parent / "docs/consume.md").read_text()
+    return re.findall(rf"<!-- run -->\n```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def prepared(snippet: str, line: Line, path: Path) -> Path:
+    """The snippet as a file, with the test's server in place of the page's."""
+    placeholder = "nats://127.0.0.1:4222"
+    assert placeholder in snippet
+    path.write_text(snippet.replace(placeholder, line.nats.url))
+    return path
+
+
+async def test_the_snippets_of_the_page_for_consumers_run_as_they_stand(
+    line: Line, javascript: Path, tmp_path: Path
+) -> None:
+    await line.database.execute("INSERT INTO users (id, name) VALUES (1, 'Ada')")
+    commands = [
+        (sys.executable, prepared(snippet, line, tmp_path / f"snippet{number}.py"))
+        for number, snippet in enumerate(snippets("python"))
+    ]
+    commands += [("node", prepared(snippet, line, javascript / "snippet.mjs")) for snippet in snippets("javascript")]
+    assert len(commands) == 3
+    for program, path in commands:
+        async with running(program, path, folder=path.parent) as process:
+            shape, row = await lines(process, 2)
+        assert shape.startswith("SCHEMA users {}")
+        assert row.startswith("INSERT users {")
+        assert "Ada" in row or program == "node"
