@@ -81,7 +81,7 @@ class Suite:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command = [Path(sys.executable).with_name("headrace"), "snapshot-responder"]
+            command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "snapshot-responder"]
             self.process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
 
     @property
@@ -522,7 +522,7 @@ async def test_equal_requests_at_once_share_one_snapshot_and_others_get_their_ow
     assert len({answer["snapshot_id"] for answer in whole}) == 1
     assert sorted(answer["status"] for answer in whole) == ["accepted", "joined", "joined"]
     assert answers[2]["status"] == "accepted"
-    metas = {}
+    metas: dict[str, dict[str, Any]] = {}
     async with asyncio.timeout(RESULT_TIMEOUT_S):
         while len(metas) < 2:
             kind, body = await consumer.results.get()
@@ -650,7 +650,7 @@ async def test_the_responder_itself_loads_nothing_of_spark_or_arrow(suite: Suite
 def test_json_values_of_a_copy_are_the_converters_too() -> None:
     from headrace.contract.values import Encoding
 
-    converters = [converter(oid, ValueOptions(Encoding.JSON), {}.get) for oid in (23, 701, 17, 1184)]
+    converters = [converter(oid, ValueOptions(Encoding.JSON), lambda _: None) for oid in (23, 701, 17, 1184)]
     rows = CsvRows(["a", "b", "c", "d"], converters).rows(b'1,NaN,"\\x00ff",2025-12-12 12:00:34+00\n,,,\n')
     assert rows[0] == {"a": 1, "b": "NaN", "c": "AP8=", "d": "2025-12-12T12:00:34Z"}
     assert rows[1] == dict.fromkeys("abcd")

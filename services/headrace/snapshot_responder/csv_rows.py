@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from pyarrow import csv
 
 from headrace.contract import scalars
@@ -20,10 +20,9 @@ Row = dict[str, Any]
 Values = list[Any]
 # pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
 Array = Any
+pc: Any = pyarrow.compute
 
-# Four-digit years in UTC, which have the same length up to the fraction; anything else goes value by value.
-_PLAIN_TIMESTAMP_UTC = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00$"
-_PLAIN_TIMESTAMP = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?$"
+_TO_THE_END = 2**31 - 1
 
 
 class CsvRows:
@@ -103,21 +102,21 @@ def _numbers(filler: float) -> Reader:
     return read
 
 
-def _timestamps(plain: str, converter: Converter) -> Reader:
-    utc = converter is scalars.timestamp_utc
+def _timestamps(converter: Converter, ending: str = "", replaced: str = "") -> Reader:
+    """A column whose years all have four digits is rewritten as a whole; any other goes value by value."""
 
     def read(array: Array) -> Values:
-        matches = pc.all(pc.match_substring_regex(array, plain)).as_py()
-        if matches is False:
+        plain = pc.and_(pc.equal(pc.binary_slice(pc.cast(array, pa.binary()), 10, 11), b" "), _ends(array, ending))
+        if pc.all(plain).as_py() is False:
             return [None if value is None else converter(value.encode()) for value in _objects(array)]
         with_t = pc.binary_replace_slice(array, 10, 11, "T")
-        if not utc:
-            return _objects(with_t)
-        # Without its type the call takes scalars, too.
-        join: Any = pc.binary_join_element_wise
-        return _objects(join(pc.utf8_slice_codeunits(with_t, 0, -3), "Z", ""))
+        return _objects(pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t)
 
     return read
+
+
+def _ends(array: Array, ending: str) -> Array:
+    return pc.ends_with(array, ending) if ending else pc.invert(pc.ends_with(array, " BC"))
 
 
 def _one_by_one(converter: Converter) -> Reader:
@@ -132,8 +131,8 @@ _SHORTCUTS: Final[Mapping[Converter, tuple[pa.DataType, Reader]]] = {
     scalars.number: (pa.float64(), _numbers(0.0)),
     scalars.boolean: (pa.bool_(), _objects),
     text: (pa.string(), _objects),
-    scalars.timestamp_utc: (pa.string(), _timestamps(_PLAIN_TIMESTAMP_UTC, scalars.timestamp_utc)),
-    scalars.timestamp: (pa.string(), _timestamps(_PLAIN_TIMESTAMP, scalars.timestamp)),
+    scalars.timestamp_utc: (pa.string(), _timestamps(scalars.timestamp_utc, "+00", "Z")),
+    scalars.timestamp: (pa.string(), _timestamps(scalars.timestamp)),
 }
 
 

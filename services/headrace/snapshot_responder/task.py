@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -60,12 +61,16 @@ class Outcome:
 
 def run_task(packed_plan: bytes, task: int) -> Outcome:
     """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that attempt."""
+    # Rows are millions of small objects without cycles: looking for some would take as long as all the rest.
+    gc.disable()
     try:
         return asyncio.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
     except HeadraceError as error:
         return _outcome_of(error)
     except BaseExceptionGroup as group:
         return _outcome_of(_first_leaf(group))
+    finally:
+        gc.enable()
 
 
 def _outcome_of(error: BaseException) -> Outcome:
