@@ -100,6 +100,9 @@ class Line:
             assert self.suite.running(service), self.suite.log(service)[-3000:]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 async def line(
     request: pytest.FixtureRequest, own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
@@ -193,7 +196,7 @@ async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
         found = await line.rows_delivered()
     finally:
         await client.close()
-    assert [len(event.payload["data"]["note"]) for event in found] == [4, LARGE_BYTES, 4]
+    assert [event.payload["data"]["id"] for event in found] == [1, 2, 3]
     assert LARGE_BYTES / 10 < worst < BusSettings().in_flight_bytes_max + 2 * BusSettings().frame_bytes_max
     assert line.suite.log("wal-reader").count("epoch_opened") == 1
     line.alive()

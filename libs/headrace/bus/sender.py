@@ -16,6 +16,9 @@ from headrace.bus import frame
 from headrace.bus.control import Confirm, Control, Join, Restart
 from headrace.bus.frame import Kind, Opening, Part
 
+# The low bits of an epoch tell the wal-reader's life: with a clock that is behind, a later life may not have heard of
+# every epoch yet, and must not begin one that a confirmer still follows.
+LIFE_BITS = 20
 # A Join that crossed the OPEN meant for it on the wire is no reason for a new epoch.
 JOIN_GRACE_S = 2.0
 
@@ -36,8 +39,10 @@ class _Confirmer:
 
 
 class FrameSender:
-    def __init__(self, required: frozenset[str], *, frame_bytes_max: int, in_flight_bytes_max: int) -> None:
+    def __init__(self, required: frozenset[str], *, frame_bytes_max: int, in_flight_bytes_max: int, life: int) -> None:
+        """`life` is a random number that no other life of this wal-reader has."""
         self._required = required
+        self._life = life & ((1 << LIFE_BITS) - 1)
         self._frame_bytes_max = frame_bytes_max
         self._in_flight_bytes_max = in_flight_bytes_max
         self._confirmers: dict[str, _Confirmer] = {}
@@ -83,7 +88,7 @@ class FrameSender:
 
     def begin(self, opening: Opening, *, clock_ns: int, now: float) -> bytes:
         """Begin a new epoch, above every one that anyone has named; the OPEN frame to send first."""
-        self.epoch = self._highest_epoch = max(clock_ns, self._highest_epoch + 1)
+        self.epoch = self._highest_epoch = self._next_epoch(clock_ns)
         self.seq = 0
         self.in_flight_bytes = 0
         self._sent.clear()
@@ -96,6 +101,11 @@ class FrameSender:
         self._opened_at = now
         self.open = True
         return frame.encode_open(self.epoch, opening)
+
+    def _next_epoch(self, clock_ns: int) -> int:
+        least = max(clock_ns, self._highest_epoch + 1)
+        epoch = (least >> LIFE_BITS << LIFE_BITS) | self._life
+        return epoch if epoch >= least else epoch + (1 << LIFE_BITS)
 
     def close(self) -> None:
         """The replication stream ended: what was packed is void, a new epoch must begin."""

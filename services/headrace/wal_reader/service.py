@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 
 import psycopg
@@ -19,7 +20,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.bus import control, link
 from headrace.bus.frame import Opening
-from headrace.bus.sender import Action, FrameSender
+from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
 from headrace.failpoint import failpoint
 from headrace.health import application, serving
@@ -79,6 +80,7 @@ class WalReader:
             REQUIRED,
             frame_bytes_max=min(settings.bus.frame_bytes_max, client.max_payload // 2),
             in_flight_bytes_max=settings.bus.in_flight_bytes_max,
+            life=secrets.randbits(LIFE_BITS),
         )
         self._connection: ReplicationConnection | None = None
         self._attention = asyncio.Event()

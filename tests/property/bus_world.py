@@ -1,0 +1,491 @@
+"""A world in one thread for the bus: PostgreSQL's slot, a lossy network, JetStream's rules, and lives that end.
+
+The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); what drives them follows the services
+in miniature. One seeded scheduler decides what happens next. While it runs it checks that PostgreSQL is never told too
+much and that the stream is a prefix of what was committed; `heal` checks that without faults everything arrives.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.bus.control import Control
+from headrace.bus.frame import Opening
+from headrace.bus.receiver import FrameReceiver
+from headrace.bus.sender import LIFE_BITS, Action, FrameSender
+from headrace.publisher.ledger import Ledger
+from property.bus_durable import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    MESSAGE,
+    BrokenPromiseError,
+    ChangeId,
+    JetStream,
+    Postgres,
+    Sent,
+)
+
+FRAME_BYTES, CREDIT_BYTES, WINDOW = 96, 400, 6
+PING_S, HEAL_ROUNDS = 0.5, 600
+PUBLISHER, ARCHIVER = "publisher", "archiver"
+
+
+class Reader:
+    """A life of the wal-reader."""
+
+    def __init__(self, world: World, clock_ns: int) -> None:
+        self.world = world
+        self.clock_ns = clock_ns
+        self.sender = FrameSender(
+            frozenset({PUBLISHER, ARCHIVER}),
+            frame_bytes_max=FRAME_BYTES,
+            in_flight_bytes_max=CREDIT_BYTES,
+            life=world.chance.getrandbits(LIFE_BITS),
+        )
+        self.source: deque[tuple[int, bytes]] | None = None
+        self.read_to = 0
+        self.adding: Iterator[bytes] = iter(())
+        self.reopen = False
+        self.pinged_at = -1.0
+
+    def step(self) -> None:
+        if self.source is None or self.reopen:
+            self._begin()
+        else:
+            self._stream()
+
+    def _begin(self) -> None:
+        self.disconnect()
+        if self.sender.missing:
+            self._ping(self.sender.hello())
+            return
+        self.reopen = False
+        start = self.world.postgres.confirmed
+        opening = Opening(self.sender.sessions(), "slot", "db", "1", 1, start)
+        self.world.broadcast(self.sender.begin(opening, clock_ns=self.clock_ns, now=self.world.now))
+        self.source = self.world.postgres.stream(start, self.world.chance)
+        self.read_to = self.world.postgres.end
+
+    def disconnect(self) -> None:
+        """The replication connection ended."""
+        self.sender.close()
+        self.source = None
+        self.adding = iter(())
+
+    def _stream(self) -> None:
+        assert self.source is not None
+        if self.world.now - self.pinged_at >= PING_S:
+            self._ping(self.sender.ping())
+        for _ in range(self.world.chance.choice((1, 5, 30))):
+            if not self._send_one():
+                break
+        if not self.source and self.read_to < self.world.postgres.end:
+            self.source = self.world.postgres.stream(self.read_to, self.world.chance)
+            self.read_to = self.world.postgres.end
+
+    def _send_one(self) -> bool:
+        """A step of sending; each frame, a part of a message too, waits for credit."""
+        assert self.source is not None
+        if not self.sender.has_credit:
+            return False
+        data = next(self.adding, None)
+        if data is None and self.source:
+            self.adding = self.sender.add(*self.source.popleft())
+            return True
+        if data is None:
+            data = next(self.sender.flush(), None)
+        if data is not None:
+            self.world.broadcast(data)
+        return data is not None
+
+    def _ping(self, data: bytes) -> None:
+        self.pinged_at = self.world.now
+        self.world.broadcast(data)
+
+    def tell(self) -> None:
+        """Tell PostgreSQL what is confirmed."""
+        self.world.told(self.sender.confirmed_lsn)
+
+    def on_control(self, message: Control) -> None:
+        if self.sender.on_control(message, self.world.now) is Action.OPEN:
+            self.reopen = True
+
+
+class Confirmer:
+    """What both confirmers have in common: a receiver, and the order in which entries become marks."""
+
+    name = ""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.receiver = FrameReceiver(self.name, self.session())
+        self.inside = False
+        self.send(self.receiver.join())
+
+    def session(self) -> str:
+        return f"{self.name}-{self.world.chance.getrandbits(40)}"
+
+    def send(self, message: Control) -> None:
+        self.world.controls.append(message)
+
+    def on_frame(self, data: bytes) -> None:
+        received = self.receiver.receive(data, self.world.now)
+        if received.reply is not None:
+            self.send(received.reply)
+        if received.opening is not None:
+            self.inside = False
+            self.begin()
+        for lsn, message in received.entries:
+            self._entry(lsn, message)
+        if received.entries or received.confirm:
+            self.confirm()
+
+    def _entry(self, lsn: int, message: bytes) -> None:
+        if not message:
+            if not self.inside:
+                self.mark(lsn)
+            return
+        kind, number, seq = MESSAGE.unpack_from(message)
+        if kind == b"c":
+            assert self.inside
+            self.change((number, seq))
+        else:
+            assert self.inside is (kind == b"C")
+            self.inside = kind == b"B"
+            if kind == b"C":
+                self.mark(self.world.postgres.transactions[number].end)
+
+    def tick(self) -> None:
+        join = self.receiver.tick(self.world.now)
+        if join is not None:
+            self.send(join)
+
+    def begin(self) -> None: ...
+
+    def change(self, change: ChangeId) -> None: ...
+
+    def mark(self, lsn: int) -> None: ...
+
+    def confirm(self) -> None:
+        if self.receiver.following:
+            self.send(self.receiver.confirm(settled=self.settled))
+
+    @property
+    def settled(self) -> bool:
+        return True
+
+    def step(self) -> None:
+        self.tick()
+
+
+class Archiver(Confirmer):
+    """Keeps what it hears in memory, and writes it out from time to time."""
+
+    name = ARCHIVER
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.memory: list[ChangeId] = []
+        self.heard = 0
+
+    def begin(self) -> None:
+        self.memory, self.heard = [], 0
+
+    def change(self, change: ChangeId) -> None:
+        self.memory.append(change)
+
+    def mark(self, lsn: int) -> None:
+        self.heard = max(self.heard, lsn)
+
+    @property
+    def settled(self) -> bool:
+        return self.receiver.confirmed_lsn >= self.heard
+
+    def step(self) -> None:
+        self.tick()
+        if self.receiver.following:
+            self.world.archived.update(self.memory)
+            self.memory = []
+            self.receiver.confirmed_lsn = max(self.receiver.confirmed_lsn, self.heard)
+            self.confirm()
+
+
+class Publisher(Confirmer):
+    """Publishes in a chain behind the stream's tail; any doubt begins a new follower in the same session."""
+
+    name = PUBLISHER
+
+    def __init__(self, world: World, own_session: str | None = None) -> None:
+        self._session = own_session
+        self.line: deque[Sent] = deque()
+        self.waiting: deque[tuple[int, bytes]] = deque()
+        super().__init__(world)
+        self._session = self.receiver._session
+        self.ledger = Ledger()
+        self.position = world.jetstream.place()
+        self.answers: deque[tuple[int, bool]] = deque()
+        self.expected = len(world.jetstream.stored)
+        self.last: ChangeId | None = None
+        self.acked = self.published = 0
+        self.published_ids: list[ChangeId] = []
+        self.doubt = False
+        world.lines.append(self.line)
+
+    def session(self) -> str:
+        return self._session or super().session()
+
+    def begin(self) -> None:
+        self.ledger = Ledger()
+
+    def change(self, change: ChangeId) -> None:
+        if change <= self.position:
+            return
+        self.position = change
+        head = self.published == 0
+        after_seq = self.expected if head else None
+        self.line.append(Sent(change, None if head else self.last, after_seq, self.answers, self.published))
+        self.last = change
+        self.published += 1
+        self.published_ids.append(change)
+
+    def mark(self, lsn: int) -> None:
+        self.ledger.mark(lsn, self.published, whole=True)
+
+    @property
+    def settled(self) -> bool:
+        return not self.ledger.waiting
+
+    @property
+    def full(self) -> bool:
+        return self.published - self.acked >= WINDOW
+
+    def hear(self) -> None:
+        """Take the next answer of the server."""
+        if self.answers:
+            index, fits = self.answers.popleft()
+            if fits and index == self.acked:
+                self.acked += 1
+            else:
+                self.doubt = True
+
+    def step(self) -> None:
+        self.hear()
+        self.tick()
+        if not self.doubt:
+            self.write_progress()
+            self.confirm()
+
+    def write_progress(self) -> None:
+        lsn = self.ledger.settle(self.acked)
+        jetstream = self.world.jetstream
+        if self.acked:
+            stored = self.published_ids[self.acked - 1]
+            if stored > jetstream.progress:
+                jetstream.progress, jetstream.progress_seq = stored, jetstream.stored.index(stored) + 1
+        elif self.position > jetstream.progress and not self.published:
+            jetstream.progress = self.position
+            jetstream.progress_seq = jetstream.stored.index(self.position) + 1
+        self.receiver.confirmed_lsn = max(self.receiver.confirmed_lsn, lsn)
+
+    def again(self) -> Publisher:
+        """The next follower of the same process. What this one sent is still on its way."""
+        self.send(self.receiver.restart("the publisher finds its place again"))
+        return Publisher(self.world, self.receiver._session)
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.now = 0.0
+        self.clock_ns = 1_000_000
+        self.postgres = Postgres()
+        self.jetstream = JetStream()
+        self.archived: set[ChangeId] = set()
+        self.controls: deque[Control] = deque()
+        self.lines: list[deque[Sent]] = []
+        self.frames: dict[str, deque[bytes]] = {PUBLISHER: deque(), ARCHIVER: deque()}
+        # What is slow all through this history, if anything is.
+        self.slow = self.chance.randrange(16)
+        self.checked = 0
+        self.zombie: Publisher | None = None
+        self.zombie_frames: deque[bytes] = deque()
+        self.reader = Reader(self, self.clock_ns)
+        self.publisher = Publisher(self)
+        self.archiver = Archiver(self)
+
+    def broadcast(self, data: bytes) -> None:
+        for queue in self.frames.values():
+            queue.append(data)
+        if self.zombie is not None:
+            self.zombie_frames.append(data)
+
+    def told(self, lsn: int) -> None:
+        """PostgreSQL hears that everything before `lsn` is durable."""
+        if lsn <= self.postgres.confirmed:
+            return
+        needed = self.postgres.changes(before=lsn)
+        stored = {change for change in self.jetstream.stored if change is not None}
+        if not stored.issuperset(needed) or not self.archived.issuperset(needed):
+            raise BrokenPromiseError(f"PostgreSQL was told {lsn}, while something before it is not durable")
+        self.postgres.confirmed = lsn
+
+    def check_stream(self) -> None:
+        if len(self.jetstream.stored) == self.checked:
+            return
+        self.checked = len(self.jetstream.stored)
+        own = [change for change in self.jetstream.stored if change is not None]
+        if own != self.postgres.changes()[: len(own)]:
+            raise BrokenPromiseError(f"the stream is not what was committed: {own}")
+
+    def deliver(self, queue: deque[bytes], confirmer: Confirmer) -> None:
+        blocked = isinstance(confirmer, Publisher) and (confirmer.full or confirmer.doubt)
+        if queue and not blocked:
+            confirmer.on_frame(queue.popleft())
+
+    def deliver_control(self) -> None:
+        if self.controls:
+            self.reader.on_control(self.controls.popleft())
+
+    def serve(self) -> None:
+        """JetStream takes a message of whichever connection it reads first; a dead publisher's may still be there."""
+        lines = [line for line in self.lines if line]
+        if lines:
+            self.jetstream.take(self.chance.choice(lines).popleft())
+
+    def step_publisher(self) -> None:
+        if self.publisher.doubt:
+            self.publisher = self.publisher.again()
+            self.frames[PUBLISHER].clear()
+        self.publisher.step()
+
+    def step_zombie(self) -> None:
+        if self.zombie is not None:
+            self.deliver(self.zombie_frames, self.zombie)
+            self.zombie.step()
+
+    # What goes wrong.
+
+    def harm_queue(self, queue: deque[Any]) -> None:
+        if not queue:
+            return
+        how, at = self.chance.random(), self.chance.randrange(len(queue))
+        if how < 0.4:
+            del queue[at]
+        elif how < 0.7:
+            queue.insert(self.chance.randrange(len(queue) + 1), queue[at])
+        elif how < 0.95:
+            data = queue[at]
+            del queue[at]
+            queue.insert(self.chance.randrange(len(queue) + 1), data)
+        else:
+            queue.clear()
+
+    def crash_reader(self) -> None:
+        # A machine whose clock is behind, or went back.
+        self.clock_ns += self.chance.choice((1000, 1000, -5000, 0))
+        self.reader = Reader(self, self.clock_ns)
+
+    def crash_publisher(self) -> None:
+        if self.zombie is None and self.chance.random() < 0.4:
+            # It lost its lease in its sleep, and wakes up beside its heir.
+            self.zombie, self.zombie_frames = self.publisher, self.frames[PUBLISHER]
+            self.frames[PUBLISHER] = deque()
+        elif self.chance.random() < 0.5:
+            # Else the server still reads what the dead one sent, and its heir meets it.
+            self.publisher.line.clear()
+        self.frames[PUBLISHER].clear()
+        self.publisher = Publisher(self)
+
+    def crash_archiver(self) -> None:
+        self.frames[ARCHIVER].clear()
+        self.archiver = Archiver(self)
+
+    def restart_jetstream(self) -> None:
+        """Connections break: what was on its way is gone, and so are the answers."""
+        for line in self.lines:
+            line.clear()
+        self.controls.clear()
+        for queue in (*self.frames.values(), self.zombie_frames):
+            queue.clear()
+        if self.chance.random() < 0.5:
+            self.jetstream.lose_tail(self.chance)
+        self.publisher.doubt = True
+        self.zombie = None
+
+    def harm(self) -> None:
+        how = self.chance.random()
+        if how < 0.35:
+            self.harm_queue(self.frames[self.chance.choice((PUBLISHER, ARCHIVER))])
+        elif how < 0.6:
+            self.harm_queue(self.controls)
+        elif how < 0.7:
+            self.crash_reader()
+        elif how < 0.8:
+            self.crash_publisher()
+        elif how < 0.85:
+            self.crash_archiver()
+        elif how < 0.9:
+            self.reader.disconnect()
+        elif how < 0.95:
+            self.jetstream.stored.append(None)
+        else:
+            self.restart_jetstream()
+
+    def turn(self) -> None:
+        """One thing that happens in a sound world."""
+        which = self.chance.randrange(11)
+        if which == self.slow and self.chance.random() < 0.9:
+            return
+        if which == 0:
+            self.postgres.commit(self.chance)
+        elif which in (1, 2):
+            self.reader.step()
+        elif which == 3:
+            self.reader.tell()
+        elif which in (4, 5):
+            self.deliver(self.frames[PUBLISHER], self.publisher)
+        elif which == 6:
+            self.deliver(self.frames[ARCHIVER], self.archiver)
+        elif which == 7:
+            self.deliver_control()
+        elif which == 8:
+            self.serve()
+        elif which == 9:
+            self.step_publisher()
+            self.step_zombie()
+        else:
+            self.archiver.step()
+
+    def live(self, steps: int, harm: float) -> None:
+        for _ in range(steps):
+            self.now += self.chance.choice((0.0, 0.05, 0.3))
+            if self.chance.random() < harm:
+                self.harm()
+            self.turn()
+            self.check_stream()
+
+    def heal(self) -> None:
+        """Without faults, everything that was committed arrives and is confirmed."""
+        self.zombie = None
+        for _ in range(HEAL_ROUNDS):
+            self.now += 0.1
+            self.reader.step()
+            for _ in range(8):
+                self.deliver(self.frames[PUBLISHER], self.publisher)
+                self.deliver(self.frames[ARCHIVER], self.archiver)
+                self.deliver_control()
+                self.serve()
+                self.publisher.hear()
+            self.step_publisher()
+            self.archiver.step()
+            self.reader.tell()
+            if self.done():
+                return
+        raise BrokenPromiseError("without faults, the line stands still")
+
+    def done(self) -> bool:
+        if self.postgres.confirmed < self.postgres.end or not self.reader.sender.open:
+            return False
+        own = [change for change in self.jetstream.stored if change is not None]
+        return own == self.postgres.changes() and self.reader.sender.settled

@@ -1,0 +1,97 @@
+"""Frames and control messages under noise: a DecodeError, never anything else, and never a wrong entry."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgpack
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.bus import control, frame
+from headrace.bus.control import Confirm, Control, Join, Restart
+from headrace.bus.frame import Kind, Opening, Part
+from headrace.bus.receiver import FrameReceiver
+from headrace.bus.sender import FrameSender
+from headrace.errors import DecodeError
+
+u64 = st.integers(0, 2**64 - 1)
+u63 = st.integers(0, 2**63 - 1)
+words = st.text(max_size=20)
+entries = st.lists(st.tuples(u64, st.binary(max_size=300)), max_size=20)
+openings = st.builds(Opening, st.dictionaries(words, words, max_size=3), words, words, words, u63, u63)
+controls = st.one_of(
+    st.builds(Join, words, words, u63),
+    st.builds(Confirm, words, words, u63, u63, u63, st.booleans()),
+    st.builds(Restart, words, words, u63, words),
+)
+anything = st.recursive(
+    st.none() | st.booleans() | u64 | st.floats() | words | st.binary(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.just("kind"), inner, max_size=6),
+)
+
+
+def take(data: bytes) -> None:
+    """Decode a frame as far as its kind allows."""
+    head = frame.decode_header(data)
+    if head.kind is Kind.OPEN:
+        frame.decode_open(data)
+    elif head.kind is Kind.PART:
+        frame.decode_part(data)
+    else:
+        list(frame.decode_entries(data))
+
+
+@given(controls)
+def test_any_control_message_comes_back_as_it_was(message: Control) -> None:
+    assert control.decode(control.encode(message)) == message
+
+
+@given(st.binary(max_size=200) | anything.map(msgpack.packb))
+def test_noise_in_place_of_a_control_message_is_a_decode_error(data: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        assert isinstance(control.decode(data), Join | Confirm | Restart)
+
+
+@given(openings, u63)
+def test_any_opening_comes_back_as_it_was(opening: Opening, epoch: int) -> None:
+    data = frame.encode_open(epoch, opening)
+    assert (frame.decode_header(data).epoch, frame.decode_open(data)) == (epoch, opening)
+
+
+@given(st.sampled_from(list(Kind)), st.binary(max_size=200) | anything.map(msgpack.packb))
+def test_noise_behind_a_header_is_a_decode_error(kind: Kind, body: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        take(frame.header(kind, 1, 1) + body)
+
+
+@given(entries, st.integers(0, 400))
+def test_a_cut_frame_gives_only_whole_entries_of_the_uncut_one(
+    given_entries: list[tuple[int, bytes]], cut: int
+) -> None:
+    whole = frame.header(Kind.DATA, 1, 1) + b"".join(frame.encode_entry(*entry) for entry in given_entries)
+    assert list(frame.decode_entries(whole)) == given_entries
+    found = []
+    with contextlib.suppress(DecodeError):
+        for entry in frame.decode_entries(whole[: frame.FRAME_OVERHEAD_BYTES + cut]):
+            found.append(entry)  # noqa: PERF402  # what came before the error counts
+    assert found == given_entries[: len(found)]
+
+
+@given(st.builds(Part, u64, st.integers(0, 1000), st.integers(0, 2000), st.binary(max_size=50)))
+def test_a_part_comes_back_as_it_was_or_is_refused(part: Part) -> None:
+    with contextlib.suppress(DecodeError):
+        assert frame.decode_part(frame.encode_part(1, 1, part)) == part
+        assert part.offset + len(part.data) <= part.total
+
+
+@given(entries, st.integers(20, 200))
+def test_whatever_is_packed_is_what_is_received(messages: list[tuple[int, bytes]], frame_bytes: int) -> None:
+    sender = FrameSender(frozenset({"p"}), frame_bytes_max=frame_bytes, in_flight_bytes_max=1, life=0)
+    receiver = FrameReceiver("p", "s")
+    sender.on_control(receiver.join(), 0.0)
+    frames = [sender.begin(Opening({"p": "s"}, "", "", "", 1, 0), clock_ns=0, now=0.0)]
+    frames += [data for message in messages for data in sender.add(*message)]
+    frames += sender.flush()
+    assert [entry for data in frames for entry in receiver.receive(data, 0.0).entries] == messages
+    assert all(len(data) <= frame_bytes + frame.FRAME_OVERHEAD_BYTES for data in frames[1:])
