@@ -29,5 +29,7 @@ COPY_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "enable_bitmapscan": "off",
         "max_parallel_workers_per_gather": "0",
         "synchronize_seqscans": "off",
+        # An ALTER or TRUNCATE that waits for the holder has every later reader wait behind it, tasks included.
+        "lock_timeout": "3s",
     }
 )

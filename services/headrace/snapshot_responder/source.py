@@ -20,8 +20,8 @@ from headrace.contract.values import TypeInfo
 from headrace.errors import HeadraceError
 from headrace.lsn import format_lsn
 from headrace.postgres import catalog
-from headrace.postgres.catalog import PublishedTable
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError, connect, explained
+from headrace.postgres.facts import PublishedTable
 from headrace.postgres.replication import ExportedSnapshot, ReplicationConnection, quote_literal, quote_name
 from headrace.settings import Settings
 from headrace.snapshot_responder.plan import PlannedColumn

@@ -50,6 +50,12 @@ class PublishError(HeadraceError):
     remedy = "Check the stream of snapshots (HEADRACE_INIT_STREAM): its limits, its storage, our rights to it."
 
 
+class GaveWayError(HeadraceError):
+    """Somebody waits for the table with an exclusive lock, and all readers behind them: the snapshot gives way."""
+
+    remedy = "Ask again when the ALTER, TRUNCATE or other exclusive lock on the table is done."
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a task did; `error` is one that no other attempt would avoid."""
@@ -66,17 +72,11 @@ def run_task(packed_plan: bytes, task: int) -> Outcome:
     try:
         return asyncio.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
     except HeadraceError as error:
-        return _outcome_of(error)
-    except BaseExceptionGroup as group:
-        return _outcome_of(_first_leaf(group))
+        if error.retry:
+            raise
+        return Outcome(error=str(error))
     finally:
         gc.enable()
-
-
-def _outcome_of(error: BaseException) -> Outcome:
-    if isinstance(error, HeadraceError) and not error.retry:
-        return Outcome(error=str(error))
-    raise error
 
 
 def _first_leaf(error: BaseException) -> BaseException:
@@ -90,6 +90,8 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
             copy = RangeCopy(plan, page_range, client)
             try:
                 await copy.run(connection)
+            except asyncpg.LockNotAvailableError as error:
+                raise GaveWayError(f"an exclusive lock on {page_range.relation} is waited for") from error
             except asyncpg.PostgresError as error:
                 raise explained(error.sqlstate, str(error), settings.postgres) from error
             chunks, rows = chunks + copy.chunks, rows + copy.rows
@@ -128,13 +130,20 @@ class RangeCopy:
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
     async def run(self, connection: asyncpg.Connection) -> None:
-        async with asyncio.TaskGroup() as sends:
-            self._sends = sends
-            query = self._plan.copy_query(self._range)
-            await connection.copy_from_query(query, output=self._receive, format="csv", encoding="utf8")
-            await self._parse()
-            for chunk in self._cutter.finish():
-                await self._begin(chunk)
+        try:
+            async with asyncio.TaskGroup() as sends:
+                self._sends = sends
+                await self._copy(connection)
+        except BaseExceptionGroup as group:
+            # One cause: what else failed was cancelled by it, or failed for the same reason.
+            raise _first_leaf(group) from group
+
+    async def _copy(self, connection: asyncpg.Connection) -> None:
+        query = self._plan.copy_query(self._range)
+        await connection.copy_from_query(query, output=self._receive, format="csv", encoding="utf8")
+        await self._parse()
+        for chunk in self._cutter.finish():
+            await self._begin(chunk)
 
     async def _receive(self, data: bytes) -> None:
         """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends where a row does."""

