@@ -252,7 +252,7 @@ async def run(connection: Any, statements: list[str], *, undo: bool) -> None:
         if statement.startswith(("SAVEPOINT", "ROLLBACK")):
             await connection.execute(statement)
             continue
-        with contextlib.suppress(asyncpg.IntegrityConstraintViolationError):
+        with contextlib.suppress(asyncpg.PostgresError):
             async with connection.transaction():
                 await connection.execute(statement)
     if undo:

@@ -36,7 +36,7 @@ from headrace.pgoutput.messages import (
     Truncate,
     Update,
 )
-from headrace.postgres.catalog import ColumnFacts, PublishedTable, TableFacts
+from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
 from headrace.publisher.assembler import Assembler, Event
 from headrace.publisher.shape import Shape
 from headrace.schema_publisher import schema as bucket
@@ -166,9 +166,9 @@ def shape(encoding: Encoding) -> Shape:
     return Shape.of(relation, facts, ValueOptions(encoding=encoding))
 
 
-def assembled(encoding: Encoding, *stream: PgoutputMessage) -> list[dict[str, Any]]:
+def assembled(encoding: Encoding, *stream: PgoutputMessage, bytes_max: int = 1_000_000) -> list[dict[str, Any]]:
     """What the publisher writes for these messages of one transaction."""
-    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}))
+    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}), payload_bytes_max=bytes_max)
     assembler.learn(shape(encoding))
     found = []
     for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
@@ -210,6 +210,17 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encodi
     assert isinstance(alone, Event)
     for payload in (*found, events.decode(alone.payload)):
         check("message-event", payload)
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encoding) -> None:
+    sent: list[PgoutputMessage] = [Insert(16384, (b"1", b"x" * 1000)), Delete(16384, (b"1", b"x" * 1000), None)]
+    sent.append(Message(True, 0x1000, "audit", b"x" * 1000))
+    changes = assembled(encoding, *sent, bytes_max=200)[1:]
+    assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
+    for name, payload in zip(("change-event", "change-event", "message-event"), changes, strict=True):
+        check(name, payload)
+    assert [payload["data"] for payload in changes] == [{"id": 1}, {"id": 1}, {}]
 
 
 def test_every_difference_that_the_code_can_find_is_in_the_contract() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from headrace.pgoutput.messages import (
     Type,
     Update,
 )
-from headrace.postgres.catalog import TableFacts
+from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark, ProtocolError
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Place, Progress, SourceDivergedError, check_source, reader_of
@@ -228,6 +229,27 @@ class TestProgress:
     @pytest.mark.parametrize("progress", [Progress(), Progress(system_id="7000", timeline=3), Progress(timeline=2)])
     def test_the_same_server_goes_on(self, progress: Progress) -> None:
         check_source(place(progress), OPENING)
+
+    def test_a_timeline_that_forked_behind_the_stream_goes_on(self) -> None:
+        progress = Progress(Position(400, 3), timeline=2, system_id="7000")
+        check_source(place(progress), replace(OPENING, current_lsn=600, forks=((1, 50), (2, 401))))
+        # A fork before the progress's own timeline began is history.
+        check_source(place(progress), replace(OPENING, current_lsn=400, forks=((1, 50), (2, 450))))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"forks": ((1, 50), (2, 400))},
+            {"forks": ((2, 399),), "current_lsn": 900},
+            # Two promotions at once: the earlier fork counts.
+            {"timeline": 4, "forks": ((1, 50), (2, 300), (3, 700)), "current_lsn": 900},
+            {"timeline": 2, "current_lsn": 399},
+        ],
+    )
+    def test_a_server_that_never_had_what_the_stream_has_is_refused(self, change: dict[str, Any]) -> None:
+        progress = Progress(Position(400, 3), timeline=2, system_id="7000")
+        with pytest.raises(SourceDivergedError, match="where the stream is"):
+            check_source(place(progress), replace(OPENING, **change))
 
     @pytest.mark.parametrize("progress", [Progress(system_id="8000"), Progress(system_id="7000", timeline=4)])
     def test_another_server_or_an_older_timeline_is_refused(self, progress: Progress) -> None:

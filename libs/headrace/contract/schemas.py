@@ -149,12 +149,15 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     resync = False
     pairs = _pair(old, new)
     kept = set(pairs.values())
+    lost_track = any(column.number == 0 for column in old.columns if column not in kept)
+    names_before = {column.name for column in old.columns}
     changes += [{"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept]
     for column in new.columns:
         before_or_none = pairs.get(column)
         if before_or_none is None:
             changes.append({"change": "column_added", "column": column.name, "data_type": column.data_type})
-            resync = resync or column.filled
+            # A column that took another's name, or that may be another one renamed: nobody can say what rows hold now.
+            resync = resync or column.filled or column.name in names_before or lost_track
             continue
         column_changes, rewritten = _one_column(before_or_none, column)
         changes += column_changes
@@ -169,7 +172,10 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
     by_name = {column.name: column for column in old.columns}
     pairs = {}
     for column in new.columns:
-        before = by_number.get(column.number) if column.number and by_number else by_name.get(column.name)
+        before = by_number.get(column.number) if column.number else None
+        namesake = by_name.get(column.name)
+        if before is None and namesake is not None and not (same_table and column.number and namesake.number):
+            before = namesake
         if before is not None:
             pairs[column] = before
     return pairs

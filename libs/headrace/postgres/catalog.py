@@ -9,15 +9,15 @@ seen yet, which comes a moment after its commit is decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import asyncpg
 
 from headrace.contract.values import TypeInfo, TypeKind
+from headrace.postgres.facts import Column, ColumnFacts, PublishedTable, Snapshot, TableFacts, precedes
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
-_XID_MASK = 0xFFFFFFFF
 
 _TYPES = """
 WITH RECURSIVE wanted AS (
@@ -48,7 +48,7 @@ WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.at
 """
 
 _RELATION_COLUMNS = """
-SELECT a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable,
+SELECT a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
        pg_get_expr(d.adbin, d.adrelid) AS column_default,
        a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -125,60 +125,19 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnFacts:
-    """What only the catalog knows of a column; `filled`: adding it may have given existing rows a value."""
-
-    number: int
-    is_nullable: bool
-    column_default: str | None
-    filled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TableFacts:
-    """What the catalog adds to a relation of the stream."""
-
-    primary_key: tuple[str, ...] = ()
-    types: dict[int, TypeInfo] = field(default_factory=dict)
-    columns: dict[str, ColumnFacts] = field(default_factory=dict)
-    type_names: dict[tuple[int, int], str] = field(default_factory=dict)
-    membership: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column as the schemas bucket shows it."""
-
-    name: str
-    position: int
-    data_type: str
-    is_nullable: bool
-    column_default: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedTable:
-    """A table of a publication."""
-
-    relation_id: int
-    schema: str
-    name: str
-    replica_identity: str
-    columns: tuple[str, ...]
-    row_filter: str | None
-    kind: str
-
-
 async def sees(connection: asyncpg.Connection, xid: int) -> bool:
     """Whether this session's snapshot has the effects of a transaction of the stream."""
     return bool(await connection.fetchval(_SEES, xid))
 
 
 async def table_facts(
-    connection: asyncpg.Connection, relation_id: int, column_types: Sequence[tuple[int, int]], publication: str
+    connection: asyncpg.Connection,
+    relation_id: int,
+    column_types: Sequence[tuple[int, int]],
+    publication: str,
+    xid: int,
 ) -> TableFacts:
-    """Facts of a relation whose columns have these types (OID and modifier)."""
+    """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid` saw it."""
     oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
     columns = await connection.fetch(_RELATION_COLUMNS, relation_id)
     names = await connection.fetch(_TYPE_NAMES, [oid for oid, _ in column_types], [mod for _, mod in column_types])
@@ -186,7 +145,13 @@ async def table_facts(
         primary_key=await primary_key(connection, relation_id),
         types=await types(connection, oids) if oids else {},
         columns={
-            row["name"]: ColumnFacts(row["number"], row["is_nullable"], row["column_default"], row["filled"])
+            row["name"]: ColumnFacts(
+                # A definition of a later transaction may be another column's by the same name.
+                0 if precedes(xid, row["defined_by"]) else row["number"],
+                row["is_nullable"],
+                row["column_default"],
+                row["filled"],
+            )
             for row in columns
         },
         type_names={(row["type_oid"], row["modifier"]): row["data_type"] for row in names},
@@ -256,31 +221,6 @@ class PublicationReading:
     tables: tuple[TableReading, ...]
     existing: frozenset[int]
     snapshot: Snapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Which transactions a reading saw, by the 32-bit ids that the stream names them by."""
-
-    xmin: int
-    xmax: int
-    running: frozenset[int] = frozenset()
-
-    @classmethod
-    def parse(cls, text: str) -> Snapshot:
-        """PostgreSQL's `xmin:xmax:running,…`."""
-        xmin, xmax, running = text.split(":")
-        return cls(int(xmin), int(xmax), frozenset(int(xid) & _XID_MASK for xid in running.split(",") if xid))
-
-    def sees(self, xid: int) -> bool:
-        """Whether a transaction that has committed is part of what was read; 0 is one of long ago."""
-        if xid == 0 or _precedes(xid, self.xmin):
-            return True
-        return _precedes(xid, self.xmax) and xid not in self.running
-
-
-def _precedes(xid: int, other: int) -> bool:
-    return (xid - other) & _XID_MASK >= 1 << 31
 
 
 async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:

@@ -167,6 +167,14 @@ class ReplicationConnection:
             raise ReplicationRefusedError("no database was named", remedy="Set PG_DB.")
         return SystemIdentity(str(row[0]), int(row[1] or 0), parse_lsn(row[2] or ""), row[3])
 
+    async def forks(self, timeline: int) -> tuple[tuple[int, int], ...]:
+        """Where each timeline before this one ended; empty on the first."""
+        if timeline <= 1:
+            return ()
+        content = (await self._query(f"TIMELINE_HISTORY {timeline}"))[0][1] or ""
+        lines = (line.split() for line in content.splitlines())
+        return tuple((int(words[0]), parse_lsn(words[1])) for words in lines if len(words) > 1 and words[0].isdigit())
+
     async def slot(self, slot: str) -> SlotState | None:
         """The slot as PostgreSQL shows it; None when it isn't there."""
         columns = "confirmed_flush_lsn, plugin, database, wal_status"

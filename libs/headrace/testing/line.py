@@ -70,8 +70,9 @@ def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
 class Line:
     """wal-reader and publisher between a database and a NATS server of their own."""
 
-    def __init__(self, database: Database, suite: Suite, subscription: Any, source: str) -> None:
+    def __init__(self, database: Database, nats_url: str, suite: Suite, subscription: Any, source: str) -> None:
         self.database = database
+        self.nats_url = nats_url
         self.suite = suite
         self.source = source
         self._subscription = subscription
@@ -151,6 +152,6 @@ async def running_line(
         client = await nats.connect(nats_server.url)
         try:
             subscription = await client.jetstream().subscribe("cdc.>", stream="CDC", ordered_consumer=True)
-            yield Line(database, suite, subscription, source)
+            yield Line(database, nats_server.url, suite, subscription, source)
         finally:
             await client.close()

@@ -15,7 +15,7 @@ from headrace.contract.naming import table_token
 from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
 from headrace.lsn import Position
-from headrace.postgres.catalog import Snapshot
+from headrace.postgres.facts import Snapshot
 
 FORMAT = 1
 

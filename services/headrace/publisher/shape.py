@@ -10,7 +10,7 @@ from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
-from headrace.postgres.catalog import TableFacts
+from headrace.postgres.facts import TableFacts
 
 Convert = Callable[[bytes], object]
 FULL_OR_NOTHING = ("f", "n")
@@ -101,6 +101,9 @@ def _column_shape(column: RelationColumn, facts: TableFacts) -> ColumnShape:
     known = facts.columns.get(column.name)
     data_type = facts.type_names.get((column.type_oid, column.type_modifier), "???")
     shape = ColumnShape(column.name, column.type_oid, column.type_modifier, data_type, is_key=column.is_key)
+    if known is None or not known.number:
+        # The catalog has moved on: nobody can say any more which column this is and what adding it did.
+        shape = replace(shape, filled=True)
     if known is None:
         return shape
     return replace(
@@ -108,5 +111,5 @@ def _column_shape(column: RelationColumn, facts: TableFacts) -> ColumnShape:
         is_nullable=known.is_nullable,
         column_default=known.column_default,
         number=known.number,
-        filled=known.filled,
+        filled=known.filled or not known.number,
     )

@@ -19,6 +19,7 @@ from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresUnreachableError
+from headrace.postgres.facts import TableFacts
 from headrace.publisher.shape import Shape
 from headrace.settings import Settings
 
@@ -57,7 +58,7 @@ class Tables:
                 return Shape.of(relation, facts, self._options, self._selection)
         return None
 
-    async def _facts(self, relation: Relation, xid: int) -> catalog.TableFacts:
+    async def _facts(self, relation: Relation, xid: int) -> TableFacts:
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await connection.connect(self._settings.postgres, "headrace publisher")
@@ -70,7 +71,7 @@ class Tables:
             await self.close()
             raise connection.explained(error.sqlstate, str(error), self._settings.postgres) from error
 
-    async def _read(self, session: asyncpg.Connection, relation: Relation, xid: int) -> catalog.TableFacts:
+    async def _read(self, session: asyncpg.Connection, relation: Relation, xid: int) -> TableFacts:
         """All facts from one snapshot, which has the transaction that the relation was described in."""
         types = [(column.type_oid, column.type_modifier) for column in relation.columns]
         publication = self._settings.source.publication
@@ -82,7 +83,7 @@ class Tables:
                     log.warning("catalog_behind", xid=xid, table=f"{relation.schema}.{relation.name}")
                     self._unseen = xid
                 if seen or xid == self._unseen:
-                    return await catalog.table_facts(session, relation.relation_id, types, publication)
+                    return await catalog.table_facts(session, relation.relation_id, types, publication, xid)
             await asyncio.sleep(VISIBLE_POLL_S)
 
     async def close(self) -> None:

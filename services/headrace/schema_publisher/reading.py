@@ -12,8 +12,8 @@ from collections import defaultdict
 import asyncpg
 
 from headrace.postgres import catalog, connection
-from headrace.postgres.catalog import Column, PublishedTable
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
+from headrace.postgres.facts import Column, PublishedTable
 from headrace.schema_publisher.schema import TableSchema
 from headrace.settings import Settings
 

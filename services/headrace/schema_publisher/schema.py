@@ -14,7 +14,7 @@ from typing import Any
 from headrace.contract.events import Payload
 from headrace.contract.naming import table_token
 from headrace.contract.values import Encoding
-from headrace.postgres.catalog import Column, PublishedTable
+from headrace.postgres.facts import Column, PublishedTable
 
 FIRST_VERSION = 1
 _NOT_CONTENT = frozenset({"timestamp", "version"})

@@ -1,0 +1,84 @@
+"""What is known of tables and transactions from the catalog: plain records. Pure; `catalog` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.contract.values import TypeInfo
+
+_XID_MASK = 0xFFFFFFFF
+
+
+def precedes(xid: int, other: int) -> bool:
+    """Whether a transaction id was given out before another, by the 32 bits that the stream has of them."""
+    return (xid - other) & _XID_MASK >= 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnFacts:
+    """What only the catalog knows of a column.
+
+    `number`: its place in the table's history; 0 where the catalog is newer than the stream and can't say which column
+    this was. `filled`: adding it may have given existing rows a value.
+    """
+
+    number: int
+    is_nullable: bool
+    column_default: str | None
+    filled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What the catalog adds to a relation of the stream."""
+
+    primary_key: tuple[str, ...] = ()
+    types: dict[int, TypeInfo] = field(default_factory=dict)
+    columns: dict[str, ColumnFacts] = field(default_factory=dict)
+    type_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    membership: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as the schemas bucket shows it."""
+
+    name: str
+    position: int
+    data_type: str
+    is_nullable: bool
+    column_default: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table of a publication."""
+
+    relation_id: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[str, ...]
+    row_filter: str | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Which transactions a reading saw, by the 32-bit ids that the stream names them by."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """PostgreSQL's `xmin:xmax:running,…`."""
+        xmin, xmax, running = text.split(":")
+        return cls(int(xmin), int(xmax), frozenset(int(xid) & _XID_MASK for xid in running.split(",") if xid))
+
+    def sees(self, xid: int) -> bool:
+        """Whether a transaction that has committed is part of what was read; 0 is one of long ago."""
+        if xid == 0 or precedes(xid, self.xmin):
+            return True
+        return precedes(xid, self.xmax) and xid not in self.running
