@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -260,3 +261,50 @@ async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(line:
         assert await line.suite.exit_code("publisher", 10) == 1
         await line.rows_delivered()
         assert heir.running("publisher"), heir.log("publisher")
+
+
+async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_is_refused(line: Line) -> None:
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    await line.caught_up()
+    await line.database.close()
+    await line.postgres.stop("fast")
+    await promoted(line.postgres)
+    await line.insert(100, 10)
+    await line.rows_delivered()
+    line.alive()
+    await line.database.close()
+    await line.postgres.stop("fast")
+    lagging = line.postgres.pgdata.with_name("lagging")
+    shutil.copytree(line.postgres.pgdata, lagging, symlinks=True)
+    own(lagging, like=line.postgres.pgdata)
+    await line.postgres.start()
+    await line.insert(200, 10)
+    await line.rows_delivered()
+    await line.database.close()
+    await line.postgres.stop("fast")
+    # The copy knows nothing of the third ten, whose place in the log it gives to other changes.
+    shutil.rmtree(line.postgres.pgdata)
+    lagging.rename(line.postgres.pgdata)
+    await promoted(line.postgres)
+    await line.insert(500, 2000)
+    assert await line.suite.exit_code("publisher", 30) == 1
+    assert "SourceDivergedError" in line.suite.log("publisher")
+
+
+async def promoted(postgres: EmbeddedPostgres) -> None:
+    """Start a stopped server as a standby of nobody, and promote it: a new timeline from where it ended."""
+    signal_file = postgres.pgdata / "standby.signal"
+    signal_file.touch()
+    own(signal_file, like=postgres.pgdata)
+    await postgres.start()
+    database = Database(postgres, "postgres")
+    assert await database.fetchval("SELECT pg_promote()")
+    await database.close()
+
+
+def own(path: Path, like: Path) -> None:
+    """As root, PostgreSQL runs as another user, whose the files must be."""
+    owner = like.stat()
+    for one in (path, *path.rglob("*")):
+        os.chown(one, owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -19,7 +19,8 @@ u64 = st.integers(0, 2**64 - 1)
 u63 = st.integers(0, 2**63 - 1)
 words = st.text(max_size=20)
 entries = st.lists(st.tuples(u64, st.binary(max_size=300)), max_size=20)
-openings = st.builds(Opening, st.dictionaries(words, words, max_size=3), words, words, words, u63, u63)
+forks = st.lists(st.tuples(u63, u63), max_size=3).map(tuple)
+openings = st.builds(Opening, st.dictionaries(words, words, max_size=3), words, words, words, u63, u63, u63, forks)
 controls = st.one_of(
     st.builds(Join, words, words, u63),
     st.builds(Confirm, words, words, u63, u63, u63, st.booleans()),

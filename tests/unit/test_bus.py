@@ -86,6 +86,12 @@ def spoilt(data: bytes) -> object:
     return frame.decode_open(data)
 
 
+def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
+    later = {"current_lsn", "forks"}
+    body = {name: getattr(OPENING, name) for name in Opening.__slots__ if name not in later}
+    assert frame.decode_open(frame.header(Kind.OPEN, 1, 0) + msgpack.packb(body)) == OPENING
+
+
 @pytest.mark.parametrize(
     "field",
     [{"sessions": []}, {"slot": 1}, {"database": None}, {"system_id": 7}, {"timeline": "1"}, {"confirmed_lsn": ""}],

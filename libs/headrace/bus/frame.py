@@ -61,6 +61,9 @@ class Opening:
     system_id: str
     timeline: int
     confirmed_lsn: int
+    # How far the server's log reaches, and where each older timeline ended. Absent in the first frames of version 1.
+    current_lsn: int = 0
+    forks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,10 @@ def decode_header(frame: bytes) -> Header:
 def decode_open(frame: bytes) -> Opening:
     try:
         body = msgpack.unpackb(frame[_HEADER.size :])
-        opening = Opening(**{name: body[name] for name in Opening.__slots__})
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+        forks = tuple((int(timeline), int(lsn)) for timeline, lsn in body.pop("forks", ()))
+        later = {"current_lsn": body.pop("current_lsn", 0), "forks": forks}
+        opening = Opening(**{name: body[name] for name in Opening.__slots__ if name not in later}, **later)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed OPEN frame: {error}") from error
     checks = (
         (opening.sessions, dict),
@@ -117,6 +122,7 @@ def decode_open(frame: bytes) -> Opening:
         (opening.system_id, str),
         (opening.timeline, int),
         (opening.confirmed_lsn, int),
+        (opening.current_lsn, int),
     )
     if not all(isinstance(value, kind) for value, kind in checks):
         raise DecodeError("a malformed OPEN frame: a field of the wrong type")

@@ -140,10 +140,26 @@ def check_source(place: Place, opening: Opening) -> None:
         )
     if progress.timeline and opening.timeline < progress.timeline:
         raise SourceDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}")
+    _check_history(progress, opening)
     if place.lost_up_to and opening.confirmed_lsn > place.position.lsn:
         log.error(
             "gap",
             after=str(place.position),
             up_to=format_lsn(opening.confirmed_lsn),
             remedy="changes in between are neither in the stream nor in the slot: bootstrap consumers again",
+        )
+
+
+def _check_history(progress: Progress, opening: Opening) -> None:
+    """Refuse a server that never had what the stream has: a lagging standby promoted, or a backup restored."""
+    at = progress.position.lsn
+    fork = min((lsn for timeline, lsn in opening.forks if timeline >= progress.timeline > 0), default=None)
+    if fork is not None and fork <= at:
+        raise SourceDivergedError(
+            f"PostgreSQL's timeline {opening.timeline} left timeline {progress.timeline} at {format_lsn(fork)}, before "
+            f"{format_lsn(at)}, where the stream is: the stream has changes that this server never had"
+        )
+    if opening.current_lsn and opening.current_lsn < at:
+        raise SourceDivergedError(
+            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, where the stream is"
         )

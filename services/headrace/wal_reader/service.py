@@ -187,10 +187,11 @@ class WalReader:
         connection = await ReplicationConnection.open(self._settings.postgres, application_name)
         try:
             identity = await connection.identify()
+            forks = await connection.forks(identity.timeline)
             slot = await self._prepare(connection)
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection
-            await self._open(identity, slot)
+            await self._open(identity, slot, forks)
             await self._stream(connection)
             if self._scope.stopping.is_set():
                 await self._drain(connection)
@@ -223,7 +224,7 @@ class WalReader:
             )
         return slot
 
-    async def _open(self, identity: SystemIdentity, slot: SlotState) -> None:
+    async def _open(self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]) -> None:
         self._reopen = False
         opening = Opening(
             sessions=self._sender.sessions(),
@@ -232,6 +233,8 @@ class WalReader:
             system_id=identity.system_id,
             timeline=identity.timeline,
             confirmed_lsn=slot.confirmed_lsn,
+            current_lsn=identity.lsn,
+            forks=forks,
         )
         data = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
         await self._send(data)
