@@ -34,6 +34,7 @@ from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
+from headrace.publisher.schemas import Entry
 from headrace.publisher.tables import Tables
 from headrace.settings import Settings
 
@@ -60,8 +61,8 @@ class Follower:
         self._progress = Progress()
         self._written_at = 0.0
         self._sent: deque[tuple[int, Position, str]] = deque()
-        # Tables whose entry in the book must be kept, once so many messages are stored.
-        self._told: dict[str, int] = {}
+        # Entries of the book that must be kept, each once so many messages are stored; oldest first.
+        self._told: deque[tuple[int, str, Entry]] = deque()
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
 
@@ -192,13 +193,14 @@ class Follower:
             return
         for event in self._assembler.read_catalog(reading):
             await self._publish(event)
-        self._told |= dict.fromkeys(self._book.adopted - self._told.keys(), 0)
+        for token in self._book.adopted:
+            self._note(token, self._ingest.published)
         self._book.adopted.clear()
 
     async def _publish(self, event: Event) -> None:
         there = event.position <= self._position or event.msg_id in self._ids_after
         if not event.advances:
-            self._told[event.subject.split(".")[1]] = self._ingest.published + (not there)
+            self._note(event.subject.split(".")[1], self._ingest.published + (not there))
         if there:
             count(self._stats, "skipped_events")
             return
@@ -246,13 +248,20 @@ class Follower:
         self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
         return True
 
+    def _note(self, token: str, index: int) -> None:
+        """The table's entry as it is now must be kept: a later one may not be stored when this one is."""
+        entry = self._book.entry(token)
+        if entry is not None:
+            self._told.append((index, token, entry))
+
     async def _keep_book(self, acked: int) -> None:
         """Keep what the stream has told of tables, before anything behind it may be forgotten."""
-        for token, index in list(self._told.items()):
-            entry = self._book.entry(token)
-            if index <= acked and entry is not None:
-                await self._shelf.keep(token, entry)
-                del self._told[token]
+        newest: dict[str, Entry] = {}
+        while self._told and self._told[0][0] <= acked:
+            _, token, entry = self._told.popleft()
+            newest[token] = entry
+        for token, entry in newest.items():
+            await self._shelf.keep(token, entry)
 
     def _stored(self, acked: int) -> tuple[Position, str]:
         """Position and id of the last stored message of ours."""
