@@ -55,7 +55,7 @@ def page() -> str:
     parts = [_PARAGRAPH]
     for group in fields(Settings):
         kind = get_type_hints(Settings)[group.name]
-        parts.append(f"## {_TITLES[group.name]}\n\n{(kind.__doc__ or '').strip()}\n")
+        parts.append(f"## {_TITLES.get(group.name, group.name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n")
         parts.append("\n".join(["| variable | default | what it is |", "|---|---|---|", *_rows(kind)]) + "\n")
     return "\n".join(parts)
 
