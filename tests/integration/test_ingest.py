@@ -93,6 +93,8 @@ async def connect() -> AsyncIterator[Any]:
     for client in clients:
         with contextlib.suppress(Exception):
             await client.close()
+    # A connection that was being made when its client was closed ends in the loop's own time.
+    await asyncio.sleep(0.1)
 
 
 async def publisher(client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500) -> Publisher:
