@@ -47,13 +47,34 @@ class TableShape:
     membership: int
     columns: tuple[ColumnShape, ...]
 
+    @property
+    def seen(self) -> bool:
+        """Whether the catalog still had the table when it was read."""
+        return any(column.number for column in self.columns)
+
+    def with_catalog_of(self, known: TableShape) -> TableShape:
+        """This shape of a table that the catalog no longer has, with what it said of the table before."""
+        before = {column.name: column for column in known.columns}
+        columns = tuple(
+            replace(column, is_nullable=was.is_nullable, column_default=was.column_default, number=was.number)
+            if (was := before.get(column.name))
+            else column
+            for column in self.columns
+        )
+        key = known.primary_key if {column.name for column in columns}.issuperset(known.primary_key) else ()
+        return replace(self, primary_key=key, membership=known.membership, columns=columns)
+
     def same_in_stream(self, other: TableShape) -> bool:
-        """Whether rows of both read alike: what only the catalog knows does not count."""
-        return self._in_stream() == other._in_stream()
+        """Whether rows of both read alike and stay what they were: nullability and defaults do not count."""
+        return self._in_stream() == other._in_stream() and all(
+            mine.number == its.number or not (mine.number and its.number)
+            for mine, its in zip(self.columns, other.columns, strict=True)
+        )
 
     def _in_stream(self) -> tuple[object, ...]:
         columns = tuple((c.name, c.type_oid, c.type_modifier, c.is_key) for c in self.columns)
-        return (self.schema, self.name, self.relation_id, self.replica_identity, self.membership, columns)
+        table = (self.schema, self.name, self.relation_id)
+        return (*table, self.replica_identity, self.primary_key, self.membership, columns)
 
     def encode(self) -> dict[str, Any]:
         return {**asdict(self), "columns": [asdict(column) for column in self.columns]}

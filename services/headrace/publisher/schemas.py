@@ -116,6 +116,8 @@ class SchemaBook:
             return self._first(token, Entry(shape, 1, position, msg_id=_msg_id(lsn, token), xid=xid))
         if position < known.since:
             return None
+        if not shape.seen and shape.relation_id == known.shape.relation_id:
+            shape = shape.with_catalog_of(known.shape)
         if known.told and known.shape.same_in_stream(shape):
             return None
         changes, resync = schemas.differences(known.shape, shape)
