@@ -188,7 +188,7 @@ class SparkDriver:
         assert child.process.stdin is not None
         if child is self._child:
             self._child = None
-        if child.jobs:
+        if child.jobs or not child.ready.done():
             _kill_session(child.process)
         child.process.stdin.close()
         try:
