@@ -15,14 +15,22 @@ from nats.aio.client import Client
 from headrace.contract.events import decode
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
-from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings, StreamSettings
+from headrace.settings import (
+    FormatSettings,
+    NatsSettings,
+    PostgresSettings,
+    Settings,
+    SnapshotSettings,
+    SourceSettings,
+    StreamSettings,
+)
 from headrace.snapshot_responder import task, tickets
 from headrace.snapshot_responder.driver import local_configuration
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
 from headrace.snapshot_responder.plan import SnapshotPlan
 from headrace.snapshot_responder.request import SnapshotRequest
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.source import HeldSnapshot, held_snapshot
+from headrace.snapshot_responder.source import HeldSnapshot, RefusedError, find_table, held_snapshot
 from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
@@ -131,6 +139,15 @@ async def test_a_snapshot_gives_way_to_a_truncation_and_never_reads_a_truncated_
         assert not truncation.done()
     await asyncio.wait_for(truncation, 5)
     assert await stored(client, plan) == {}
+
+
+async def test_what_the_stream_leaves_out_no_snapshot_has(settings: Settings) -> None:
+    hidden = replace(settings, format=FormatSettings(exclude_columns=("t.pad",)))
+    assert (await find_table(hidden, REQUEST)).columns == ("id",)
+    with pytest.raises(RefusedError, match="no published columns pad"):
+        await find_table(hidden, replace(REQUEST, columns=("pad",)))
+    with pytest.raises(RefusedError, match="HEADRACE_EXCLUDE"):
+        await find_table(replace(settings, format=FormatSettings(exclude=("t",))), REQUEST)
 
 
 async def test_a_held_snapshot_keeps_no_slot(settings: Settings, database: Database) -> None:

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from headrace.contract.events import decode
-from headrace.contract.values import Encoding, TypeInfo, TypeKind
+from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
 from headrace.snapshot_responder.answers import Pairing
 from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, RowsEncoder, RowTooLargeError, message
@@ -100,6 +100,9 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
         tasks=((PageRange(0, '"s"."t"', 0, 4),), (PageRange(1, '"s"."t"', 4, None),)),
         tickets="headrace.s.snapshot.snap-1",
         encoding=Encoding.JSON,
+        arrays=ArrayForm.LIST,
+        json_values=JsonForm.TEXT,
+        int8_as_string=True,
         values=SnapshotValues.TYPED,
         zstd=True,
         chunk_rows_max=10,

@@ -11,7 +11,17 @@ from typing import Any
 
 import msgpack
 
-from headrace.contract.values import Converter, Encoding, TypeInfo, TypeKind, ValueOptions, converter, text
+from headrace.contract.values import (
+    ArrayForm,
+    Converter,
+    Encoding,
+    JsonForm,
+    TypeInfo,
+    TypeKind,
+    ValueOptions,
+    converter,
+    text,
+)
 from headrace.postgres.replication import quote_name
 from headrace.settings import SnapshotValues
 from headrace.snapshot_responder.ranges import PageRange
@@ -40,6 +50,9 @@ class SnapshotPlan:
     tasks: tuple[tuple[PageRange, ...], ...]
     tickets: str
     encoding: Encoding
+    arrays: ArrayForm
+    json_values: JsonForm
+    int8_as_string: bool
     values: SnapshotValues
     zstd: bool
     chunk_rows_max: int
@@ -55,7 +68,7 @@ class SnapshotPlan:
         """What turns each column's text into its value on the wire."""
         if self.values is SnapshotValues.TEXT:
             return tuple(text for _ in self.columns)
-        options = ValueOptions(encoding=self.encoding)
+        options = ValueOptions(self.encoding, self.arrays, self.json_values, self.int8_as_string)
         return tuple(converter(column.type_oid, options, self.types.get) for column in self.columns)
 
     def pack(self) -> bytes:
@@ -77,8 +90,10 @@ class SnapshotPlan:
     def unpack(cls, packed: bytes) -> SnapshotPlan:
         body: dict[str, Any] = msgpack.unpackb(packed, use_list=False)
         return cls(
-            **{name: body[name] for name in _PLAIN - {"encoding", "values"}},
+            **{name: body[name] for name in _PLAIN - _ENUMS},
             encoding=Encoding(body["encoding"]),
+            arrays=ArrayForm(body["arrays"]),
+            json_values=JsonForm(body["json_values"]),
             values=SnapshotValues(body["values"]),
             columns=tuple(PlannedColumn(*column) for column in body["columns"]),
             types={
@@ -88,4 +103,5 @@ class SnapshotPlan:
         )
 
 
+_ENUMS = frozenset({"encoding", "arrays", "json_values", "values"})
 _PLAIN = frozenset(SnapshotPlan.__slots__) - {"columns", "types", "tasks"}

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import asyncpg
 
 from headrace import log as logs
+from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo
 from headrace.errors import HeadraceError
 from headrace.lsn import format_lsn
@@ -115,7 +116,7 @@ async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedT
 
 
 async def _find_table(connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest) -> PublishedTable:
-    tables = await catalog.published_tables(connection, settings.source.publication)
+    tables = _delivered(await catalog.published_tables(connection, settings.source.publication), settings)
     for table in tables:
         if (table.schema, table.name) == (request.schema, request.table):
             _check_columns(table, request)
@@ -129,6 +130,18 @@ async def _find_table(connection: asyncpg.Connection, settings: Settings, reques
     )
 
 
+def _delivered(tables: Sequence[PublishedTable], settings: Settings) -> list[PublishedTable]:
+    """The tables and columns that the stream of changes has, after the suite's own filters."""
+    chosen = settings.format
+    selection = Selection(chosen.include, chosen.exclude, chosen.exclude_columns)
+    return [
+        replace(table, columns=tuple(column for column in table.columns if column not in hidden))
+        for table in tables
+        if selection.wants(table.schema, table.name)
+        for hidden in [selection.hidden_columns(table.schema, table.name)]
+    ]
+
+
 def _why(kind: str | None) -> str:
     if kind is None:
         return "doesn't exist"
@@ -136,7 +149,7 @@ def _why(kind: str | None) -> str:
         return "is partitioned, and its publication has the partitions, not the whole (publish_via_partition_root)"
     if kind in _KIND_NAMES:
         return f"is {_KIND_NAMES[kind]}: its changes can't be followed, so it has no snapshots"
-    return "is not in the publication"
+    return "is not in the publication, or is left out by HEADRACE_INCLUDE or HEADRACE_EXCLUDE"
 
 
 def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
