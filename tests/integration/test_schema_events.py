@@ -413,3 +413,43 @@ async def followed(line: Line, store: MemoryWatermarks, subject: str, count: int
     finally:
         await client.close()
     return operations
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["known_before", "just_made"])
+async def test_a_publication_that_changed_while_the_publisher_was_down_is_told(lines: Lines, kept: bool) -> None:
+    """What is replayed is read with a newer catalog, and must not swallow what only the catalog tells."""
+    table = f"absent_{kept}".lower()
+    line = await lines(18, NOTHING_PUBLISHED, HEADRACE_PROGRESS_INTERVAL_S="600")
+    await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE {table}")
+    await line.execute(f"INSERT INTO {table} VALUES (1)")
+    await line.take()
+    if kept:
+        assert await line.suite.stop("publisher") == 0
+        await line.suite.start("publisher")
+    await line.execute(f"INSERT INTO {table} VALUES (2)")
+    await line.take()
+    await line.suite.kill("publisher")
+    await line.execute(f"ALTER PUBLICATION headrace DROP TABLE {table}")
+    await line.execute(f"INSERT INTO {table} VALUES (3)")
+    await line.execute(f"ALTER PUBLICATION headrace ADD TABLE {table}")
+    await line.execute(f"INSERT INTO {table} VALUES (4)")
+    await line.suite.start("publisher")
+    told, row = await line.take()
+    assert row.row == {"id": 4}
+    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (["publication_changed"], True, 2)
+
+
+async def test_a_change_that_was_kept_and_not_stored_is_told_again_whole(lines: Lines) -> None:
+    """The publisher dies between keeping a table's new shape and publishing its event."""
+    line = await lines(18, HEADRACE_PROGRESS_INTERVAL_S="600")
+    await line.execute("CREATE TABLE halved (id int PRIMARY KEY); INSERT INTO halved VALUES (1)")
+    await line.take()
+    await line.suite.kill("publisher")
+    await line.suite.start("publisher", HEADRACE_FAILPOINT="publisher.after_shape_before_event")
+    await line.execute("ALTER TABLE halved ADD n int DEFAULT 5")
+    await line.execute("INSERT INTO halved VALUES (2)")
+    await line.suite.exit_code("publisher", 20)
+    await line.suite.start("publisher")
+    told, row = await line.take()
+    assert row.row == {"id": 2, "n": 5}
+    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (["column_added"], True, 2)

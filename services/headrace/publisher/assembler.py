@@ -192,7 +192,7 @@ class Assembler:
             return
         if self._held is not None:
             yield self._release(last=False)
-        if not shape.told and not self._compat:
+        if not shape.told and not self._compat and not self._book.replays(shape.table, position):
             yield from self._tell(lsn, shape, begin, position)
         msg_id = message_id(lsn, shape.token, operation, self._repeat(lsn, shape.token, operation))
         payload: Payload = {

@@ -34,7 +34,6 @@ from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
-from headrace.publisher.schemas import Entry
 from headrace.publisher.tables import Tables
 from headrace.settings import Settings
 
@@ -61,8 +60,6 @@ class Follower:
         self._progress = Progress()
         self._written_at = 0.0
         self._sent: deque[tuple[int, Position, str]] = deque()
-        # Entries of the book that must be kept, each once so many messages are stored; oldest first.
-        self._told: deque[tuple[int, str, Entry]] = deque()
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
 
@@ -83,8 +80,7 @@ class Follower:
         self._last = (self._progress.position, self._progress.msg_id)
         self._ids_after = self._place.ids_after
         self._shelf = BookShelf(state, self._source)
-        self._book = await self._shelf.load()
-        self._book.rewind(self._position, self._ids_after)
+        self._book = await self._shelf.load(self._position, self._ids_after)
         self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._position), stream_seq=self._place.tail.last_seq)
         bus = self._settings.bus
@@ -194,13 +190,15 @@ class Follower:
         for event in self._assembler.read_catalog(reading):
             await self._publish(event)
         for token in self._book.adopted:
-            self._note(token, self._ingest.published)
+            await self._keep(token)
         self._book.adopted.clear()
 
     async def _publish(self, event: Event) -> None:
         there = event.position <= self._position or event.msg_id in self._ids_after
         if not event.advances:
-            self._note(event.subject.split(".")[1], self._ingest.published + (not there))
+            # Before the event: what the stream may have must not be found out anew from a later catalog.
+            await self._keep(event.subject.split(".")[1])
+            failpoint("publisher.after_shape_before_event")
         if there:
             count(self._stats, "skipped_events")
             return
@@ -239,7 +237,6 @@ class Follower:
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
         )
-        await self._keep_book(acked)
         failpoint("publisher.before_progress")
         await self._cell.write(progress.encode())
         failpoint("publisher.after_progress_before_confirm")
@@ -248,19 +245,9 @@ class Follower:
         self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
         return True
 
-    def _note(self, token: str, index: int) -> None:
-        """The table's entry as it is now must be kept: a later one may not be stored when this one is."""
+    async def _keep(self, token: str) -> None:
         entry = self._book.entry(token)
         if entry is not None:
-            self._told.append((index, token, entry))
-
-    async def _keep_book(self, acked: int) -> None:
-        """Keep what the stream has told of tables, before anything behind it may be forgotten."""
-        newest: dict[str, Entry] = {}
-        while self._told and self._told[0][0] <= acked:
-            _, token, entry = self._told.popleft()
-            newest[token] = entry
-        for token, entry in newest.items():
             await self._shelf.keep(token, entry)
 
     def _stored(self, acked: int) -> tuple[Position, str]:

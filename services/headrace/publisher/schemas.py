@@ -1,12 +1,12 @@
 """The book of shapes: which shape of each table the stream has told about, so that a change is told once. Pure.
 
-An entry holds from a position on. Replays of what lies before it change nothing; what the stream lost is told again
-(`rewind`). Entries that changed are written to the state bucket only after their schema event is stored.
+An entry holds from a position on. Replays of what lies before it change nothing. Entries are written to the state
+bucket before their schema event is published (`book_shelf`); what the stream turns out to lack is told again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from headrace.contract import schemas
 from headrace.contract.naming import table_token
 from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
-from headrace.lsn import Position
+from headrace.lsn import ORIGIN, Position
 from headrace.postgres.facts import Snapshot
 
 FORMAT = 1
@@ -90,23 +90,22 @@ class Told:
 
 
 class SchemaBook:
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, entries: Iterable[Entry] = (), reached: Position = ORIGIN) -> None:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
+        self._reached = reached
         # Entries that took the catalog's word without anything to tell.
         self.adopted: set[str] = set()
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
-
-    def rewind(self, position: Position, ids_after: Collection[str] = ()) -> None:
-        """The stream reaches no further than `position` and these ids: what was told later is missing from it."""
-        for token, entry in self._entries.items():
-            if entry.since > position and entry.msg_id not in ids_after:
-                self._entries[token] = replace(entry, told=False)
 
     def entry(self, token: str) -> Entry | None:
         return self._entries.get(token)
 
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
+
+    def replays(self, shape: TableShape, position: Position) -> bool:
+        """Whether the stream has this row, and so what had to be told before it: by now the catalog may say more."""
+        return position <= self._reached and table_token(shape.schema, shape.name) in self._entries
 
     def check(self, shape: TableShape, position: Position, lsn: int, xid: int) -> Told | None:
         """What must be told before the row at `position`, which has this shape; None when it is known."""
@@ -133,9 +132,8 @@ class SchemaBook:
         return self._enter(token, entry, changes, resync=resync)
 
     def _next(self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
-        if not known.told:
-            # What exactly was lost with the stream's tail is not known any more: a mirror must not rely on it.
-            resync = resync or not known.shape.same_in_stream(entry.shape)
+        # What exactly was lost with the stream's tail is not known any more: a mirror must not rely on it.
+        resync = resync or not known.told
         entry = replace(
             entry,
             version=known.version + 1 if known.told else known.version,
@@ -181,7 +179,8 @@ class SchemaBook:
         renamed = {table.shape.relation_id: table.shape for table in reading.tables}
         gone = []
         for token, known in list(self._entries.items()):
-            if token in there or not known.shape.columns or not reading.snapshot.sees(known.xid):
+            told_gone = known.told and not known.shape.columns
+            if token in there or told_gone or not reading.snapshot.sees(known.xid):
                 continue
             relation = known.shape.relation_id
             change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}
