@@ -9,6 +9,7 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.contract.naming import table_token
+from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, Lines, brief, running_line
@@ -295,6 +296,69 @@ async def test_a_prepared_transaction_comes_when_it_is_committed(
         await line.execute("COMMIT PREPARED 'later'")
         await line.execute("ROLLBACK PREPARED 'never'")
         assert brief(await line.rows()) == [("INSERT", {"id": 1})]
+
+
+@on_both_versions
+async def test_rows_come_by_whatever_way_they_were_written(line: Line) -> None:
+    await line.execute("CREATE TABLE ways (id int PRIMARY KEY, n int)")
+    await line.execute("CREATE TABLE follows (id int PRIMARY KEY REFERENCES ways ON DELETE CASCADE ON UPDATE CASCADE)")
+    await line.execute("INSERT INTO ways VALUES (1, 1); INSERT INTO follows VALUES (1)")
+    await line.execute("INSERT INTO ways VALUES (1, 2), (2, 2) ON CONFLICT (id) DO UPDATE SET n = excluded.n")
+    await line.execute(
+        "MERGE INTO ways USING (VALUES (2, 9), (3, 3)) AS v (id, n) ON ways.id = v.id "
+        "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (v.id, v.n)"
+    )
+    await line.execute("UPDATE ways SET id = 4 WHERE id = 1; DELETE FROM ways WHERE id = 4")
+    assert brief(await line.rows()) == [
+        ("INSERT", {"id": 1, "n": 1}),
+        ("INSERT", {"id": 1}),
+        ("UPDATE", {"id": 1, "n": 2}),
+        ("INSERT", {"id": 2, "n": 2}),
+        ("DELETE", {"id": 2, "n": None}),
+        ("INSERT", {"id": 3, "n": 3}),
+        ("UPDATE", {"id": 4, "n": 2}),
+        ("UPDATE", {"id": 4}),
+        ("DELETE", {"id": 4, "n": None}),
+        ("DELETE", {"id": 4}),
+    ]
+
+
+async def test_rows_that_were_replicated_from_elsewhere_come_too(line: Line) -> None:
+    await line.execute("CREATE TABLE hopped (id int)")
+    await line.execute("SELECT pg_replication_origin_create('elsewhere')")
+    connection = await line.database.connect()
+    await connection.execute("SELECT pg_replication_origin_session_setup('elsewhere')")
+    await connection.execute("INSERT INTO hopped VALUES (1)")
+    await connection.close()
+    rows = await line.rows()
+    await line.execute("SELECT pg_replication_origin_drop('elsewhere')")
+    assert brief(rows) == [("INSERT", {"id": 1})]
+
+
+async def test_a_rewrite_of_a_table_is_no_change_of_its_rows(line: Line) -> None:
+    await line.execute("CREATE TABLE packed (id int PRIMARY KEY, n int); INSERT INTO packed VALUES (1, 1), (2, 2)")
+    await line.take()
+    await line.database.execute("VACUUM FULL packed")
+    await line.database.execute("CLUSTER packed USING packed_pkey")
+    await line.execute("ALTER TABLE packed ALTER n TYPE bigint; ALTER TABLE packed SET UNLOGGED")
+    await line.execute("ALTER TABLE packed SET LOGGED; CREATE MATERIALIZED VIEW seen AS SELECT * FROM packed")
+    await line.execute("REFRESH MATERIALIZED VIEW seen; CREATE TEMP TABLE passing AS SELECT 1")
+    await line.execute("CREATE UNLOGGED TABLE loose (id int)")
+    await line.execute("INSERT INTO loose VALUES (1)")
+    assert await line.take() == []
+
+
+async def test_a_database_that_is_not_utf8_is_delivered_as_utf8(
+    postgres_server: EmbeddedPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    async with (
+        fresh_database(postgres_server, "latin", "ENCODING 'LATIN1' LOCALE 'C'") as database,
+        running_line(database, await own_nats(), tmp_path, {}) as line,
+    ):
+        await line.execute('CREATE TABLE "café" ("naïve" text PRIMARY KEY)')
+        await line.execute("INSERT INTO \"café\" VALUES ('déjà vu')")
+        row = (await line.rows())[0]
+    assert (row.payload["table"], row.row) == ("café", {"naïve": "déjà vu"})
 
 
 # Names

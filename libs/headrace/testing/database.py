@@ -69,10 +69,10 @@ class Database:
 
 
 @contextlib.asynccontextmanager
-async def fresh_database(server: EmbeddedPostgres, name: str) -> AsyncIterator[Database]:
-    """Make a database; drop it, and whatever holds it, when the block ends."""
+async def fresh_database(server: EmbeddedPostgres, name: str, options: str = "") -> AsyncIterator[Database]:
+    """Make a database, with options of CREATE DATABASE; drop it, and whatever holds it, when the block ends."""
     async with _administration(server) as administration:
-        await administration.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        await administration.execute(f'CREATE DATABASE "{name}" TEMPLATE template0 {options}')
     database = Database(server, name)
     try:
         yield database
