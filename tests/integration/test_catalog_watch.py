@@ -1,0 +1,135 @@
+"""DDL that no row follows leaves no trace in the stream: the catalog tells it, after all rows of the old shape."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.embedded.postgres_install import PostgresVersion
+from headrace.testing.line import Delivered, Line, Lines
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+on_both_versions = pytest.mark.parametrize("version", [16, 18])
+TOLD_TIMEOUT_S = 15.0
+
+
+@pytest.fixture
+def version() -> PostgresVersion:
+    """PostgreSQL's version where a test names none."""
+    return 18
+
+
+@async_fixture(loop_scope="module")
+async def line(lines: Lines, version: PostgresVersion) -> Line:
+    """A line that reads the catalog often; its publication has only what the test adds."""
+    found = await lines(version, "FOR TABLE line_marker", HEADRACE_CATALOG_INTERVAL_S="0.05")
+    await found.take()
+    return found
+
+
+async def told(line: Line, table: str, change: str) -> tuple[Delivered, list[Delivered]]:
+    """The schema event that tells this of a table, and what came before it."""
+    before: list[Delivered] = []
+    async with asyncio.timeout(TOLD_TIMEOUT_S):
+        while True:
+            for event in await line.take():
+                if event.payload["table"] == table and change in [
+                    c["change"] for c in event.payload.get("changes", ())
+                ]:
+                    return event, before
+                before.append(event)
+            await asyncio.sleep(0.05)
+
+
+@contextlib.contextmanager
+def frozen(line: Line, service: str) -> Iterator[None]:
+    """A service that PostgreSQL leaves behind."""
+    os.kill(line.suite.pid(service), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(line.suite.pid(service), signal.SIGCONT)
+
+
+async def published(line: Line, table: str) -> None:
+    await line.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE {table}"
+    )
+    await line.execute(f"INSERT INTO {table} VALUES (1, 1)")
+    await line.take()
+
+
+@on_both_versions
+async def test_a_dropped_table_is_told_and_made_again_is_another(line: Line) -> None:
+    await published(line, "gone")
+    await line.execute("DROP TABLE gone")
+    event, _ = await told(line, "gone", "table_dropped")
+    assert (event.payload["version"], event.payload["columns"], event.payload["primary_key"]) == (2, [], [])
+    await line.execute("CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone")
+    await line.execute("INSERT INTO gone VALUES (2)")
+    again, _ = await told(line, "gone", "table_replaced")
+    assert (again.payload["version"], again.payload["resync"]) == (3, True)
+
+
+async def test_a_table_taken_out_of_the_publication_is_told_and_again_when_it_comes_back(line: Line) -> None:
+    await published(line, "visitor")
+    await line.execute("ALTER PUBLICATION headrace DROP TABLE visitor")
+    removed, _ = await told(line, "visitor", "table_removed")
+    assert removed.payload["columns"] == []
+    await line.execute("ALTER PUBLICATION headrace ADD TABLE visitor")
+    back, _ = await told(line, "visitor", "publication_changed")
+    assert back.payload["resync"]
+    assert [column["name"] for column in back.payload["columns"]] == ["id", "n"]
+
+
+async def test_a_renamed_table_is_told_under_both_names(line: Line) -> None:
+    await published(line, "caterpillar")
+    await line.execute("ALTER TABLE caterpillar RENAME TO butterfly")
+    old, _ = await told(line, "caterpillar", "table_renamed")
+    assert old.payload["changes"] == [{"change": "table_renamed", "to": "public.butterfly"}]
+    assert old.payload["columns"] == []
+
+
+@on_both_versions
+async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
+    await published(line, "quiet")
+    await line.execute("ALTER TABLE quiet ADD c int DEFAULT 5")
+    event, _ = await told(line, "quiet", "column_added")
+    assert event.payload["resync"]
+    assert (event.payload["tx"]["xid"], event.payload["tx"]["ts"]) == (0, None)
+    await line.execute("INSERT INTO quiet VALUES (2, 2)")
+    assert [event.operation for event in await line.take()] == ["INSERT"]
+
+
+async def test_a_rewrite_that_changes_no_type_is_told(line: Line) -> None:
+    await published(line, "rewritten")
+    await asyncio.sleep(0.3)
+    await line.execute("ALTER TABLE rewritten ALTER n TYPE int USING n * 2")
+    event, _ = await told(line, "rewritten", "table_rewritten")
+    assert event.payload["resync"]
+
+
+async def test_the_catalog_never_overtakes_a_row_of_the_old_shape(line: Line) -> None:
+    await published(line, "slow")
+    with frozen(line, "wal-reader"):
+        await line.execute("INSERT INTO slow SELECT g, g FROM generate_series(2, 500) g")
+        await line.execute("ALTER TABLE slow DROP n")
+        await asyncio.sleep(0.5)
+    event, before = await told(line, "slow", "column_dropped")
+    assert [row.row["n"] for row in before] == list(range(2, 501))
+    assert [column["name"] for column in event.payload["columns"]] == ["id"]
+
+
+async def test_what_is_no_change_is_not_told(line: Line) -> None:
+    await published(line, "still")
+    await line.database.execute("VACUUM FULL still")
+    await line.execute("TRUNCATE still; CREATE INDEX ON still (n); ANALYZE still")
+    await asyncio.sleep(0.5)
+    assert [event.operation for event in await line.take()] == ["TRUNCATE"]
