@@ -65,8 +65,13 @@ def validator(name: str) -> Any:
     return kind(documents()[f"{name}.schema.json"], registry=registry, format_checker=FormatChecker())
 
 
-def check(name: str, payload: Mapping[str, Any]) -> None:
+def check(name: str, payload: Any) -> None:
     """The payload is of the schema, and has no key that the schema doesn't name."""
+    if name == "change-batch":
+        assert payload
+        for item in payload:
+            check("change-event", item)
+        return
     found = sorted(error.message for error in validator(name).iter_errors(payload))
     assert not found, f"{found} in {payload}"
     assert set(payload) <= set(documents()[f"{name}.schema.json"]["properties"]), f"undocumented keys in {payload}"
@@ -124,6 +129,7 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
     t = "{table}"
     assert addresses == {
         f"cdc.{t}.{{operation}}",
+        naming.batch_subject(t),
         naming.schema_subject(t),
         "cdc._message.{prefix}",
         f"$KV.{Settings().streams.schemas}.{t}",
@@ -166,9 +172,9 @@ def shape(encoding: Encoding) -> Shape:
     return Shape.of(relation, facts, ValueOptions(encoding=encoding))
 
 
-def assembled(encoding: Encoding, *stream: PgoutputMessage, bytes_max: int = 1_000_000) -> list[dict[str, Any]]:
+def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> list[dict[str, Any]]:
     """What the publisher writes for these messages of one transaction."""
-    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}), payload_bytes_max=bytes_max)
+    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options)
     assembler.learn(shape(encoding))
     found = []
     for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
@@ -213,10 +219,27 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encodi
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
+def test_a_batch_is_what_the_contract_says(encoding: Encoding) -> None:
+    rows = assembled(encoding, Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None))[1:]
+    batch = events.decode(events.encode(rows, encoding))
+    assert batch == rows
+    check("change-batch", batch)
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding) -> None:
+    sent = (Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None), Truncate((16384,), False, False))
+    found = assembled(encoding, *sent, Message(True, 0x1000, "audit", b"text"), compat=True)
+    assert [payload["operation"] for payload in found] == ["INSERT", "DELETE"]
+    for payload in found:
+        check("bridge-event", payload)
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encoding) -> None:
     sent: list[PgoutputMessage] = [Insert(16384, (b"1", b"x" * 1000)), Delete(16384, (b"1", b"x" * 1000), None)]
     sent.append(Message(True, 0x1000, "audit", b"x" * 1000))
-    changes = assembled(encoding, *sent, bytes_max=200)[1:]
+    changes = assembled(encoding, *sent, payload_bytes_max=200)[1:]
     assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
     for name, payload in zip(("change-event", "change-event", "message-event"), changes, strict=True):
         check(name, payload)
