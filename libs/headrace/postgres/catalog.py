@@ -67,7 +67,7 @@ WHERE p.pubname = $2 AND (r.prrelid = $1::oid OR r.prrelid IN (SELECT relid FROM
 UNION ALL
 SELECT n.oid::int8 FROM pg_publication p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
 JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $2 AND c.oid = $1::oid
-LIMIT 1
+ORDER BY 1 LIMIT 1
 """
 
 _SHAPES = """
@@ -85,13 +85,18 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE c.oid = ANY($1::oid[]) ORDER BY c.oid, a.attnum
 """
 
-# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute.
+# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute. The partitions
+# follow by OID, with an `a` where one was not made as a partition: what it had when it was attached has no events.
 _STORAGE = """
 SELECT c.oid::int8 AS relation_id,
        (SELECT md5(string_agg(p.relfilenode::text, ',' ORDER BY p.oid)) FROM pg_class p
         WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
        || '/' ||
        (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid)
+       || '/' || coalesce(
+       (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ',' ORDER BY i.inhrelid)
+        FROM pg_partition_tree(c.oid) t JOIN pg_inherits i ON i.inhrelid = t.relid
+        JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid' WHERE c.relkind = 'p'), '')
        AS storage
 FROM pg_class c WHERE c.oid = ANY($1::oid[])
 """
@@ -242,7 +247,8 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
             )
             for table in published
         ]
-        existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
+    # Not in the snapshot: the list of published tables does not keep to it, and may lack one that was just dropped.
+    existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
     # Asked after the snapshot: whatever that shows has its commit record before this place.
     lsn = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
     return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot)

@@ -166,8 +166,11 @@ class SchemaBook:
         rewritten = _rewritten(known.storage, table.storage)
         if rewritten:
             changes.append({"change": "table_rewritten"})
+        moved = _partitions_moved(known.storage, table.storage)
+        if moved:
+            changes.append({"change": "partitions_changed"})
         if changes or not known.told:
-            return self._next(token, known, entry, changes, resync=resync or rewritten)
+            return self._next(token, known, entry, changes, resync=resync or rewritten or moved)
         if known.storage != table.storage:
             self._entries[token] = replace(known, storage=table.storage)
             self.adopted.add(token)
@@ -200,5 +203,16 @@ def _rewritten(before: str, now: str) -> bool:
     """Both the table's file and a column's definition are new: TRUNCATE and VACUUM FULL change only the file."""
     if not before or not now:
         return False
-    (file_before, columns_before), (file_now, columns_now) = before.split("/"), now.split("/")
+    file_before, columns_before, _ = before.split("/")
+    file_now, columns_now, _ = now.split("/")
     return file_before != file_now and columns_before != columns_now
+
+
+def _partitions_moved(before: str, now: str) -> bool:
+    """Rows came or went with a partition: one is gone, or one is there that was a table before."""
+    if not before or not now:
+        return False
+    were, are = (set(filter(None, storage.split("/")[2].split(","))) for storage in (before, now))
+    known = {partition.removesuffix("a") for partition in were}
+    gone = known - {partition.removesuffix("a") for partition in are}
+    return bool(gone) or any(partition.endswith("a") and partition.removesuffix("a") not in known for partition in are)
