@@ -41,6 +41,17 @@ class SnapshotValues(StrEnum):
     TEXT = "text"
 
 
+class DeliveryMode(StrEnum):
+    EVENT = "event"
+    BATCH = "batch"
+    TRANSACTION = "transaction"
+
+
+class Compat(StrEnum):
+    NONE = "none"
+    BRIDGE = "bridge"
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresSettings:
     """Where the source is. What is unset here, libpq's own variables (PGHOST, PGSSLMODE, PGSERVICE…) decide."""
@@ -90,6 +101,7 @@ class StreamSettings:
     requests: str = setting("HEADRACE_REQUEST_STREAM", "SNAPSHOT_REQUESTS", "work queue of snapshot requests")
     schemas: str = setting("HEADRACE_SCHEMAS_BUCKET", "schemas", "KV bucket of table schemas")
     state: str = setting("HEADRACE_STATE_BUCKET", "headrace_state", "KV bucket of the suite's own state")
+    large: str = setting("HEADRACE_LARGE_BUCKET", "headrace_large", "object store of events too large for a message")
     replicas: int = setting("HEADRACE_REPLICAS", 1, "JetStream replicas of everything created", least=1)
     cdc_age_max_s: int = setting("HEADRACE_CDC_AGE_MAX_S", 86_400, "how long events are kept", least=1)
     cdc_bytes_max: int = setting("HEADRACE_CDC_BYTES_MAX", 8192 * _MIB, "how many bytes of events are kept", least=1)
@@ -113,6 +125,19 @@ class FormatSettings:
     exclude: tuple[str, ...] = setting("HEADRACE_EXCLUDE", (), "tables to leave out, in the same forms")
     exclude_columns: tuple[str, ...] = setting("HEADRACE_EXCLUDE_COLUMNS", (), "columns to leave out: table.column")
     zstd: bool = setting("HEADRACE_ZSTD", False, "compress snapshot chunks with zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySettings:
+    """How events become JetStream messages."""
+
+    mode: DeliveryMode = setting("HEADRACE_DELIVERY", DeliveryMode.EVENT, "event, batch or transaction")
+    compat: Compat = setting("HEADRACE_COMPAT", Compat.NONE, "bridge: exactly the PG→NATS bridge's messages")
+    batch_events_max: int = setting("HEADRACE_BATCH_EVENTS_MAX", 500, "events of a batch", least=1)
+    batch_bytes_max: int = setting("HEADRACE_BATCH_BYTES_MAX", 256 * 1024, "bytes of a batch", least=1024)
+    batch_age_max_s: float = setting("HEADRACE_BATCH_AGE_MAX_S", 0.1, "a batch waits no longer", least=0.001)
+    atomic_messages_max: int = setting("HEADRACE_ATOMIC_MESSAGES_MAX", 1000, "the server's atomic limit", least=1)
+    atomic_bytes_max: int = setting("HEADRACE_ATOMIC_BYTES_MAX", 16 * _MIB, "bytes held for one", least=65_536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +212,7 @@ class Settings:
     source: SourceSettings = field(default_factory=SourceSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
     format: FormatSettings = field(default_factory=FormatSettings)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
     bus: BusSettings = field(default_factory=BusSettings)
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
@@ -206,6 +232,7 @@ def load(environ: Mapping[str, str], **flags: object) -> Settings:
         groups[group.name] = load_group(kind, environ, given)
     settings = Settings(**groups)
     _check_names(settings)
+    _check_delivery(settings.delivery)
     return settings
 
 
@@ -285,6 +312,15 @@ def _check_names(settings: Settings) -> None:
         ("HEADRACE_REQUEST_STREAM", settings.streams.requests),
         ("HEADRACE_SCHEMAS_BUCKET", settings.streams.schemas),
         ("HEADRACE_STATE_BUCKET", settings.streams.state),
+        ("HEADRACE_LARGE_BUCKET", settings.streams.large),
     ):
         if not name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
             raise SettingError(f"{env}={name!r} is not a NATS name", remedy="Use letters, digits, - and _.")
+
+
+def _check_delivery(delivery: DeliverySettings) -> None:
+    if delivery.compat is Compat.BRIDGE and delivery.mode is not DeliveryMode.EVENT:
+        raise SettingError(
+            f"--compat bridge doesn't go with --delivery {delivery.mode}",
+            remedy="The bridge has one message for each event: leave HEADRACE_DELIVERY at event.",
+        )

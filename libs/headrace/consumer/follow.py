@@ -10,20 +10,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamState
 from nats.js.errors import NotFoundError
 
 from headrace.consumer.event import Event, of_message
 from headrace.consumer.watermark import Watermark, WatermarkStore
+from headrace.contract.events import decode
 from headrace.errors import HeadraceError
+from headrace.jetstream.large import LargeStore
 
 FETCH_MESSAGES = 500
 FETCH_WAIT_S = 1.0
@@ -135,7 +136,7 @@ class Consumer:
     async def _fetch(self, wait_s: float) -> None:
         try:
             messages = await self._pull.fetch(FETCH_MESSAGES, timeout=wait_s)
-        except NatsTimeoutError:
+        except TimeoutError:
             messages = []
         if messages and messages[0].metadata.sequence.stream > self._seen_seq + 1:
             await self._check_gap(messages[0].metadata.sequence.stream)
@@ -143,7 +144,15 @@ class Consumer:
             await self._check_gap(None)
         for message in messages:
             for event in of_message(message.data, message.subject, message.metadata.sequence.stream):
-                self._ready.append((event, message))
+                self._ready.append((await self._whole(event), message))
+
+    async def _whole(self, event: Event) -> Event:
+        """The event itself, where the message only refers to it."""
+        reference = event.payload.get("reference")
+        if not isinstance(reference, Mapping):
+            return event
+        large = LargeStore(self._js, str(reference["bucket"]))
+        return replace(event, payload=decode(await large.get(str(reference["name"]))))
 
     async def _check_gap(self, next_seq: int | None) -> None:
         """What lies between what was seen and what comes next must still be in the stream (or have been)."""

@@ -21,7 +21,6 @@ Payload = dict[str, Any]
 
 _JSON_FIRST = b"{["
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-LARGE_BUCKET = "headrace_large"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 
 
@@ -35,6 +34,7 @@ def transaction(xid: int, position: Position, ts: str | None, *, last: bool) -> 
     return {"xid": xid, "lsn": position.lsn, "ts": ts, "seq": position.seq, "last": last}
 
 
+ID_HEADER = "Headrace-Msg-Id"
 POSITION_HEADER = "Headrace-Position"
 # What the PG→NATS bridge documents of an event, in its order, and nothing else.
 _BRIDGE_KEYS = ("data", "msg_id", "operation", "relation_id", "subject", "table")
@@ -59,11 +59,11 @@ def as_bridge(payload: Payload) -> Payload:
     return {**bridge, "columns": [{"name": name, "value": value} for name, value in payload["data"].items()]}
 
 
-def referring(payload: Payload, key: Collection[str], size: int) -> Payload:
+def referring(payload: Payload, key: Collection[str], size: int, bucket: str) -> Payload:
     """An event too large for a message: its key columns, and where the whole of it is kept."""
     small = {name: value for name, value in payload.items() if name not in {"old", "unchanged", "columns", "content"}}
     small["data"] = {name: value for name, value in payload.get("data", {}).items() if name in key}
-    return {**small, "reference": {"bucket": LARGE_BUCKET, "name": payload["msg_id"], "bytes": size}}
+    return {**small, "reference": {"bucket": bucket, "name": payload["msg_id"], "bytes": size}}
 
 
 def _unpackable(value: object) -> object:
@@ -74,6 +74,13 @@ def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
     if encoding is Encoding.JSON:
         return orjson.dumps(payload)
     return bytes(msgpack.packb(payload, default=_unpackable))
+
+
+def join(encoded: list[bytes], encoding: Encoding) -> bytes:
+    """Encoded payloads as one list: a batch's message."""
+    if encoding is Encoding.JSON:
+        return b"[" + b",".join(encoded) + b"]"
+    return bytes(msgpack.Packer().pack_array_header(len(encoded))) + b"".join(encoded)
 
 
 def decode(data: bytes) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import orjson
@@ -33,7 +34,7 @@ log = logs.logger("ingest")
 
 _WRONG_LAST_ID, _WRONG_LAST_SEQ = 10070, 10071
 LOOK_AGAIN_S = 0.5
-_CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
+CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
 _ACCOUNT_LIMIT, _INSUFFICIENT_RESOURCES, _INSUFFICIENT_MEMORY = 10002, 10023, 10028
 _INSUFFICIENT_STORAGE, _STORE_FAILED = 10047, 10077
 _FULL_CODES = frozenset(
@@ -41,7 +42,7 @@ _FULL_CODES = frozenset(
 )
 _TOO_LARGE = 10054
 # More than the headers of any message take: only beyond it are they counted.
-_HEADERS_BYTES_MAX = 4096
+HEADERS_BYTES_MAX = 4096
 
 
 class IngestError(HeadraceError):
@@ -183,7 +184,7 @@ class Ingest:
 
     def _check_size(self, message: Outgoing) -> None:
         room = self._client.max_payload - len(message.payload)
-        if room < _HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
+        if room < HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
             raise MessageTooLargeError(f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload")
 
     def _check_connection(self) -> None:
@@ -283,16 +284,11 @@ class Ingest:
 
     def _refused(self, index: int, error: dict[str, object]) -> None:
         code = error.get("err_code")
-        if code in _CHAIN_CODES:
+        if code in CHAIN_CODES:
             self._broken = True
             self._refused_to = index + 1
             return
-        text = f"JetStream refused a message: {error.get('description')}"
-        # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of room.
-        if code == _TOO_LARGE or "too large" in text:
-            self._fail(MessageTooLargeError(text))
-        else:
-            self._fail(StreamFullError(text) if code in _FULL_CODES else IngestError(text))
+        self._fail(refusal(error))
 
     async def _rechain(self) -> None:
         """The chain broke at a message that was refused, so all behind it are: publish them again, behind the tail."""
@@ -325,6 +321,15 @@ class Ingest:
         """Wait until every message that was sent has its answer."""
         while max(self._acked, self._refused_to) < self._sent:
             await self._answer()
+
+
+def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
+    """The suite's error for a message that JetStream refused for another reason than its place."""
+    text = f"JetStream refused a message: {error.get('description')}"
+    # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of room.
+    if error.get("err_code") == _TOO_LARGE or "too large" in text:
+        return MessageTooLargeError(text)
+    return StreamFullError(text) if error.get("err_code") in _FULL_CODES else IngestError(text)
 
 
 def _headers_bytes(message: Outgoing, last_id: str) -> int:

@@ -21,6 +21,7 @@ from headrace.settings import Retention, StreamSettings
 log = logs.logger("objects")
 
 SCHEMA_HISTORY = 10
+LARGE_MARGIN_S = 86_400
 _MIB = 1024 * 1024
 
 
@@ -69,6 +70,16 @@ def declared(settings: StreamSettings) -> list[StreamConfig]:
         ),
         _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
         _bucket(common, settings.state, "the suite's state", 1),
+        replace(
+            common,
+            name=f"OBJ_{settings.large}",
+            description="Headrace: events and rows too large for a message",
+            subjects=[f"$O.{settings.large}.C.>", f"$O.{settings.large}.M.>"],
+            # What refers to an object must not outlive it: events and snapshots, and some time to read them.
+            max_age=float(max(settings.cdc_age_max_s, settings.init_age_max_s) + LARGE_MARGIN_S),
+            discard=DiscardPolicy.NEW,
+            allow_rollup_hdrs=True,
+        ),
     ]
 
 

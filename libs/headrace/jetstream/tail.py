@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
@@ -29,10 +28,20 @@ class TailError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a message of ours says: its id, and the position it takes the stream to (None: it takes it nowhere)."""
+    """What a message of ours says: its id, and the position it takes the stream to (None: it takes it nowhere).
+
+    A batch has a `lane` besides: its table's token, and the position of its last event. Where that is beyond
+    `position`, other tables' events before it are still to come.
+    """
 
     msg_id: str
     position: Position | None
+    lane: tuple[str, Position] | None = None
+
+    @property
+    def settles(self) -> bool:
+        """Whether everything of ours up to here is in the stream."""
+        return self.position is not None and (self.lane is None or self.lane[1] <= self.position)
 
 
 # From a message's payload and headers to its mark; None for a message of another source.
@@ -51,10 +60,16 @@ class Tail:
     position_id: str = ""
     # Ids of our messages after that position which did not advance it (schema events).
     ids_after: set[str] = field(default_factory=set)
+    # How far single tables go beyond that position, by token.
+    lanes: dict[str, Position] = field(default_factory=dict)
 
     def see(self, seq: int, mark: Mark) -> None:
+        if mark.lane is not None:
+            self.lanes[mark.lane[0]] = mark.lane[1]
         if mark.position is None:
             self.ids_after.add(mark.msg_id)
+        elif not mark.settles:
+            self.position = self.position or mark.position
         else:
             self.position, self.position_seq, self.position_id = mark.position, seq, mark.msg_id
             self.ids_after.clear()
@@ -93,7 +108,7 @@ class StreamTail:
             return tail
         # One source alone in the stream, its last event at the end: by far the usual case.
         last = await self.mark_at(tail.last_seq)
-        if last is not None and last.position is not None:
+        if last is not None and last.settles:
             tail.see(tail.last_seq, last)
             return tail
         await self._scan(tail, seq + 1)
@@ -120,7 +135,7 @@ class StreamTail:
         while at < tail.last_seq:
             try:
                 messages = await consumer.fetch(_FETCH, timeout=2)
-            except NatsTimeoutError as error:
+            except TimeoutError as error:
                 state = await self.state()
                 if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
                     return

@@ -86,7 +86,7 @@ class Stored:
 
 
 async def stored(url: str, stream: str = "CDC") -> list[Stored]:
-    """Every event of a stream, in stream order."""
+    """Every event of a stream, in stream order; a batch's one by one."""
     client = await nats.connect(url)
     try:
         js = client.jetstream()
@@ -98,9 +98,11 @@ async def stored(url: str, stream: str = "CDC") -> list[Stored]:
             messages = await consumer.fetch(min(_FETCH, left), timeout=10)
             left -= len(messages)
             for message in messages:
-                payload = events.decode(message.data)
+                decoded = events.decode(message.data)
                 msg_id = (message.headers or {}).get("Nats-Msg-Id", "")
-                found.append(Stored(message.metadata.sequence.stream, message.subject, msg_id, payload))
+                seq = message.metadata.sequence.stream
+                payloads = decoded if isinstance(decoded, list) else [decoded]
+                found.extend(Stored(seq, message.subject, msg_id, payload) for payload in payloads)
         return found
     finally:
         await client.close()

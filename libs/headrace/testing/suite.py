@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from headrace.embedded.process import tied
+
 LINE = ("wal-reader", "publisher")
 STOP_TIMEOUT_S = 15.0
 
@@ -37,8 +39,7 @@ class Suite:
     async def start(self, service: str, **environment: str) -> None:
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
-                str(Path(sys.executable).parent / "headrace"),
-                service,
+                *tied([Path(sys.executable).parent / "headrace", service], signal.SIGKILL),
                 env={**self._environment, **environment},
                 stdout=log,
                 stderr=log,

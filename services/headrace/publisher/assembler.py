@@ -81,6 +81,7 @@ class Assembler:
         message_prefixes: frozenset[str] = frozenset(),
         compat: bool = False,
         payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+        large_bucket: str = "headrace_large",
     ) -> None:
         self._source = source
         self._encoding = encoding
@@ -88,6 +89,7 @@ class Assembler:
         self._message_prefixes = message_prefixes
         self._compat = compat
         self._payload_bytes_max = payload_bytes_max
+        self._large_bucket = large_bucket
         self._shapes: dict[int, Shape] = {}
         self._begin: Begin | None = None
         self._ts = ""
@@ -301,7 +303,7 @@ class Assembler:
         encoded = events.encode(payload, self._encoding)
         if len(encoded) <= self._payload_bytes_max:
             return Event(held.position, held.subject, held.msg_id, encoded, headers=headers)
-        small = events.encode(events.referring(payload, held.key, len(encoded)), self._encoding)
+        small = events.encode(events.referring(payload, held.key, len(encoded), self._large_bucket), self._encoding)
         return Event(held.position, held.subject, held.msg_id, small, headers=headers, large=encoded)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from dataclasses import replace
 
 from nats.aio.client import Client
@@ -21,21 +20,25 @@ from headrace.bus import control, link
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.failpoint import failpoint
-from headrace.jetstream.ingest import Ingest, Outgoing
+from headrace.jetstream.atomic import AtomicPipe
+from headrace.jetstream.ingest import HEADERS_BYTES_MAX, Ingest
+from headrace.jetstream.large import LargeStore
 from headrace.jetstream.state import Cell, bucket
 from headrace.jetstream.tail import StreamTail
 from headrace.lifecycle import Scope
-from headrace.lsn import Position, format_lsn
+from headrace.lsn import format_lsn
 from headrace.metrics import count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation
 from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
-from headrace.publisher.ledger import Ledger
+from headrace.publisher.delivery import Delivery
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
 from headrace.publisher.tables import Tables
-from headrace.settings import Settings
+from headrace.publisher.transactions import Transactions
+from headrace.settings import Compat, DeliveryMode, Settings
 
 log = logs.logger("publisher")
 
@@ -56,16 +59,15 @@ class Follower:
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
-        self._ledger = Ledger()
         self._progress = Progress()
         self._written_at = 0.0
-        self._sent: deque[tuple[int, Position, str]] = deque()
+        self._confirmable = 0
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
 
     @property
     def progressed(self) -> bool:
-        return bool(self._stats.get("cdc_events", 0)) and self._ledger.lsn > 0
+        return bool(self._stats.get("cdc_events", 0)) and self._confirmable > 0
 
     async def run(self) -> None:
         """Follow until the service stops; raises when the outcome of something is in doubt."""
@@ -76,27 +78,17 @@ class Follower:
         self._place = await find_place(cell, tail)
         self._progress = self._place.progress
         self._cell = cell
-        self._position = self._place.position
-        self._last = (self._progress.position, self._progress.msg_id)
-        self._ids_after = self._place.ids_after
         self._shelf = BookShelf(state, self._source)
-        self._book = await self._shelf.load(self._position, self._ids_after)
+        self._book = await self._shelf.load(self._place.position, self._place.ids_after)
         self._assembler = self._new_assembler()
-        log.info("place_found", position=str(self._position), stream_seq=self._place.tail.last_seq)
-        bus = self._settings.bus
-        self._ingest = Ingest(
-            self._client,
-            tail,
-            self._stats,
-            messages_max=bus.window_messages_max,
-            bytes_max=bus.window_bytes_max,
-            ack_timeout_s=bus.ack_timeout_s,
-        )
-        await self._ingest.open(self._place.tail)
+        log.info("place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq)
+        self._pipe = self._new_pipe(tail)
+        self._delivery = self._new_delivery()
+        await self._pipe.open(self._place.tail)
         try:
             await self._follow()
         finally:
-            await self._ingest.close()
+            await self._pipe.close()
 
     async def _follow(self) -> None:
         subscription = await self._client.subscribe(
@@ -121,7 +113,7 @@ class Follower:
 
     async def _next(self, subscription: Subscription) -> Msg | None:
         try:
-            return await subscription.next_msg(timeout=TICK_S)
+            return await subscription.next_msg(timeout=min(TICK_S, self._delivery.wait_s or TICK_S))
         except NatsTimeoutError:
             return None
 
@@ -137,7 +129,7 @@ class Follower:
                 return
             await self._on_entry(lsn, message)
         if received.flush:
-            await self._ingest.drain()
+            await self._deliver_all()
             await self._write_progress()
         if received.entries or received.confirm:
             await self._confirm()
@@ -148,7 +140,7 @@ class Follower:
         self._place = replace(self._place, lost_up_to=0)
         # What was published stays in its place; what the new epoch replays is skipped by position.
         self._assembler = self._new_assembler()
-        self._ledger = Ledger()
+        self._delivery.begin_epoch()
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
         self._scope.health.started()
         self._scope.health.heal("publish")
@@ -157,12 +149,48 @@ class Follower:
 
     def _new_assembler(self) -> Assembler:
         form = self._settings.format
-        return Assembler(self._source, form.encoding, self._book, message_prefixes=frozenset(form.message_prefixes))
+        return Assembler(
+            self._source,
+            form.encoding,
+            self._book,
+            message_prefixes=frozenset(form.message_prefixes),
+            compat=self._settings.delivery.compat is Compat.BRIDGE,
+            payload_bytes_max=self._client.max_payload - HEADERS_BYTES_MAX,
+            large_bucket=self._settings.streams.large,
+        )
+
+    def _new_pipe(self, tail: StreamTail) -> Ingest | AtomicPipe:
+        bus, delivery = self._settings.bus, self._settings.delivery
+        if delivery.mode is DeliveryMode.TRANSACTION:
+            return AtomicPipe(
+                self._client,
+                tail,
+                self._stats,
+                messages_max=delivery.atomic_messages_max,
+                bytes_max=delivery.atomic_bytes_max,
+                ack_timeout_s=bus.ack_timeout_s,
+            )
+        return Ingest(
+            self._client,
+            tail,
+            self._stats,
+            messages_max=bus.window_messages_max,
+            bytes_max=bus.window_bytes_max,
+            ack_timeout_s=bus.ack_timeout_s,
+        )
+
+    def _new_delivery(self) -> Delivery:
+        large = LargeStore(self._client.jetstream(), self._settings.streams.large)
+        if isinstance(self._pipe, AtomicPipe):
+            return Transactions(self._pipe, large, self._place, self._stats)
+        if self._settings.delivery.mode is DeliveryMode.BATCH:
+            return Batches(self._pipe, large, self._place, self._stats, self._source, self._settings)
+        return Delivery(self._pipe, large, self._place, self._stats)
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         if not message:
             for mark in self._assembler.keepalive(lsn):
-                self._mark(mark)
+                await self._mark(mark)
             return
         decoded = decode(message)
         if isinstance(decoded, Relation):
@@ -172,12 +200,12 @@ class Follower:
             return
         for item in self._assembler.feed(lsn, decoded):
             if isinstance(item, Mark):
-                self._mark(item)
+                await self._mark(item)
             else:
                 await self._publish(item)
 
-    def _mark(self, mark: Mark) -> None:
-        self._ledger.mark(mark.lsn, self._ingest.published, whole=mark.whole)
+    async def _mark(self, mark: Mark) -> None:
+        await self._delivery.mark(mark)
         self._passed_lsn = max(self._passed_lsn, mark.lsn)
 
     async def _tell_catalog(self) -> None:
@@ -194,24 +222,18 @@ class Follower:
         self._book.adopted.clear()
 
     async def _publish(self, event: Event) -> None:
-        there = event.position <= self._position or event.msg_id in self._ids_after
         if not event.advances:
             # Before the event: what the stream may have must not be found out anew from a later catalog.
             await self._keep(event.subject.split(".")[1])
             failpoint("publisher.after_shape_before_event")
-        if there:
-            count(self._stats, "skipped_events")
-            return
-        if event.advances:
-            self._position = event.position
-            self._sent.append((self._ingest.published + 1, event.position, event.msg_id))
-        await self._ingest.publish(Outgoing(event.subject, event.msg_id, event.payload, advances=event.advances))
+        await self._delivery.event(event)
 
     async def _between_frames(self, *, idle: bool) -> None:
-        await self._ingest.settle()
+        await self._pipe.settle()
         await self._tell_catalog()
+        await self._delivery.rest()
         # What is stored needs no memory of its own: a window of it, not all that an interval brought.
-        self._stored(self._ingest.acked)
+        self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
         if due and await self._write_progress():
             await self._confirm()
@@ -225,15 +247,14 @@ class Follower:
     async def _write_progress(self) -> bool:
         """Make durable how far the stream has come; only then may PostgreSQL forget it."""
         self._written_at = time.monotonic()
-        acked = self._ingest.acked
-        lsn = self._ledger.settle(acked)
-        position, msg_id = self._stored(acked)
+        lsn = self._confirmable = self._delivery.settle()
+        position, msg_id = self._delivery.stored()
         if lsn <= self._receiver.confirmed_lsn and position == self._progress.position:
             return False
         progress = replace(
             self._progress,
             position=position,
-            stream_seq=self._ingest.stored_seq or self._progress.stream_seq,
+            stream_seq=self._pipe.stored_seq or self._progress.stream_seq,
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
         )
@@ -250,16 +271,10 @@ class Follower:
         if entry is not None:
             await self._shelf.keep(token, entry)
 
-    def _stored(self, acked: int) -> tuple[Position, str]:
-        """Position and id of the last stored message of ours."""
-        while self._sent and self._sent[0][0] <= acked:
-            self._last = self._sent.popleft()[1:]
-        return self._last
-
     async def _confirm(self) -> None:
-        self._stats["window_messages"] = self._ingest.published - self._ingest.acked
+        self._stats["window_messages"] = self._delivery.accepted - self._pipe.acked
         if self._receiver.following:
-            await self._control(self._receiver.confirm(settled=not self._ledger.waiting))
+            await self._control(self._receiver.confirm(settled=not self._delivery.waiting))
 
     async def _control(self, message: control.Control) -> None:
         await self._client.publish(link.control_subject(self._source), control.encode(message))
@@ -267,10 +282,14 @@ class Follower:
     async def _leave(self) -> None:
         """Stop in order: what is published is awaited, written down and confirmed."""
         with self._scope.waiting_for("JetStream to acknowledge what is published"):
-            await self._ingest.drain()
+            await self._deliver_all()
             await self._write_progress()
             await self._confirm()
             await self._client.flush()
+
+    async def _deliver_all(self) -> None:
+        await self._delivery.flush()
+        await self._pipe.drain()
 
     async def _give_up(self) -> None:
         """The next follower starts from the stream's tail; frames on their way are of no use to it."""

@@ -15,6 +15,7 @@ from typing import Any
 from headrace import log as logs
 from headrace.bus.frame import Opening
 from headrace.contract import events
+from headrace.contract.naming import table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
@@ -65,6 +66,8 @@ class Place:
 
     progress: Progress
     ids_after: frozenset[str]
+    # How far single tables go beyond the position, where batches were cut off by a crash.
+    lanes: Mapping[str, Position]
     # The stream's end as it was read: the chain begins behind it.
     tail: Tail
     # The LSN that was confirmed in a life of the stream that is partly gone; 0 if nothing is.
@@ -79,21 +82,29 @@ def reader_of(source: str) -> Reader:
     """Recognises a source's own messages."""
 
     def read(data: bytes, headers: dict[str, str]) -> Mark | None:
-        msg_id = headers.get("Nats-Msg-Id", "")
+        msg_id = headers.get("Nats-Msg-Id") or headers.get(events.ID_HEADER, "")
         try:
             if events.POSITION_HEADER in headers:
                 owner, place = events.parse_position_header(headers[events.POSITION_HEADER])
-                return Mark(msg_id, place) if owner == source else None
+                return Mark(msg_id, place, _lane(data)) if owner == source else None
             payload = events.decode(data)
-            last = payload[-1] if isinstance(payload, list) else payload
-            if last.get("source") != source:
+            if payload.get("source") != source:
                 return None
-            position = events.position_of(last) if events.advances(last) else None
-        except (DecodeError, AttributeError, IndexError):
+            position = events.position_of(payload) if events.advances(payload) else None
+        except (DecodeError, AttributeError, IndexError, KeyError, TypeError):
             return None
         return Mark(msg_id, position)
 
     return read
+
+
+def _lane(data: bytes) -> tuple[str, Position] | None:
+    """The table of a batch, and how far it goes."""
+    payload = events.decode(data)
+    if not isinstance(payload, list):
+        return None
+    last = payload[-1]
+    return table_token(last["schema"], last["table"]), events.position_of(last)
 
 
 async def find_place(cell: Cell, tail: StreamTail) -> Place:
@@ -103,10 +114,11 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
     lost = await _tail_was_lost(progress, now, tail)
     found = await tail.after(0 if lost else progress.stream_seq)
     here = replace(progress, stream_created=found.created)
-    if found.position is not None:
-        here = replace(here, position=found.position, stream_seq=found.position_seq, msg_id=found.position_id)
+    if found.position_seq:
+        here = replace(here, position=found.position or ORIGIN, stream_seq=found.position_seq, msg_id=found.position_id)
     elif lost:
-        here = replace(here, position=ORIGIN, stream_seq=0, msg_id="")
+        # Unfinished flushes alone say what was before them, and where nothing.
+        here = replace(here, position=found.position or ORIGIN, stream_seq=0, msg_id="")
     if lost:
         log.error(
             "stream_tail_lost",
@@ -115,7 +127,7 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
             confirmed=format_lsn(progress.confirmed_lsn),
             remedy="the slot is asked for what is missing; what it no longer has is a gap",
         )
-    return Place(here, frozenset(found.ids_after), found, progress.confirmed_lsn if lost else 0)
+    return Place(here, frozenset(found.ids_after), dict(found.lanes), found, progress.confirmed_lsn if lost else 0)
 
 
 async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:

@@ -1,0 +1,208 @@
+"""Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored whole or not at all.
+
+One group is under way at a time; its first message names the stream's last sequence, so that the server refuses a
+group of a publisher that was superseded. Another source's message in between makes it refuse too: then the group is
+published again behind it. What has an unknown fate is an `IngestError`, and the publisher finds its place again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from headrace import log as logs
+from headrace.contract.events import ID_HEADER
+from headrace.errors import HeadraceError
+from headrace.failpoint import failpoint
+from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, Outgoing, TailLostError, refusal
+from headrace.jetstream.tail import StreamTail, Tail
+from headrace.metrics import Stats, count
+
+log = logs.logger("atomic")
+
+_DUPLICATE = 10201
+_DISABLED = 10174
+_TOO_MANY = 10210
+_PAUSE_S = 0.1
+
+
+class AtomicUnsupportedError(HeadraceError):
+    """The server or the stream doesn't take atomic batches."""
+
+    remedy = "Use nats-server 2.12 or newer with allow_atomic on the stream, or another --delivery."
+
+
+class AtomicPipe:
+    """Groups of messages, each atomic."""
+
+    def __init__(
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        ack_timeout_s: float,
+    ) -> None:
+        self._client = client
+        self._tail = tail
+        self._stats = stats
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._ack_timeout_s = ack_timeout_s
+        self._group: list[Outgoing] = []
+        self._group_bytes = 0
+        self._acked = 0
+        self._stored_seq = 0
+        self._last_seq = 0
+        self._created = ""
+        self._reconnects = 0
+        self._duplicates = False
+
+    @property
+    def acked(self) -> int:
+        """How many messages, counted from the first, are stored."""
+        return self._acked
+
+    @property
+    def published(self) -> int:
+        """How many were handed over, with those of the group that is being made."""
+        return self._acked + len(self._group)
+
+    @property
+    def stored_seq(self) -> int:
+        """The stream sequence of the last stored message that advances its source; 0 before the first."""
+        return self._stored_seq
+
+    def fits(self, messages: int, size: int) -> bool:
+        """Whether so many more messages fit the group that is being made."""
+        return len(self._group) + messages <= self._messages_max and self._group_bytes + size <= self._bytes_max
+
+    def fits_alone(self, messages: int, size: int) -> bool:
+        """Whether so many messages fit a group of their own."""
+        return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
+
+    async def open(self, tail: Tail) -> None:
+        """Begin behind a tail that was read from the stream just now."""
+        self._last_seq, self._created = tail.last_seq, tail.created
+        self._reconnects = self._client.stats["reconnects"]
+
+    async def close(self) -> None:
+        """Nothing is held that would need it."""
+
+    async def publish(self, message: Outgoing) -> None:
+        """Add to the group; one that is full is sent first."""
+        if self._group and not self.fits(1, len(message.payload)):
+            await self.flush()
+        self._group.append(message)
+        self._group_bytes += len(message.payload)
+
+    async def drain(self) -> None:
+        """Wait until everything published is stored."""
+        await self.flush()
+
+    async def settle(self) -> None:
+        """Called when there is nothing to publish: notices a lost connection."""
+        self._check_connection()
+
+    def _check_connection(self) -> None:
+        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
+            raise IngestError("the NATS connection was lost")
+
+    async def flush(self) -> None:
+        """Store the group."""
+        while self._group:
+            self._check_connection()
+            failpoint("publisher.before_atomic")
+            answer = await self._send(self._group)
+            error = answer.get("error")
+            if error is None:
+                self._stored(int(str(answer["seq"])))
+                return
+            assert isinstance(error, dict)
+            await self._refused(error)
+
+    def _stored(self, last_seq: int) -> None:
+        first_seq = last_seq - len(self._group) + 1
+        for offset, message in enumerate(self._group):
+            if message.advances:
+                self._stored_seq = first_seq + offset
+            count(self._stats, "published_bytes", len(message.payload))
+        count(self._stats, "cdc_events", len(self._group))
+        self._last_seq = last_seq
+        self._acked += len(self._group)
+        self._group, self._group_bytes, self._duplicates = [], 0, False
+
+    async def _send(self, group: list[Outgoing]) -> dict[str, object]:
+        batch = secrets.token_hex(16)
+        try:
+            for number, message in enumerate(group[:-1], start=1):
+                headers = self._headers(message, batch, number, len(group))
+                await self._client.publish(message.subject, message.payload, headers=headers)
+            last = group[-1]
+            reply = await self._client.request(
+                last.subject,
+                last.payload,
+                timeout=self._ack_timeout_s,
+                headers=self._headers(last, batch, len(group), len(group)),
+            )
+        except NoRespondersError as error:
+            raise IngestError("no stream takes these subjects: it is missing or has no leader") from error
+        except (NatsError, NatsTimeoutError) as error:
+            raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
+        return self._answer(reply)
+
+    def _answer(self, reply: Msg) -> dict[str, object]:
+        answer = orjson.loads(reply.data or b"{}")
+        return answer if isinstance(answer, dict) else {}
+
+    def _headers(self, message: Outgoing, batch: str, number: int, size: int) -> dict[str, str]:
+        headers = dict(message.headers)
+        if not self._duplicates:
+            headers["Nats-Msg-Id"] = message.msg_id
+        else:
+            # The id's place in the server's duplicate window is what stands in the way; consumers still find it here.
+            headers[ID_HEADER] = message.msg_id
+        if number == 1:
+            headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
+        if size > 1:
+            headers["Nats-Batch-Id"] = batch
+            headers["Nats-Batch-Sequence"] = str(number)
+            if number == size:
+                headers["Nats-Batch-Commit"] = "1"
+        return headers
+
+    async def _refused(self, error: dict[str, object]) -> None:
+        """Nothing of the group was stored: make good what can be made good."""
+        code = error.get("err_code")
+        if code in CHAIN_CODES:
+            await self._behind_the_tail()
+        elif code == _DUPLICATE and not self._duplicates:
+            await self._behind_the_tail()
+            log.warning("duplicates_refused", first=self._group[0].msg_id, messages=len(self._group))
+            self._duplicates = True
+        elif code == _DISABLED:
+            raise AtomicUnsupportedError(f"the stream refuses atomic batches: {error.get('description')}")
+        elif code == _TOO_MANY:
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            raise refusal(error)
+
+    async def _behind_the_tail(self) -> None:
+        began = time.monotonic()
+        tail = await self._tail.after(self._last_seq)
+        if tail.created != self._created or tail.last_seq < self._last_seq:
+            raise TailLostError("the stream's end is not what was acknowledged")
+        if tail.position is not None or tail.ids_after:
+            raise FencedError("another publisher of this source is writing to the stream")
+        log.debug("group_moved", behind=tail.last_seq, seconds=round(time.monotonic() - began, 3))
+        self._last_seq = tail.last_seq

@@ -1,0 +1,50 @@
+"""What is too large for a message: kept in an object store under its event's id, referred to by the message."""
+
+from __future__ import annotations
+
+from nats.js import JetStreamContext
+from nats.js.errors import BucketNotFoundError, ObjectNotFoundError
+from nats.js.object_store import ObjectStore
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.jetstream.objects import MissingObjectError
+
+log = logs.logger("large")
+
+
+class LargeMissingError(HeadraceError):
+    """What a message refers to is not in the object store any more."""
+
+    remedy = "It outlived the object store's retention: bootstrap the table again."
+
+
+class LargeStore:
+    def __init__(self, js: JetStreamContext, bucket: str) -> None:
+        self._js = js
+        self._bucket = bucket
+        self._store: ObjectStore | None = None
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Keep it; a replay replaces it by the same."""
+        store = await self._open()
+        await store.put(name, data)
+        log.info("large_kept", name=name, bytes=len(data))
+
+    async def get(self, name: str) -> bytes:
+        store = await self._open()
+        try:
+            found = await store.get(name)
+        except ObjectNotFoundError as error:
+            raise LargeMissingError(f"{name} is not in the object store {self._bucket}") from error
+        return bytes(found.data or b"")
+
+    async def _open(self) -> ObjectStore:
+        if self._store is None:
+            try:
+                self._store = await self._js.object_store(self._bucket)
+            except BucketNotFoundError as error:
+                raise MissingObjectError(
+                    f"the object store {self._bucket} is missing", remedy="Run `headrace init`."
+                ) from error
+        return self._store

@@ -1,0 +1,74 @@
+"""`--delivery transaction`: a PostgreSQL transaction becomes visible in JetStream whole or not at all.
+
+Whole transactions are grouped into atomic batches, as many as are at hand and fit. One that is larger than the server
+takes is delivered in several and says so in a header. What of an open transaction is held here is void when the
+wal-reader begins again.
+"""
+
+from __future__ import annotations
+
+from headrace.jetstream.atomic import AtomicPipe
+from headrace.jetstream.large import LargeStore
+from headrace.metrics import Stats
+from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.delivery import Delivery
+from headrace.publisher.progress import Place
+
+SPLIT_HEADER = {"Headrace-Transaction": "split"}
+
+
+class Transactions(Delivery):
+    def __init__(self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats) -> None:
+        super().__init__(pipe, large, place, stats)
+        self._atomic = pipe
+        self._open: list[Event] = []
+        self._open_bytes = 0
+        self._before_open = self.position
+        self._split = False
+
+    @property
+    def accepted(self) -> int:
+        return self._pipe.published + len(self._open)
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        if self._open:
+            # The open transaction comes again from its beginning.
+            self.position = self._before_open
+        self._open, self._open_bytes, self._split = [], 0, False
+
+    async def mark(self, mark: Mark) -> None:
+        if mark.whole:
+            await self._close()
+        await super().mark(mark)
+
+    async def rest(self) -> None:
+        await self._atomic.flush()
+
+    async def flush(self) -> None:
+        await self._atomic.flush()
+
+    async def _take(self, event: Event) -> None:
+        if self._split:
+            await self._send(event, SPLIT_HEADER)
+            return
+        if not self._open:
+            self._before_open = self._before
+        self._open.append(event)
+        self._open_bytes += len(event.payload)
+        if not self._atomic.fits_alone(len(self._open), self._open_bytes):
+            await self._atomic.flush()
+            self._split = True
+            await self._hand_over(SPLIT_HEADER)
+
+    async def _close(self) -> None:
+        """The transaction is complete: it joins the group, or begins the next."""
+        if self._split or not self._atomic.fits(len(self._open), self._open_bytes):
+            await self._atomic.flush()
+        await self._hand_over(None)
+        self._split = False
+
+    async def _hand_over(self, headers: dict[str, str] | None) -> None:
+        events, self._open, self._open_bytes = self._open, [], 0
+        for event in events:
+            await self._send(event, headers)
