@@ -33,6 +33,9 @@ FLAGS = {
     "HEADRACE_PUB": "--pub",
     "HEADRACE_HTTP_PORT": "--port",
     "HEADRACE_ENCODING": "--json",
+    "HEADRACE_ARRAYS": "--arrays",
+    "HEADRACE_DELIVERY": "--delivery",
+    "HEADRACE_COMPAT": "--compat",
     "HEADRACE_ZSTD": "--zstd",
 }
 _PARAGRAPH = """\

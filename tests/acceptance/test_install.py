@@ -43,7 +43,7 @@ def test_the_installed_command_explains_itself(clean_venv: Path) -> None:
 
 
 def test_it_runs_from_what_was_installed_and_not_from_a_checkout(clean_venv: Path) -> None:
-    program = "import headrace.embedded.process as p, headrace.cli.main as m; print(p.__file__); print(m.__file__)"
+    program = "import headrace.embedded.process as p, headrace.cli.entry as m; print(p.__file__); print(m.__file__)"
     for path in run(clean_venv / "bin/python", "-c", program, cwd=clean_venv).split():
         assert Path(path).is_relative_to(clean_venv)
 

@@ -7,9 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
-from typer.testing import CliRunner
-
-from headrace.cli.main import app
+from headrace.cli.service import parser
 from headrace.settings import Settings
 from headrace.settings_page import FLAGS, page
 
@@ -32,6 +30,6 @@ def test_every_setting_is_on_the_page_once() -> None:
 
 
 def test_the_options_of_the_page_are_the_options_of_every_service() -> None:
-    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["wal-reader", "--help"]).output
+    shown = parser("wal-reader").format_help()
     assert [flag for flag in FLAGS.values() if flag not in shown] == []
     assert set(re.findall(r"\[(HEADRACE_\w+)[\]=]", shown)) == set(FLAGS)

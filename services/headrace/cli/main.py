@@ -1,12 +1,10 @@
-"""Where the `headrace` command begins.
+"""The commands a person runs: `headrace up`, `tail`, `init`, `doctor` and so on; services are in `cli.service`.
 
-Owns the list of subcommands and the options that all services share. A service's module is imported only when it is
-the one to run: a process holds nothing of another.
+A command's module is imported only when it is the one to run.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -16,19 +14,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 import uvloop
 
-from headrace import lifecycle
 from headrace import log as logs
+from headrace.cli import service
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
-
-SERVICES = {
-    "wal-reader": "Read the replication slot and send frames on the internal bus.",
-    "publisher": "Publish changes to JetStream, exactly once and in commit order.",
-    "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
-    "schema-publisher": "Keep table schemas in the NATS KV bucket.",
-    "telemetry": "Serve metrics, status and health of the whole suite.",
-}
 
 app = typer.Typer(
     name="headrace",
@@ -74,17 +64,17 @@ def fail(error: HeadraceError) -> NoReturn:
 
 
 def _add_service(name: str, explain: str) -> None:
-    module = f"headrace.{name.replace('-', '_')}.service"
+    """For the list of commands, and for who comes here by another way than `headrace.cli.entry`."""
 
-    def command(slot: Slot = None, pub: Pub = None, port: Port = None, json: Json = None, zstd: Zstd = None) -> None:
-        settings = settings_from(slot, pub, port, json, zstd)
-        service = importlib.import_module(module)
-        raise typer.Exit(lifecycle.run(name, settings.process, lambda scope: service.run(scope, settings)))
+    def command(context: typer.Context) -> None:
+        raise typer.Exit(service.run(name, context.args))
 
-    app.command(name, help=explain, rich_help_panel="Services (one process each)")(command)
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    panel = "Services (one process each)"
+    app.command(name, help=explain, rich_help_panel=panel, context_settings=passed_on)(command)
 
 
-for _name, _explain in SERVICES.items():
+for _name, _explain in service.SERVICES.items():
     _add_service(_name, _explain)
 
 

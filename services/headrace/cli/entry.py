@@ -1,0 +1,16 @@
+"""Where the `headrace` command begins: a service's process goes its own, lean way; all else is `headrace.cli.main`."""
+
+from __future__ import annotations
+
+import sys
+
+from headrace.cli import service
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in service.SERVICES:
+        sys.exit(service.run(arguments[0], arguments[1:]))
+    from headrace.cli import main as commands
+
+    commands.main()

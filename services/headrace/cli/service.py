@@ -1,0 +1,85 @@
+"""`headrace wal-reader` and the other services: one process each, with as little in it as it needs.
+
+Parsed with the standard library alone: typer and what it brings would take a fifth of a service's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+
+from headrace import lifecycle
+from headrace.contract.values import ArrayForm, Encoding
+from headrace.errors import HeadraceError
+from headrace.settings import Compat, DeliveryMode, load
+
+SERVICES = {
+    "wal-reader": "Read the replication slot and send frames on the internal bus.",
+    "publisher": "Publish changes to JetStream, exactly once and in commit order.",
+    "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
+    "schema-publisher": "Keep table schemas in the NATS KV bucket.",
+    "telemetry": "Serve metrics, status and health of the whole suite.",
+}
+
+_CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
+    "--arrays": ("format__arrays", ArrayForm, "PostgreSQL's literals, or lists [HEADRACE_ARRAYS]"),
+    "--delivery": ("delivery__mode", DeliveryMode, "what one message, or atomic group, holds [HEADRACE_DELIVERY]"),
+    "--compat": ("delivery__compat", Compat, "bridge: exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]"),
+}
+
+_EPILOG = """\
+PostgreSQL: PG_HOST PG_PORT PG_DB POSTGRES_BRIDGE_USER POSTGRES_BRIDGE_PASSWORD, or libpq's own (PGHOST, PGSSLMODE,
+PGSERVICE, …). NATS: NATS_URL (or NATS_HOST) NATS_BRIDGE_USER NATS_BRIDGE_PASSWORD NATS_CREDS NATS_TLS_CA.
+Every setting is in docs/settings.md; an option wins over its variable. `headrace doctor` checks both servers.
+"""
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """The options of a service: the same for all, so that one line of a manifest fits each."""
+    made = argparse.ArgumentParser(
+        prog=f"headrace {name}",
+        description=SERVICES[name],
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--slot", metavar="NAME", dest="source__slot", help="replication slot, and the source's name [HEADRACE_SLOT]")
+    add("--pub", metavar="NAME", dest="source__publication", help="publication to read [HEADRACE_PUB]")
+    add("--port", metavar="PORT", dest="process__http_port", type=int, help="for health, metrics [HEADRACE_HTTP_PORT]")
+    add(
+        "--json",
+        dest="format__encoding",
+        action="store_const",
+        const=Encoding.JSON,
+        help="JSON instead of MessagePack [HEADRACE_ENCODING=json]",
+    )
+    for flag, (dest, kind, explain) in _CHOICES.items():
+        values = [str(member) for member in kind]
+        add(flag, dest=dest, choices=values, metavar="|".join(values), help=explain)
+    add(
+        "--zstd",
+        dest="format__zstd",
+        action="store_const",
+        const=True,
+        help="compress snapshot chunks [HEADRACE_ZSTD]",
+    )
+    return made
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run a service to its end; the process's exit code."""
+    flags = vars(parser(name).parse_args(arguments))
+    for dest, kind, _ in _CHOICES.values():
+        flags[dest] = None if flags[dest] is None else kind(flags[dest])
+    try:
+        settings = load(os.environ, **flags)
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return lifecycle.EXIT_ERROR
+    service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
+    return lifecycle.run(name, settings.process, lambda scope: service.run(scope, settings))
