@@ -1,9 +1,9 @@
-"""Lines that the tests of one module share."""
+"""Lines that the tests of one module share, and the responder that all tests of snapshots do."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from pytest_asyncio import fixture as async_fixture
@@ -12,6 +12,7 @@ from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.database import fresh_database
 from headrace.testing.line import ALL_TABLES, Line, Lines, running_line
 from headrace.testing.names import Names
+from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
 
 
@@ -36,3 +37,17 @@ async def lines(session_servers: SessionServers, tmp_path_factory: pytest.TempPa
             return started[key]
 
         yield line
+
+
+@pytest.fixture(scope="session")
+def responder(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Responder]:
+    """A snapshot-responder that all tests of snapshots share."""
+    with running_responder(session_servers, tmp_path_factory.mktemp("responder")) as running:
+        yield running
+
+
+@async_fixture
+async def consumer(responder: Responder) -> AsyncIterator[Consumer]:
+    """A consumer of the shared responder's snapshots."""
+    async with connected_consumer(responder) as connected:
+        yield connected

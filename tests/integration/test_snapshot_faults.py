@@ -1,0 +1,76 @@
+"""A snapshot whose JVM or responder is killed ends complete or with one error, and nothing is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from headrace.testing.responder import (
+    RESULT_TIMEOUT_S,
+    Consumer,
+    Responder,
+    SnapshotFailedError,
+    child_pids,
+    is_alive,
+    jvm_of,
+    libraries_of,
+)
+
+pytestmark = pytest.mark.spark
+
+
+async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubled(
+    responder: Responder, consumer: Consumer
+) -> None:
+    await consumer.publish("(id int, pad text)", "survivor")
+    await consumer.sql.execute("INSERT INTO survivor SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g")
+    await consumer.snapshot("survivor", {"filter": [["id", "<", 10]]})
+    jvm = jvm_of(responder.pid)
+    assert jvm is not None
+    chunks = await consumer.client.subscribe("init.snap.survivor.>")
+    await consumer.client.flush()
+    answer = await consumer.ask("survivor")
+    await chunks.next_msg(timeout=RESULT_TIMEOUT_S)
+    os.kill(jvm, signal.SIGKILL)
+    snapshot = await consumer.result(answer["snapshot_id"])
+    assert sorted(row["id"] for row in snapshot.rows) == list(range(1, 60001))
+    assert jvm_of(responder.pid) not in {jvm, None}
+
+
+async def test_a_request_outlives_a_sigkill_of_the_responder_and_its_spark_dies_with_it(
+    responder: Responder, consumer: Consumer
+) -> None:
+    await consumer.publish("(id int, pad text)", "outlived")
+    await consumer.sql.execute("INSERT INTO outlived SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g")
+    chunks = await consumer.client.subscribe("init.snap.outlived.>")
+    await consumer.client.flush()
+    answer = await consumer.ask("outlived")
+    await chunks.next_msg(timeout=RESULT_TIMEOUT_S)
+    family = child_pids(responder.pid)
+    assert responder.process is not None
+    responder.process.kill()
+    responder.process.wait()
+    responder.start()
+    with pytest.raises(SnapshotFailedError, match="interrupted"):
+        await consumer.result(answer["snapshot_id"])
+    kind, body = await asyncio.wait_for(consumer.results.get(), RESULT_TIMEOUT_S)
+    assert kind == "meta", body
+    assert body["snapshot_id"] != answer["snapshot_id"]
+    snapshot = await consumer.read(body)
+    assert sorted(row["id"] for row in snapshot.rows) == list(range(1, 60001))
+    info = await consumer.client.jetstream().stream_info("SNAPSHOT_REQUESTS")
+    assert info.state.messages == 0
+    async with asyncio.timeout(20):
+        while alive := [pid for pid in family if is_alive(pid)]:
+            assert alive
+            await asyncio.sleep(0.1)
+
+
+async def test_the_responder_itself_loads_nothing_of_spark_or_arrow(responder: Responder, consumer: Consumer) -> None:
+    await consumer.publish("(id int)", "light")
+    await consumer.sql.execute("INSERT INTO light VALUES (1)")
+    assert (await consumer.snapshot("light")).rows == [{"id": 1}]
+    assert not libraries_of(responder.pid, "arrow", "pandas", "numpy", "pyspark")
