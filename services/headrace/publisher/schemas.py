@@ -159,7 +159,9 @@ class SchemaBook:
         entry = Entry(table.shape, 1, position, msg_id=_msg_id(reading.lsn, token), storage=table.storage)
         if known is None:
             return self._first(token, entry)
-        if not reading.snapshot.sees(known.xid):
+        # The stream may have this table under a newer name by now.
+        newest = self._entries[self._by_relation.get(table.shape.relation_id, token)]
+        if not (reading.snapshot.sees(known.xid) and reading.snapshot.sees(newest.xid)):
             return None
         entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
         changes, resync = schemas.differences(known.shape, entry.shape)
