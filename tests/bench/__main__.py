@@ -1,0 +1,67 @@
+"""`./taskw bench`: the table of figures, each beside its limit in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from rich.console import Console
+from tests.bench import backlog, latency, result, snapshot, startup
+from tests.bench.machine import Machine, machine
+from tests.bench.result import Figure
+
+# Wide enough for every column, also where the output is a pipe.
+_WIDTH = 150
+PARTS = ("drain", "latency", "start", "snapshot")
+
+
+async def _measure(arguments: argparse.Namespace) -> list[Figure]:
+    environment = dict(setting.split("=", 1) for setting in arguments.set)
+    figures: list[Figure] = []
+    async with machine() as servers:
+        for part in arguments.parts.split(","):
+            figures += await _part(servers, part, arguments, environment)
+    return figures
+
+
+async def _part(
+    servers: Machine, part: str, arguments: argparse.Namespace, environment: dict[str, str]
+) -> list[Figure]:
+    if part == "drain":
+        return await backlog.measure(servers, arguments.rows, arguments.delivery.split(","), environment)
+    if part == "latency":
+        return await latency.measure(servers, arguments.seconds, environment)
+    if part == "start":
+        return await startup.measure(servers, environment)
+    return await snapshot.measure(servers, arguments.rows, environment)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./taskw bench --", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything, in under two minutes")
+    parser.add_argument("--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000")
+    parser.add_argument("--seconds", type=float, help="how long latency is measured")
+    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure")
+    parser.add_argument("--delivery", default=",".join(backlog.TARGETS), help="ways of delivery to drain with")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the suite")
+    parser.add_argument("--json", action="store_true", help="print the run as a line of JSON instead")
+    parser.add_argument("--save", action="store_true", help="add the run to docs/benchmarks/history.jsonl")
+    arguments = parser.parse_args()
+    arguments.rows = arguments.rows or (200_000 if arguments.quick else 1_000_000)
+    arguments.seconds = arguments.seconds or (5 if arguments.quick else 20)
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
+    figures = asyncio.run(_measure(arguments))
+    line = result.line(figures, arguments.rows)
+    if arguments.json:
+        print(line)
+    else:
+        result.show(figures, f"{arguments.rows:,} rows", Console(width=_WIDTH))
+    if arguments.save:
+        result.keep(line)
+
+
+main()

@@ -1,0 +1,123 @@
+"""The servers that a benchmark runs on, and what their processes cost.
+
+Real servers with their durable, file-backed defaults on a disk, never the tests' (which live in memory without fsync).
+Figures of a process come from /proc, so that measuring costs nothing in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from headrace.embedded.account import unprivileged_account
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.embedded.postgres_install import postgres_binaries
+
+POSTGRES_SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+PUBLICATION = "bench"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that the process took so far, in all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def rss_max_mib(pid: int) -> float:
+    """The most memory that the process held so far."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+@dataclass(slots=True)
+class Machine:
+    """PostgreSQL and NATS, running, and a folder for what else there is."""
+
+    folder: Path
+    postgres: EmbeddedPostgres
+    nats: EmbeddedNats
+    database: Any
+
+    def environment(self, slot: str, **more: str) -> dict[str, str]:
+        """What a service of the suite is started with."""
+        return {
+            **self.postgres.environment(),
+            "PG_DB": "postgres",
+            "NATS_URL": self.nats.url,
+            "HEADRACE_PUB": PUBLICATION,
+            "HEADRACE_SLOT": slot,
+            **more,
+        }
+
+    def binary(self, name: str) -> Path:
+        """A program of this PostgreSQL."""
+        return postgres_binaries(18, unprivileged_account()) / name
+
+    async def run(self, program: str, *arguments: str) -> float:
+        """Run a program of PostgreSQL to its end, its output thrown away; the seconds it took."""
+        began = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            self.binary(program), *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await process.communicate()
+        if process.returncode != 0:
+            raise RuntimeError(f"{program} failed: {said.decode()}")
+        return time.monotonic() - began
+
+    async def walsender(self) -> int:
+        """The process of PostgreSQL that serves the wal-reader."""
+        query = "SELECT pid FROM pg_stat_replication WHERE application_name = 'headrace wal-reader'"
+        return int(await self.database.fetchval(query))
+
+    async def _active(self, slot: str) -> bool:
+        query = "SELECT active FROM pg_replication_slots WHERE slot_name = $1"
+        return bool(await self.database.fetchval(query, slot))
+
+    async def drop_slot(self, name: str) -> None:
+        """Drop a slot as soon as its walsender is gone."""
+        async with asyncio.timeout(30):
+            while await self._active(name):  # noqa: ASYNC110  # PostgreSQL gives no event for it
+                await asyncio.sleep(0.05)
+        await self.database.execute("SELECT pg_drop_replication_slot($1)", name)
+
+
+def _folder() -> Path:
+    """On a disk, and one that PostgreSQL's own user can enter."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-", dir="/var/tmp"))
+    folder.chmod(0o711)
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def machine() -> AsyncIterator[Machine]:
+    """The servers, for as long as the block runs."""
+    folder = _folder()
+    postgres = EmbeddedPostgres(folder / "postgres", settings=POSTGRES_SETTINGS)
+    nats = EmbeddedNats(folder / "nats")
+    try:
+        await postgres.start()
+        await nats.start()
+        database = await asyncpg.connect(postgres.dsn())
+        try:
+            yield Machine(folder, postgres, nats, database)
+        finally:
+            await database.close()
+    finally:
+        await nats.stop("immediate")
+        await postgres.stop("immediate")
+        shutil.rmtree(postgres.pgdata, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)

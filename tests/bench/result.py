@@ -1,0 +1,102 @@
+"""What a benchmark found: each figure beside its limit, as a table for people and as a line for history."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+_JUDGED = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+HISTORY = Path(__file__).parents[2] / "docs/benchmarks/history.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line: what was measured, and what it is held against; `ratio` and `target` only where there is a limit."""
+
+    name: str
+    value: float
+    unit: str
+    limit: float | None = None
+    limit_name: str = ""
+    ratio: float | None = None
+    target: str = ""
+    met: bool | None = None
+    # Processor time for each event, by process, in microseconds.
+    cpu_us: dict[str, float] = field(default_factory=dict)
+    rss_mib: dict[str, float] = field(default_factory=dict)
+
+
+def against(name: str, value: float, unit: str, limit: float, limit_name: str, least: float) -> Figure:
+    """A figure that must reach a share of its limit."""
+    ratio = value / limit
+    return Figure(name, value, unit, limit, limit_name, ratio, f"≥ {least:g}", ratio >= least)
+
+
+def within(name: str, value: float, unit: str, limit: float, limit_name: str, most: float) -> Figure:
+    """A figure that must stay within a multiple of its limit."""
+    ratio = value / limit
+    return Figure(name, value, unit, limit, limit_name, ratio, f"≤ {most:g}", ratio <= most)
+
+
+def plain(name: str, value: float, unit: str, most: float | None = None) -> Figure:
+    """A figure by itself, with a bound or without."""
+    return Figure(
+        name,
+        value,
+        unit,
+        target="" if most is None else f"≤ {most:g} {unit}",
+        met=None if most is None else value <= most,
+    )
+
+
+def show(figures: list[Figure], title: str, console: Console) -> None:
+    table = Table(title=title)
+    for heading in ("what", "figure", "limit", "ratio", "target", "", "CPU µs per event", "RSS max, MiB"):
+        table.add_column(heading, justify="right" if heading in ("figure", "limit", "ratio") else "left")
+    for figure in figures:
+        limit = "" if figure.limit is None else f"{_number(figure.limit)} ({figure.limit_name})"
+        table.add_row(
+            figure.name,
+            f"{_number(figure.value)} {figure.unit}",
+            limit,
+            "" if figure.ratio is None else f"{figure.ratio:.2f}",
+            figure.target,
+            _JUDGED[figure.met],
+            "\n".join(f"{name} {value:.2f}" for name, value in figure.cpu_us.items()),
+            "\n".join(f"{name} {value:.0f}" for name, value in figure.rss_mib.items()),
+        )
+    console.print(table)
+
+
+def line(figures: list[Figure], rows: int) -> str:
+    """One run as a line of JSON; nothing in it tells whose machine it was."""
+    return json.dumps(
+        {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "version": metadata.version("headrace"),
+            "python": platform.python_version(),
+            "cores": len(os.sched_getaffinity(0)),
+            "rows": rows,
+            "figures": [asdict(figure) for figure in figures],
+        },
+        ensure_ascii=False,
+    )
+
+
+def keep(text: str) -> None:
+    """Add a run to the history."""
+    HISTORY.parent.mkdir(parents=True, exist_ok=True)
+    with HISTORY.open("a") as history:
+        history.write(f"{text}\n")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,87 @@
+"""How fast a table is copied into JetStream, held against psql's COPY on one connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from tests.bench.machine import PUBLICATION, Machine, rss_max_mib
+from tests.bench.result import Figure, against, plain
+
+from headrace.contract.events import decode
+from headrace.testing.suite import Suite
+
+LEAST = 0.9
+SLOT = "bench_snapshot"
+_TABLE = "bench_table"
+_TIMEOUT_S = 180
+_COLUMNS = """
+id bigint PRIMARY KEY, n int, price numeric, name text, at timestamptz, flag boolean, data jsonb, weight float8
+"""
+_ROWS = """
+SELECT g, g % 1000, g * 1.25, 'name of row ' || g, timestamptz '2026-01-01' + g * interval '1 second', g % 2 = 0,
+       jsonb_build_object('k', g, 'tag', 'v' || g % 10), g / 7.0
+FROM generate_series(1, $1::bigint) g
+"""
+
+
+async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
+    """Rows per second once Spark is up; what Spark's start takes is told apart."""
+    database = machine.database
+    await database.execute(f"CREATE TABLE {_TABLE} ({_COLUMNS})")
+    await database.execute(f"INSERT INTO {_TABLE} {_ROWS}", rows)
+    await database.execute("VACUUM ANALYZE " + _TABLE)
+    await database.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
+    await database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_TABLE}")
+    folder = machine.folder / "snapshot"
+    folder.mkdir()
+    await _copy(machine)
+    before = await _copy(machine)
+    async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
+        client = await nats.connect(machine.nats.url)
+        cold = await _snapshot(client, rows)
+        warm = await _snapshot(client, rows)
+        after = await _copy(machine)
+        rss = rss_max_mib(suite.pid("snapshot-responder"))
+        await client.close()
+        await suite.stop("snapshot-responder")
+    return [
+        against("snapshot", rows / warm, "rows/s", rows / ((before + after) / 2), "psql COPY", LEAST),
+        plain("snapshot, Spark not running yet", rows / cold, "rows/s"),
+        plain("snapshot-responder", rss, "MiB", 64),
+    ]
+
+
+async def _copy(machine: Machine) -> float:
+    return await machine.run("psql", machine.postgres.dsn(), "-qc", f"COPY {_TABLE} TO STDOUT CSV")
+
+
+async def _snapshot(client: Client, rows: int) -> float:
+    """Ask for a snapshot; the seconds from the request to its meta message."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[float] = loop.create_future()
+    began = loop.time()
+
+    async def take(message: Msg) -> None:
+        meta = decode(message.data)
+        if done.done():
+            return
+        if meta.get("row_count") == rows:
+            done.set_result(loop.time() - began)
+        else:
+            done.set_exception(RuntimeError(str(meta)))
+
+    subscriptions = [await client.subscribe(f"init.{kind}.{_TABLE}", cb=take) for kind in ("meta", "error")]
+    async with asyncio.timeout(_TIMEOUT_S):
+        while not done.done():
+            try:
+                await client.request(f"snapshot.request.{_TABLE}", b"", timeout=5)
+                break
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                await asyncio.sleep(0.1)
+        seconds = await done
+    for subscription in subscriptions:
+        await subscription.unsubscribe()
+    return seconds
