@@ -271,11 +271,17 @@ class TestReader:
         assert (mark.msg_id, mark.position) == ("x", Position(5, 1))
         assert reader_of("other")(data, {}) is None
 
-    def test_a_batch_takes_the_stream_to_its_last_event(self) -> None:
-        batch = [{"source": "slot", "operation": "INSERT", "tx": {"lsn": 5, "seq": n}} for n in range(3)]
-        mark = reader_of("slot")(events.encode(batch, Encoding.MSGPACK), {})
+    @pytest.mark.parametrize(("floor", "settles"), [(Position(5, 2), True), (Position(4, 9), False)])
+    def test_a_batch_takes_the_stream_to_its_floor_and_its_table_to_its_last_event(
+        self, floor: Position, *, settles: bool
+    ) -> None:
+        row = {"source": "slot", "operation": "INSERT", "schema": "public", "table": "users"}
+        batch = [{**row, "tx": {"lsn": 5, "seq": n}} for n in range(3)]
+        headers = {events.POSITION_HEADER: events.position_header("slot", floor)}
+        mark = reader_of("slot")(events.encode(batch, Encoding.MSGPACK), headers)
         assert mark is not None
-        assert mark.position == Position(5, 2)
+        assert (mark.position, mark.lane, mark.settles) == (floor, ("users", Position(5, 2)), settles)
+        assert reader_of("other")(events.encode(batch, Encoding.MSGPACK), headers) is None
 
     def test_a_schema_event_is_ours_and_takes_the_stream_nowhere(self) -> None:
         payload = {"source": "slot", "operation": "SCHEMA", "tx": {"lsn": 5, "seq": 1}}

@@ -118,7 +118,8 @@ class Consumer:
         await self._close(*self._current)
 
     def _applied(self, event: Event) -> bool:
-        return event.position <= self._marks.get(event.lane, Watermark()).position
+        """Whether it is done already. A schema event stands beside positions: its version says whether it is news."""
+        return event.advances and event.position <= self._marks.get(event.lane, Watermark()).position
 
     async def _close(self, event: Event, message: Msg) -> None:
         if event.closes:

@@ -30,6 +30,8 @@ class _Table:
     columns: dict[str, str]
     identity: list[str]
     skip_before: int = 0
+    # Not in the source any more when it was to be copied: what the stream still tells of it is history.
+    gone: bool = False
 
     @property
     def sql(self) -> str:
@@ -63,7 +65,7 @@ class PostgresMirror:
             else:
                 table = self.tables.get(key)
                 assert table is not None, f"a row of {key} before its schema event: {payload}"
-                if payload["tx"]["lsn"] >= table.skip_before:
+                if payload["tx"]["lsn"] >= table.skip_before and not table.gone:
                     await self._row(table, payload)
                     self.changes += 1
 
@@ -77,14 +79,14 @@ class PostgresMirror:
             await self._drop(key)
         elif payload["resync"]:
             await self._copy(key, payload)
-        elif known is None:
+        elif known is None or known.gone:
             await self._create(key, payload)
         else:
             await self._alter(known, payload)
 
     async def _drop(self, key: tuple[str, str]) -> None:
         table = self.tables.pop(key, None)
-        if table is not None:
+        if table is not None and not table.gone:
             await self.target.execute(f"DROP TABLE {table.sql}")
 
     async def _create(self, key: tuple[str, str], payload: Mapping[str, Any]) -> None:
@@ -107,10 +109,11 @@ class PostgresMirror:
             *key,
         )
         table.skip_before = await self.source.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
-        if not rows:
-            return
         await self._drop(key)
         self.tables[key] = table
+        if not rows:
+            table.gone = True
+            return
         table.columns = {row["attname"]: row["data_type"] for row in rows}
         body = ", ".join(f"{quoted(name)} {kind}" for name, kind in table.columns.items())
         await self.target.execute(f"CREATE TABLE {table.sql} ({body})")
@@ -187,7 +190,7 @@ class PostgresMirror:
             schema,
         )
         there = {row["name"] for row in tables}
-        mirrored = {name for owner, name in self.tables if owner == schema}
+        mirrored = {name for (owner, name), table in self.tables.items() if owner == schema and not table.gone}
         if there != mirrored:
             found.append(f"tables {sorted(there)} in the source, {sorted(mirrored)} in the mirror")
         for name in sorted(there & mirrored):

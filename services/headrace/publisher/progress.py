@@ -9,13 +9,12 @@ the progress belongs to (docs/adr/0005).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace import log as logs
 from headrace.bus.frame import Opening
 from headrace.contract import events
-from headrace.contract.naming import table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
@@ -66,12 +65,12 @@ class Place:
 
     progress: Progress
     ids_after: frozenset[str]
-    # How far single tables go beyond the position, where batches were cut off by a crash.
-    lanes: Mapping[str, Position]
     # The stream's end as it was read: the chain begins behind it.
     tail: Tail
     # The LSN that was confirmed in a life of the stream that is partly gone; 0 if nothing is.
     lost_up_to: int = 0
+    # How far single tables go beyond the position, where batches were cut off by a crash.
+    lanes: Mapping[str, Position] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -99,12 +98,13 @@ def reader_of(source: str) -> Reader:
 
 
 def _lane(data: bytes) -> tuple[str, Position] | None:
-    """The table of a batch, and how far it goes."""
+    """The table of a batch (or of an event that stands alone among batches), and how far it goes."""
     payload = events.decode(data)
-    if not isinstance(payload, list):
+    last = payload[-1] if isinstance(payload, list) else payload
+    if "tx" not in last:
+        # The bridge's messages have neither tables of their own nor batches.
         return None
-    last = payload[-1]
-    return table_token(last["schema"], last["table"]), events.position_of(last)
+    return str(last["subject"]).split(".", 2)[1], events.position_of(last)
 
 
 async def find_place(cell: Cell, tail: StreamTail) -> Place:
@@ -127,7 +127,13 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
             confirmed=format_lsn(progress.confirmed_lsn),
             remedy="the slot is asked for what is missing; what it no longer has is a gap",
         )
-    return Place(here, frozenset(found.ids_after), dict(found.lanes), found, progress.confirmed_lsn if lost else 0)
+    return Place(
+        here,
+        frozenset(found.ids_after),
+        found,
+        progress.confirmed_lsn if lost else 0,
+        dict(found.lanes),
+    )
 
 
 async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:

@@ -1,0 +1,185 @@
+"""What a user gets wrong is one clear line with the remedy, and an exit; what may pass by itself is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.ports import free_port
+from headrace.testing.database import Database
+from headrace.testing.names import Names
+from headrace.testing.oracle import stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+
+EXIT_ERROR = 1
+EXIT_S = 20.0
+NATS_USERS = """
+authorization { users: [
+  {user: admin, password: a}
+  {user: mute, password: m, permissions: {publish: ["headrace.>", "_INBOX.>"], subscribe: [">"]}}
+] }
+"""
+
+
+@pytest.fixture
+async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
+    return await own_nats()
+
+
+@pytest.fixture
+def settings(database: Database, nats_own: EmbeddedNats, names: Names) -> dict[str, str]:
+    return {
+        **database.server.environment(),
+        "PG_DB": database.name,
+        "NATS_URL": nats_own.url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        "HEADRACE_NATS_RECONNECT_WAIT_S": "0.1",
+        "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
+    }
+
+
+@pytest.fixture
+async def role(database: Database, names: Names) -> AsyncIterator[str]:
+    """A role that may log in, and nothing else; it has a password that nobody is asked for."""
+    name = names.other("role")
+    await database.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'right'")
+    yield name
+    await database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def refused(settings: dict[str, str], folder: Path, *words: str, service: str = "wal-reader") -> None:
+    """The service ends by itself, with one line that has these words."""
+    async with Suite(settings, folder, services=("publisher", "wal-reader")) as suite:
+        assert await suite.exit_code(service, EXIT_S) == EXIT_ERROR
+        failures = [line for line in suite.log(service).splitlines() if "event=service_failed" in line]
+        assert len(failures) == 1, suite.log(service)
+        assert [word for word in words if word not in failures[0]] == [], failures[0]
+        assert "Traceback" not in suite.log(service)
+
+
+def said_in(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("*.log"))
+
+
+async def test_a_missing_publication_is_refused_with_the_remedy(settings: dict[str, str], tmp_path: Path) -> None:
+    await refused(settings, tmp_path, "does not exist", "headrace init", "CREATE PUBLICATION", "--pub")
+
+
+async def test_a_role_without_replication_is_refused_with_the_remedy(
+    database: Database, settings: dict[str, str], names: Names, role: str, tmp_path: Path
+) -> None:
+    await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
+    await refused({**settings, "POSTGRES_BRIDGE_USER": role}, tmp_path, "REPLICATION")
+
+
+async def test_a_wrong_password_is_refused_with_the_setting_and_never_shown(
+    own_postgres: OwnPostgres, nats_own: EmbeddedNats, tmp_path: Path
+) -> None:
+    server = await own_postgres(settings={"password_encryption": "scram-sha-256"})
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'right'")
+    (server.pgdata / "pg_hba.conf").write_text("host all headrace all trust\nhost all reader all scram-sha-256\n")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+    settings = {
+        **server.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": nats_own.url,
+        "POSTGRES_BRIDGE_USER": "reader",
+        "POSTGRES_BRIDGE_PASSWORD": "swordfish",
+    }
+    await refused(settings, tmp_path, "password authentication failed", "POSTGRES_BRIDGE_PASSWORD")
+    assert "swordfish" not in said_in(tmp_path)
+
+
+async def test_wal_level_replica_is_refused_with_the_remedy(
+    own_postgres: OwnPostgres, nats_own: EmbeddedNats, tmp_path: Path
+) -> None:
+    server = await own_postgres(settings={"wal_level": "replica"})
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+    await connection.close()
+    settings = {**server.environment(), "PG_DB": "postgres", "NATS_URL": nats_own.url}
+    await refused(settings, tmp_path, "wal_level", "wal_level = logical", "restart PostgreSQL")
+
+
+async def test_a_nats_user_without_rights_on_the_stream_is_told_what_an_administrator_must_run(
+    database: Database, own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
+) -> None:
+    server = await own_nats(config=NATS_USERS)
+    as_mute = {**settings, "NATS_URL": server.url, "NATS_BRIDGE_USER": "mute", "NATS_BRIDGE_PASSWORD": "m"}
+    await refused(as_mute, tmp_path, "stream CDC", "nats stream add CDC", service="publisher")
+
+
+async def test_wrong_nats_credentials_are_refused_with_the_setting(
+    own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
+) -> None:
+    server = await own_nats(config=NATS_USERS)
+    wrong = {**settings, "NATS_URL": server.url, "NATS_BRIDGE_USER": "admin", "NATS_BRIDGE_PASSWORD": "wrong"}
+    await refused(wrong, tmp_path, "refuses our credentials", "NATS_BRIDGE_PASSWORD", service="publisher")
+
+
+async def test_a_setting_that_can_not_be_used_ends_the_process_before_it_connects(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    async with Suite({**settings, "PG_PORT": "many"}, tmp_path, services=("wal-reader",)) as suite:
+        assert await suite.exit_code("wal-reader", EXIT_S) == EXIT_ERROR
+        assert suite.log("wal-reader") == "headrace: PG_PORT='many' can't be used. Set PG_PORT to a whole number.\n"
+
+
+async def test_servers_that_are_down_are_waited_for_by_name_and_found_when_they_come(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres = await own_postgres()
+    connection = await asyncpg.connect(postgres.dsn())
+    await connection.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await connection.close()
+    port = free_port()
+    await postgres.stop()
+    settings = {**postgres.environment(), "PG_DB": "postgres", "NATS_URL": f"nats://127.0.0.1:{port}"}
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", f"NATS at nats://127.0.0.1:{port} can't be reached")
+        nats = await own_nats(port=port)
+        await suite.logged("wal-reader", f"PostgreSQL at 127.0.0.1:{postgres.port} can't be used now")
+        await postgres.start()
+        await suite.logged("publisher", "epoch_joined", timeout_s=30)
+        connection = await asyncpg.connect(postgres.dsn())
+        await connection.execute("INSERT INTO t VALUES (1)")
+        await connection.close()
+        async with asyncio.timeout(20):
+            while not [e for e in await stored(nats.url) if e.payload["operation"] == "INSERT"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+async def test_sigterm_confirms_what_was_delivered_and_a_restart_repeats_nothing(
+    database: Database, settings: dict[str, str], names: Names, tmp_path: Path
+) -> None:
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    url = settings["NATS_URL"]
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await database.execute("INSERT INTO t SELECT generate_series(1, 20000)")
+        written = await database.fetchval("SELECT pg_current_wal_lsn()")
+        started = asyncio.get_running_loop().time()
+        assert await suite.stop("wal-reader") == 0
+        assert await suite.stop("publisher") == 0
+        assert asyncio.get_running_loop().time() - started < 10
+        delivered = [e for e in await stored(url) if e.payload["operation"] == "INSERT"]
+        query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = $1"
+        confirmed = await database.fetchval(query, names.slot)
+        assert (len(delivered) < 20_000) or confirmed >= written
+        # What was not read yet at the stop comes now, and nothing twice.
+        await database.execute("INSERT INTO t SELECT generate_series(20001, 20010)")
+        await suite.start("wal-reader")
+        await suite.start("publisher")
+        async with asyncio.timeout(30):
+            while len(found := [e for e in await stored(url) if e.payload["operation"] == "INSERT"]) < 20_010:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+    assert [event.payload["data"]["id"] for event in found] == list(range(1, 20_011))
