@@ -100,11 +100,14 @@ class Consumer:
         if not self._ready:
             await self._fetch(wait_s)
         while self._ready:
-            event, message = self._current = self._ready.popleft()
-            if self._applied(event):
-                await self._close(event, message)
-                continue
-            return event
+            event, message = self._ready[0]
+            applied = self._applied(event)
+            # Before it is taken: what can't be had now can be asked for again.
+            self._current = (event if applied else await self._whole(event), message)
+            self._ready.popleft()
+            if not applied:
+                return self._current[0]
+            await self._close(*self._current)
         return None
 
     async def done(self, event: Event) -> None:
@@ -145,7 +148,7 @@ class Consumer:
             await self._check_gap(None)
         for message in messages:
             for event in of_message(message.data, message.subject, message.metadata.sequence.stream):
-                self._ready.append((await self._whole(event), message))
+                self._ready.append((event, message))
 
     async def _whole(self, event: Event) -> Event:
         """The event itself, where the message only refers to it."""

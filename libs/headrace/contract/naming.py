@@ -29,7 +29,8 @@ SNAPSHOT_REQUEST_SUBJECTS: Final = f"{SNAPSHOT}.request.>"
 
 PUBLIC: Final = "public"
 GAP_SUBJECT: Final = f"{CDC}._gap"
-RESERVED_TOKENS: Final = frozenset({"_message", "_gap"})
+MESSAGES: Final = "_message"
+RESERVED_TOKENS: Final = frozenset({MESSAGES, "_gap"})
 
 _SEPARATOR = "=2F"
 _INNER_SLASH = "=2f"
@@ -95,7 +96,7 @@ def schema_subject(token: str) -> str:
 
 def message_subject(prefix: str) -> str:
     """Where `pg_logical_emit_message` arrives."""
-    return f"{CDC}._message.{_encode(prefix) or '='}"
+    return f"{CDC}.{MESSAGES}.{_encode(prefix) or '='}"
 
 
 def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> str:

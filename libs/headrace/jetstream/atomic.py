@@ -37,7 +37,10 @@ _PAUSE_S = 0.1
 class AtomicUnsupportedError(HeadraceError):
     """The server or the stream doesn't take atomic batches."""
 
-    remedy = "Use nats-server 2.12 or newer with allow_atomic on the stream, or another --delivery."
+    remedy = (
+        "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while it is in use; or "
+        "choose another --delivery."
+    )
 
 
 class AtomicPipe:
@@ -93,6 +96,9 @@ class AtomicPipe:
 
     async def open(self, tail: Tail) -> None:
         """Begin behind a tail that was read from the stream just now."""
+        # Asked first: a server that knows nothing of batches would store their messages one by one.
+        if not tail.atomic:
+            raise AtomicUnsupportedError("--delivery transaction: the stream of changes doesn't take atomic batches")
         self._last_seq, self._created = tail.last_seq, tail.created
         self._reconnects = self._client.stats["reconnects"]
 
@@ -125,6 +131,9 @@ class AtomicPipe:
             failpoint("publisher.before_atomic")
             answer = await self._send(self._group)
             error = answer.get("error")
+            if answer.get("duplicate"):
+                # What a group is refused for, a message alone is told.
+                error = {"err_code": _DUPLICATE, "description": "a message alone is a duplicate"}
             if error is None:
                 self._stored(int(str(answer["seq"])))
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nats.js import JetStreamContext
-from nats.js.errors import BucketNotFoundError, ObjectNotFoundError
+from nats.js.errors import APIError, BucketNotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from headrace import log as logs
@@ -19,6 +19,13 @@ class LargeMissingError(HeadraceError):
     remedy = "It outlived the object store's retention: bootstrap the table again."
 
 
+class LargeRefusedError(HeadraceError):
+    """The object store takes no more."""
+
+    retry = True
+    remedy = "The slot holds what is not delivered. Give the object store room (max_bytes, or the server's limits)."
+
+
 class LargeStore:
     def __init__(self, js: JetStreamContext, bucket: str) -> None:
         self._js = js
@@ -28,7 +35,10 @@ class LargeStore:
     async def put(self, name: str, data: bytes) -> None:
         """Keep it; a replay replaces it by the same."""
         store = await self._open()
-        await store.put(name, data)
+        try:
+            await store.put(name, data)
+        except APIError as error:
+            raise LargeRefusedError(f"{name} of {len(data)} bytes was refused by the object store: {error}") from error
         log.info("large_kept", name=name, bytes=len(data))
 
     async def get(self, name: str) -> bytes:

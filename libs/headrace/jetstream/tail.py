@@ -14,6 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
+from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
 from headrace.lsn import Position
 
@@ -60,6 +61,8 @@ class Tail:
     position_id: str = ""
     # Ids of our messages after that position which did not advance it (schema events).
     ids_after: set[str] = field(default_factory=set)
+    # Whether the stream takes atomic batches.
+    atomic: bool = False
     # How far single tables go beyond that position, by token.
     lanes: dict[str, Position] = field(default_factory=dict)
 
@@ -83,7 +86,8 @@ class StreamTail:
 
     async def state(self) -> Tail:
         info = await self._js.stream_info(self._stream)
-        return Tail(info.state.first_seq, info.state.last_seq, str(info.created or ""))
+        atomic = bool(info.config.allow_atomic)
+        return Tail(info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic)
 
     async def mark_at(self, seq: int) -> Mark | None:
         """Our message at `seq`; None when it is another's or not there any more."""
@@ -99,7 +103,8 @@ class StreamTail:
             message = await self._js.get_msg(self._stream, seq=seq)
         except NotFoundError:
             return None
-        return str((message.headers or {}).get("Nats-Msg-Id", ""))
+        headers = message.headers or {}
+        return str(headers.get("Nats-Msg-Id") or headers.get(ID_HEADER, ""))
 
     async def after(self, seq: int) -> Tail:
         """Everything of ours after stream sequence `seq`, up to the end as of now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
@@ -50,6 +50,8 @@ class Event:
     payload: bytes
     advances: bool = True
     headers: dict[str, str] = field(default_factory=dict)
+    # It is its transaction's last, or stands outside any.
+    ends: bool = False
     # The whole payload, where it is too large for a message: then `payload` refers to it by the event's id.
     large: bytes | None = None
 
@@ -237,7 +239,8 @@ class Assembler:
         assert self._begin is None, "a catalog reading inside a transaction"
         position = Position(reading.lsn, 0)
         for told in () if self._compat else self._book.compare(reading):
-            yield self._schema_event(told, position, reading.lsn, events.transaction(0, position, None, last=False))
+            tx = events.transaction(0, position, None, last=False)
+            yield replace(self._schema_event(told, position, reading.lsn, tx), ends=True)
 
     def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
         subject = schema_subject(told.token)
@@ -302,9 +305,16 @@ class Assembler:
             payload = events.as_bridge(payload)
         encoded = events.encode(payload, self._encoding)
         if len(encoded) <= self._payload_bytes_max:
-            return Event(held.position, held.subject, held.msg_id, encoded, headers=headers)
-        small = events.encode(events.referring(payload, held.key, len(encoded), self._large_bucket), self._encoding)
-        return Event(held.position, held.subject, held.msg_id, small, headers=headers, large=encoded)
+            return Event(held.position, held.subject, held.msg_id, encoded, headers=headers, ends=last)
+        small = self._referring(payload, held.key, len(encoded))
+        return Event(held.position, held.subject, held.msg_id, small, headers=headers, large=encoded, ends=last)
+
+    def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
+        small = events.encode(events.referring(payload, key, size, self._large_bucket), self._encoding)
+        if len(small) <= self._payload_bytes_max:
+            return small
+        # Without a primary key, REPLICA IDENTITY FULL makes every column a key.
+        return events.encode(events.referring(payload, (), size, self._large_bucket), self._encoding)
 
 
 def _content(content: bytes, encoding: Encoding) -> str | bytes:

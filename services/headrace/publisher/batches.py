@@ -2,7 +2,8 @@
 
 All tables are flushed together, so that what precedes a flush is in the stream whole. The last message of a flush says
 so in its position header (the floor); the others keep the floor before it, and after a crash in the middle of a flush
-a table's own last position (its lane) tells what of it is there.
+a table's own last position (its lane) tells what of it is there. Until the stream is beyond every lane that such a
+crash left, nothing is a floor: whoever reads from a floor on must meet those lanes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import time
 from dataclasses import dataclass, field
 
 from headrace.contract import events
-from headrace.contract.naming import batch_subject
+from headrace.contract.naming import MESSAGES, batch_subject
 from headrace.jetstream.ingest import Outgoing
 from headrace.jetstream.large import LargeStore
-from headrace.lsn import Position
+from headrace.lsn import ORIGIN, Position
 from headrace.metrics import Stats
 from headrace.publisher.assembler import Event, Mark
-from headrace.publisher.delivery import Delivery, Pipe
+from headrace.publisher.delivery import Delivery, Pipe, lane_of
 from headrace.publisher.progress import Place
 from headrace.settings import Settings
+
+_SEPARATOR_BYTES = 1
 
 
 @dataclass(slots=True)
@@ -31,17 +34,19 @@ class _Batch:
 
 class Batches(Delivery):
     def __init__(
-        self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, source: str, settings: Settings
+        self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, settings: Settings, payload_bytes_max: int
     ) -> None:
         super().__init__(pipe, large, place, stats)
-        self._source = source
+        self._source = settings.source.slot
         self._encoding = settings.format.encoding
         self._limits = settings.delivery
+        self._bytes_max = min(settings.delivery.batch_bytes_max, payload_bytes_max)
         self._batches: dict[str, _Batch] = {}
         self._since = 0.0
         self._mark: Mark | None = None
         # What the stream's last message says: everything up to here is in it.
         self._floor = self.position
+        self._lanes_end = max(place.lanes.values(), default=ORIGIN)
 
     @property
     def wait_s(self) -> float | None:
@@ -64,6 +69,7 @@ class Batches(Delivery):
     async def mark(self, mark: Mark) -> None:
         if self._batches:
             # Its events are still here: it counts from their flush on.
+            self._transactions += self._mark is not None and self._mark.whole
             self._mark = mark
         else:
             self._mark = None
@@ -74,13 +80,11 @@ class Batches(Delivery):
             await self.flush()
 
     async def _take(self, event: Event) -> None:
-        token = event.subject.split(".", 2)[1]
-        if not event.advances or event.large is not None or event.subject.startswith("cdc._message."):
+        token = lane_of(event.subject)
+        if not event.advances or event.large is not None or token == MESSAGES:
             # What stands alone comes behind everything before it.
             await self._flush(up_to=self._before)
-            await self._send(event, self._header(event.position) if event.advances else None)
-            if event.advances:
-                self._floor = event.position
+            await self._alone(event)
             return
         batch = self._batches.get(token)
         if batch is not None and self._full(batch, len(event.payload)):
@@ -91,11 +95,20 @@ class Batches(Delivery):
         if len(self._batches) == 1 and not batch.payloads:
             self._since = time.monotonic()
         batch.payloads.append(event.payload)
-        batch.size += len(event.payload)
+        batch.size += len(event.payload) + _SEPARATOR_BYTES
         batch.last_id = event.msg_id
 
+    async def _alone(self, event: Event) -> None:
+        if not event.advances:
+            await self._send(event)
+            return
+        headers = {**event.headers, **self._header(self._floor_at(event.position))}
+        settles = event.position >= self._lanes_end
+        await self._publish(Outgoing(event.subject, event.msg_id, event.payload, headers, settles), event.position)
+        self._floor = self._floor_at(event.position)
+
     def _full(self, batch: _Batch, more: int) -> bool:
-        return len(batch.payloads) >= self._limits.batch_events_max or batch.size + more > self._limits.batch_bytes_max
+        return len(batch.payloads) >= self._limits.batch_events_max or batch.size + more > self._bytes_max
 
     async def flush(self) -> None:
         await self._flush(up_to=self.position)
@@ -104,17 +117,19 @@ class Batches(Delivery):
         """Send all batches; with the last, everything up to there is in the stream."""
         batches, self._batches = self._batches, {}
         for left, (token, batch) in zip(range(len(batches) - 1, -1, -1), batches.items(), strict=True):
-            last = left == 0
-            floor = up_to if last else self._floor
+            settles = left == 0 and up_to >= self._lanes_end
+            headers = self._header(up_to if settles else self._floor)
             msg_id = f"{batch.last_id}-batch-{len(batch.payloads)}"
-            if last:
-                self._sent.append((self._pipe.published + 1, floor, msg_id))
             payload = events.join(batch.payloads, self._encoding)
-            await self._pipe.publish(Outgoing(batch_subject(token), msg_id, payload, self._header(floor), last))
-        self._floor = up_to
+            await self._publish(Outgoing(batch_subject(token), msg_id, payload, headers, settles), up_to)
+        self._floor = self._floor_at(up_to)
         if self._mark is not None:
             mark, self._mark = self._mark, None
             await super().mark(mark)
+
+    def _floor_at(self, position: Position) -> Position:
+        """The floor once everything up to there is in the stream."""
+        return position if position >= self._lanes_end else self._floor
 
     def _header(self, floor: Position) -> dict[str, str]:
         return {events.POSITION_HEADER: events.position_header(self._source, floor)}

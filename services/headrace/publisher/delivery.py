@@ -72,7 +72,7 @@ class Delivery:
 
     async def event(self, event: Event) -> None:
         there = event.position <= self.position or event.msg_id in self._ids_after
-        there = there or event.position <= self._lanes.get(_token(event.subject), Position(0, 0))
+        there = there or event.position <= self._lanes.get(lane_of(event.subject), Position(0, 0))
         if there:
             count(self._stats, "skipped_events")
             if event.advances:
@@ -117,13 +117,18 @@ class Delivery:
         await self._send(event)
 
     async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:
-        message = Outgoing(
-            event.subject, event.msg_id, event.payload, {**event.headers, **(headers or {})}, event.advances
+        await self._publish(
+            Outgoing(event.subject, event.msg_id, event.payload, {**event.headers, **(headers or {})}, event.advances),
+            event.position,
         )
-        if event.advances:
-            self._sent.append((self._pipe.published + 1, event.position, event.msg_id))
+
+    async def _publish(self, message: Outgoing, position: Position) -> None:
+        """Hand a message over; if it advances, everything up to `position` is stored with it."""
+        if message.advances:
+            self._sent.append((self._pipe.published + 1, position, message.msg_id))
         await self._pipe.publish(message)
 
 
-def _token(subject: str) -> str:
+def lane_of(subject: str) -> str:
+    """The table, by its token, among whose events this subject's keep their order."""
     return subject.split(".", 2)[1]

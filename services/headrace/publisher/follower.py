@@ -143,7 +143,6 @@ class Follower:
         self._delivery.begin_epoch()
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
         self._scope.health.started()
-        self._scope.health.heal("publish")
         self._scope.health.heal("bus")
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
 
@@ -184,7 +183,8 @@ class Follower:
         if isinstance(self._pipe, AtomicPipe):
             return Transactions(self._pipe, large, self._place, self._stats)
         if self._settings.delivery.mode is DeliveryMode.BATCH:
-            return Batches(self._pipe, large, self._place, self._stats, self._source, self._settings)
+            room = self._client.max_payload - HEADERS_BYTES_MAX
+            return Batches(self._pipe, large, self._place, self._stats, self._settings, room)
         return Delivery(self._pipe, large, self._place, self._stats)
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
@@ -236,9 +236,12 @@ class Follower:
         self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
         if due and await self._write_progress():
+            self._scope.health.heal("publish")
             await self._confirm()
         if not idle:
             return
+        if self._receiver.following and not self._delivery.waiting:
+            self._scope.health.heal("publish")
         join = self._receiver.tick(time.monotonic())
         if join is not None:
             self._scope.health.ail("bus", "no frames from wal-reader")

@@ -15,6 +15,7 @@ from typing import Any
 from headrace import log as logs
 from headrace.bus.frame import Opening
 from headrace.contract import events
+from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
@@ -102,9 +103,10 @@ def _lane(data: bytes) -> tuple[str, Position] | None:
     payload = events.decode(data)
     last = payload[-1] if isinstance(payload, list) else payload
     if "tx" not in last:
-        # The bridge's messages have neither tables of their own nor batches.
+        # The bridge's messages come one by one.
         return None
-    return str(last["subject"]).split(".", 2)[1], events.position_of(last)
+    token = table_token(last["schema"], last["table"]) if "table" in last else MESSAGES
+    return token, events.position_of(last)
 
 
 async def find_place(cell: Cell, tail: StreamTail) -> Place:

@@ -2,7 +2,8 @@
 
 Whole transactions are grouped into atomic batches, as many as are at hand and fit. One that is larger than the server
 takes is delivered in several and says so in a header. What of an open transaction is held here is void when the
-wal-reader begins again.
+wal-reader begins again. An event that ends what it belongs to (a transaction's last one, or one that stands outside
+any) waits for nothing.
 """
 
 from __future__ import annotations
@@ -53,13 +54,21 @@ class Transactions(Delivery):
             await self._send(event, SPLIT_HEADER)
             return
         if not self._open:
+            # Where some of it is in the stream already, the rest is a part too.
+            self._split = self._before.lsn == event.position.lsn
             self._before_open = self._before
+        if self._split:
+            await self._atomic.flush()
+            await self._send(event, SPLIT_HEADER)
+            return
         self._open.append(event)
         self._open_bytes += len(event.payload)
         if not self._atomic.fits_alone(len(self._open), self._open_bytes):
             await self._atomic.flush()
             self._split = True
             await self._hand_over(SPLIT_HEADER)
+        if event.ends:
+            await self._close()
 
     async def _close(self) -> None:
         """The transaction is complete: it joins the group, or begins the next."""
