@@ -237,7 +237,7 @@ def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding)
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encoding) -> None:
-    sent: list[PgoutputMessage] = [Insert(16384, (b"1", b"x" * 1000)), Delete(16384, (b"1", b"x" * 1000), None)]
+    sent: list[PgoutputMessage] = [Insert(16384, (b"1", b"x" * 1000)), Delete(16384, None, (b"1", b"x" * 1000))]
     sent.append(Message(True, 0x1000, "audit", b"x" * 1000))
     changes = assembled(encoding, *sent, payload_bytes_max=900)[1:]
     assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
