@@ -36,6 +36,7 @@ LITERALS: dict[str, tuple[str, ...]] = {
     "boolean": ("true", "false"),
     "text": ("''", "'it''s'", "E'line\\nbreak\\t\\\\'", "'𝄞 clef'", "repeat('long ', 900)", "'null'"),
     "character varying(20)": ("'short'", "''", "'twenty characters ok'"),
+    "character varying(40)": ("'wider'", "'forty characters are enough for anybody!'"),
     "character(5)": ("'ab'", "'abcde'"),
     "double precision": ("'NaN'", "'-Infinity'", "1.5e300", "'-0'", "0.1"),
     "real": ("0.25", "'Infinity'", "3.4e38"),

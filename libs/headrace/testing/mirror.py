@@ -104,7 +104,7 @@ class PostgresMirror:
         rows = await self.source.fetch(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS data_type FROM pg_attribute a "
             "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' "
+            "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' "
             "ORDER BY a.attnum",
             *key,
         )
@@ -122,16 +122,19 @@ class PostgresMirror:
             await self._insert(table, dict(zip(table.columns, row.values(), strict=True)), is_text=True)
 
     async def _alter(self, table: _Table, payload: Mapping[str, Any]) -> None:
+        # A copy may have this shape already: schema events are idempotent.
+        names = set(table.columns)
         for change in payload["changes"]:
+            column = change.get("column", "")
             match change["change"]:
-                case "column_added":
-                    body = f"ADD COLUMN {quoted(change['column'])} {change['data_type']}"
-                case "column_dropped":
-                    body = f"DROP COLUMN {quoted(change['column'])}"
-                case "column_renamed":
-                    body = f"RENAME COLUMN {quoted(change['from'])} TO {quoted(change['column'])}"
-                case "column_retyped":
-                    body = f"ALTER COLUMN {quoted(change['column'])} TYPE {change['to']}"
+                case "column_added" if column not in names:
+                    body = f"ADD COLUMN {quoted(column)} {change['data_type']}"
+                case "column_dropped" if column in names:
+                    body = f"DROP COLUMN {quoted(column)}"
+                case "column_renamed" if change["from"] in names and column not in names:
+                    body = f"RENAME COLUMN {quoted(change['from'])} TO {quoted(column)}"
+                case "column_retyped" if column in names:
+                    body = f"ALTER COLUMN {quoted(column)} TYPE {change['to']}"
                 case _:
                     continue
             await self.target.execute(f"ALTER TABLE {table.sql} {body}")
