@@ -104,8 +104,8 @@ class PostgresMirror:
         rows = await self.source.fetch(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS data_type FROM pg_attribute a "
             "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' "
-            "ORDER BY a.attnum",
+            "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND a.attgenerated = '' ORDER BY a.attnum",
             *key,
         )
         table.skip_before = await self.source.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
