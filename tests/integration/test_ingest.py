@@ -1,4 +1,4 @@
-"""The chain of messages against a real nats-server: never a hole, never a double, never a superseded publisher."""
+"""Both ways of publishing against a real nats-server: never a hole, never a double, never a superseded publisher."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
+from headrace.jetstream.fast import FastIngest
 from headrace.jetstream.ingest import (
     FencedError,
     Ingest,
@@ -34,6 +35,16 @@ from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 
 STREAM = "CHAIN"
+WAYS: dict[str, type[Ingest | FastIngest]] = {"chain": Ingest, "fast": FastIngest}
+# Of the test that runs.
+way: type[Ingest | FastIngest] = Ingest
+
+
+@pytest.fixture(autouse=True, params=WAYS)
+def _each_way(request: pytest.FixtureRequest) -> None:
+    """Whatever is promised of the one is promised of the other."""
+    global way  # noqa: PLW0603  # simpler than handing it through every test to `publisher`
+    way = WAYS[request.param]
 
 
 @dataclass(slots=True)
@@ -43,7 +54,7 @@ class Publisher:
     client: Client
     source: str
     tail: StreamTail
-    ingest: Ingest
+    ingest: Ingest | FastIngest
     # Where the source's numbering begins: tables of two sources are disjoint, LSNs need not be.
     next: int = 1
 
@@ -73,7 +84,9 @@ def event(source: str, lsn: int, pad: int = 10) -> Outgoing:
 
 
 async def made(client: Client, **settings: Any) -> None:
-    config = StreamConfig(name=STREAM, subjects=["chain.>"], storage=StorageType.FILE, duplicate_window=0.1)
+    config = StreamConfig(
+        name=STREAM, subjects=["chain.>"], storage=StorageType.FILE, duplicate_window=0.1, allow_batched=True
+    )
     await client.jetstream().add_stream(config.evolve(**settings))
 
 
@@ -99,7 +112,7 @@ async def connect() -> AsyncIterator[Any]:
 
 async def publisher(client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500) -> Publisher:
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
-    ingest = Ingest(client, tail, {}, messages_max=window, bytes_max=1 << 22, ack_timeout_s=ack_timeout_s)
+    ingest = way(client, tail, {}, messages_max=window, bytes_max=1 << 22, ack_timeout_s=ack_timeout_s)
     found = await tail.after(0)
     await ingest.open(found)
     return Publisher(client, source, tail, ingest, next=1 + (found.position.lsn if found.position else 0))
@@ -138,7 +151,7 @@ async def test_a_full_stream_never_stores_what_follows_a_refused_message(own_nat
     with pytest.raises(StreamFullError):
         await again.deliver(9000, *[1] * 50)
     assert await lsns(server.url) == kept
-    await client.jetstream().update_stream(name=STREAM, subjects=["chain.>"], max_bytes=10_000_000)
+    await client.jetstream().update_stream(name=STREAM, subjects=["chain.>"], max_bytes=10_000_000, allow_batched=True)
     third = await publisher(client, "a")
     await third.publish(200 - len(kept), pad=9000)
     await third.ingest.drain()

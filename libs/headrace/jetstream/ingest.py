@@ -294,7 +294,7 @@ class Ingest:
         """The chain broke at a message that was refused, so all behind it are: publish them again, behind the tail."""
         await self._all_answered()
         tail = await self._tail.after(self._last_seq)
-        await self._check_tail(tail)
+        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
         self._generation += 1
         self._broken = False
         self._sent, self._refused_to = self._acked, 0
@@ -306,21 +306,24 @@ class Ingest:
                 return
             await self._send(message)
 
-    async def _check_tail(self, tail: Tail) -> None:
-        """Raise unless the chain may go on behind this tail: what it stored is there, and nothing of another life."""
-        if tail.created != self._created or tail.last_seq < self._last_seq:
-            raise TailLostError("the stream's end is not what was acknowledged")
-        if tail.position is not None or tail.ids_after:
-            raise FencedError("another publisher of this source is writing to the stream")
-        if self._own_seq and self._own_seq >= tail.first_seq:
-            there = await self._tail.id_at(self._own_seq)
-            if there not in (None, self._own_id):
-                raise TailLostError(f"message {self._own_seq} of the stream is not the one that was acknowledged")
-
     async def _all_answered(self) -> None:
         """Wait until every message that was sent has its answer."""
         while max(self._acked, self._refused_to) < self._sent:
             await self._answer()
+
+
+async def check_tail(reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]) -> None:
+    """Raise unless one may go on behind this tail: what was stored is there, and nothing of another life.
+
+    `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message stored here.
+    """
+    if tail.created != created or tail.last_seq < last_seq:
+        raise TailLostError("the stream's end is not what was acknowledged")
+    if tail.position is not None or tail.ids_after:
+        raise FencedError("another publisher of this source is writing to the stream")
+    own_seq, own_id = own
+    if own_seq and own_seq >= tail.first_seq and await reader.id_at(own_seq) not in (None, own_id):
+        raise TailLostError(f"message {own_seq} of the stream is not the one that was acknowledged")
 
 
 def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:

@@ -1,0 +1,347 @@
+"""Publishing by JetStream's fast ingest (ADR-50 of NATS, servers from 2.14): one acknowledgement for many messages.
+
+A batch is an ordered run of messages that the server knows by an id; what a message is to its batch stands in its
+reply subject, `{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server answers every `flow` messages, and
+once more when the batch is ended. In the gap mode `fail` a message that is lost or refused ends its batch, and all
+behind it are refused.
+
+Promises what `Ingest` promises: in order, without a hole or a double, fenced, whatever the duplicate window. Three
+rules make it so (docs/adr/0010):
+
+- every message names the stream's last sequence that must be before it, the first one's read from the server. A batch
+  by itself is not enough: the server looks for a duplicate before it looks at what is expected, so a first message that
+  it has seen would open a batch unfenced, and a failed write does not end a batch by itself;
+- a batch begins only when the one before has its final answer, so that what it expects is known and not guessed;
+- a batch's id is never used again.
+
+Messages are handed over many at a time, at the latest when the caller says with `settle` that it has no more at hand.
+Few of them are a batch of their own, acknowledged in one round trip; more leave the batch open until nothing comes.
+
+Never retries on its own what it doesn't know the fate of: that is an `IngestError`, as in `Ingest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from headrace import log as logs
+from headrace.failpoint import failpoint
+from headrace.jetstream import wire
+from headrace.jetstream.ingest import (
+    CHAIN_CODES,
+    HEADERS_BYTES_MAX,
+    LOOK_AGAIN_S,
+    IngestError,
+    MessageTooLargeError,
+    Outgoing,
+    check_tail,
+    refusal,
+)
+from headrace.jetstream.tail import StreamTail, Tail
+from headrace.metrics import Stats, count
+
+log = logs.logger("ingest")
+
+_START, _APPEND, _END, _END_BARE = 0, 1, 2, 3
+_UNKNOWN_BATCH = 10208
+# The server never acknowledges less often.
+_FLOW_MAX = 500
+_HANDED_OVER_AT_ONCE = 128
+# A batch of no more is ended with its last message; one with more stays open for what follows.
+_SMALL_BATCH = 256
+
+
+async def offers_fast_ingest(js: JetStreamContext, client: Client, stream: str) -> bool:
+    """Whether this server and this stream take it."""
+    version = client.connected_server_version
+    if (version.major, version.minor) < (2, 14):
+        return False
+    return bool((await js.stream_info(stream)).config.allow_batched)
+
+
+class FastIngest:
+    """Messages one behind the other, from where the stream's tail is now."""
+
+    def __init__(
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        *,
+        messages_max: int,
+        bytes_max: int,
+        ack_timeout_s: float,
+    ) -> None:
+        self._client = client
+        self._tail = tail
+        self._stats = stats
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._ack_timeout_s = ack_timeout_s
+        self._flow = max(1, min(_FLOW_MAX, messages_max // 4))
+        self._inbox = client.new_inbox()
+        self._life = secrets.token_hex(8)
+        self._unsent: list[Outgoing] = []
+        self._sent: deque[Outgoing] = deque()
+        self._pending_bytes = 0
+        self._acked = 0
+        self._stored_seq = 0
+        self._own_seq, self._own_id = 0, ""
+        # The batch: its first message is stored behind `_base`; `_number` of its messages are sent, `_kept` stored.
+        self._batches = 0
+        self._batch = ""
+        self._own_subject = ""
+        self._open = False
+        self._ending = False
+        self._base = 0
+        # The stream's last sequence as it was read, or as the final answer to a batch gave it.
+        self._last_seq = 0
+        self._number = 0
+        self._kept = 0
+        # Refused for its place, and whether the server has said what it kept of the batch.
+        self._broken = False
+        self._over = False
+        self._failure: IngestError | MessageTooLargeError | None = None
+        self._room = asyncio.Event()
+        self._heard_at = time.monotonic()
+        self._settled_at = 0
+        self._reconnects = 0
+        self._created = ""
+
+    @property
+    def acked(self) -> int:
+        """How many messages, counted from the first, are stored."""
+        return self._acked
+
+    @property
+    def published(self) -> int:
+        """How many were handed over."""
+        return self._acked + self._pending
+
+    @property
+    def stored_seq(self) -> int:
+        """The stream sequence of the last stored message that advances its source; 0 before the first."""
+        return self._stored_seq
+
+    @property
+    def _pending(self) -> int:
+        return len(self._sent) + len(self._unsent)
+
+    async def open(self, tail: Tail) -> None:
+        """Begin behind a tail that was read from the stream just now."""
+        self._last_seq, self._created = tail.last_seq, tail.created
+        self._reconnects = self._client.stats["reconnects"]
+        self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
+        await self._client.flush()
+
+    async def close(self) -> None:
+        if not self._client.is_closed:
+            try:
+                await self._subscription.unsubscribe()
+            except NatsError as error:
+                log.debug("unsubscribe_failed", reason=str(error))
+
+    async def publish(self, message: Outgoing) -> None:
+        """Take a message; waits while too many are under way."""
+        size = len(message.payload)
+        if size + HEADERS_BYTES_MAX > self._client.max_payload:
+            raise MessageTooLargeError(f"message {message.msg_id} of {size} bytes is over max_payload")
+        while self._pending and (self._pending >= self._messages_max or self._pending_bytes + size > self._bytes_max):
+            await self._progress()
+        if self._failure is not None:
+            raise self._failure
+        self._unsent.append(message)
+        self._pending_bytes += size
+        if len(self._unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
+            await self._send(end=False)
+            # Answers come in only when the event loop turns.
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        """Wait until everything published is stored."""
+        while self._pending:
+            await self._send(end=True)
+            await self._progress()
+        self._raise_failure()
+
+    async def settle(self) -> None:
+        """Called when there is nothing to publish: sends what is left, repairs, notices what is missing."""
+        self._check_connection()
+        if self._broken and self._over:
+            await self._begin_again()
+        elif self._pending and time.monotonic() - self._heard_at > self._ack_timeout_s:
+            self._fail(self._late())
+            self._raise_failure()
+        idle = self.published == self._settled_at
+        self._settled_at = self.published
+        small = not self._open and len(self._unsent) <= _SMALL_BATCH
+        await self._send(end=idle or small)
+
+    def _check_connection(self) -> None:
+        """Raise if the connection is not the one of the start, or something failed already."""
+        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
+            self._fail(IngestError("the NATS connection was lost"))
+        self._raise_failure()
+
+    def _late(self) -> IngestError:
+        return IngestError(f"JetStream acknowledged nothing for {self._ack_timeout_s} s")
+
+    def _fail(self, error: IngestError | MessageTooLargeError) -> None:
+        self._failure = self._failure or error
+        self._room.set()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _progress(self) -> None:
+        """Wait for an answer, or repair."""
+        self._raise_failure()
+        if self._broken and self._over:
+            await self._begin_again()
+            return
+        # Of so few messages the server says nothing until the batch is ended.
+        await self._send(end=self._pending < 2 * self._flow)
+        await self._answer()
+
+    async def _answer(self) -> None:
+        """Wait for the next answer of the server, as long as there is reason to hope for one."""
+        self._room.clear()
+        deadline = time.monotonic() + self._ack_timeout_s
+        while not self._room.is_set():
+            self._check_connection()
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S):
+                    await self._room.wait()
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    self._fail(self._late())
+        self._raise_failure()
+
+    async def _send(self, *, end: bool) -> None:
+        """Send what is unsent, unless a batch is ending; `end` the batch with it."""
+        if self._ending or self._broken or not (self._unsent or (end and self._open)):
+            return
+        self._check_connection()
+        commands = self._commands(end=end)
+        failpoint("publisher.before_publish")
+        try:
+            await wire.hand_over(self._client, commands)
+        except NatsError as error:
+            self._fail(IngestError(f"messages could not be sent: {error}"))
+            self._raise_failure()
+
+    def _commands(self, *, end: bool) -> list[bytes]:
+        """The bytes of everything unsent, which is sent with it; nothing here may wait."""
+        if not self._sent:
+            self._heard_at = time.monotonic()
+        if not self._open:
+            self._open, self._number, self._kept, self._base = True, 0, 0, self._last_seq
+            self._batches += 1
+            self._batch = f"{self._life}-{self._batches}"
+        prefix = f"{self._inbox}.{self._batch}.{self._flow}.fail"
+        number, base = self._number, self._base
+        commands, last = [], len(self._unsent) - 1
+        for index, message in enumerate(self._unsent):
+            operation = _END if end and index == last else _APPEND if number else _START
+            commands.append(wire.command(message, f"{prefix}.{number + 1}.{operation}.$FI", base + number))
+            number += 1
+        if not self._unsent:
+            commands.append(wire.bare(self._own_subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI"))
+        else:
+            self._own_subject = self._unsent[-1].subject
+        self._sent.extend(self._unsent)
+        self._unsent.clear()
+        self._number, self._ending = number, end
+        return commands
+
+    async def _on_answer(self, message: Msg) -> None:
+        _, batch, _, _, number, _, _ = message.subject.rsplit(".", 6)
+        if batch != self._batch or not self._open:
+            return
+        self._heard_at = time.monotonic()
+        if (message.headers or {}).get("Status") == "503":
+            self._fail(IngestError("no stream takes these subjects: it is missing or has no leader"))
+            return
+        answer = orjson.loads(message.data)
+        kind = answer.get("type")
+        if kind == "ack":
+            self._keep(int(answer["seq"]))
+        elif kind == "gap":
+            self._fail(IngestError(f"JetStream misses message {answer.get('last_seq')} of a batch"))
+        elif "error" in answer:
+            self._refused(answer["error"], first=number == "1", final=kind is None)
+        else:
+            await self._ended(answer)
+        self._room.set()
+
+    def _keep(self, up_to: int) -> None:
+        """The batch's messages up to this number are stored."""
+        new = up_to - self._kept
+        if new < 0 or new > len(self._sent):
+            self._fail(IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent"))
+            return
+        size = 0
+        for seq in range(self._base + self._kept + 1, self._base + up_to + 1):
+            message = self._sent.popleft()
+            size += len(message.payload)
+            if message.advances:
+                self._stored_seq = seq
+            if seq == self._base + up_to:
+                self._own_seq, self._own_id = seq, message.msg_id
+        self._kept = up_to
+        self._acked += new
+        self._pending_bytes -= size
+        count(self._stats, "cdc_events", new)
+        count(self._stats, "published_bytes", size)
+
+    def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
+        code = error.get("err_code")
+        if code in CHAIN_CODES:
+            self._broken = True
+            # Of a batch whose first message was refused nothing was kept; of another the server says how much.
+            self._over = self._over or (first and final)
+        elif code == _UNKNOWN_BATCH and self._broken:
+            return
+        elif code == _UNKNOWN_BATCH:
+            self._fail(IngestError("JetStream has forgotten a batch that was not ended"))
+        else:
+            self._fail(refusal(error))
+
+    async def _ended(self, answer: dict[str, object]) -> None:
+        """The final answer to a batch: how much of it is stored, and where its last message is."""
+        seq, kept = int(str(answer["seq"])), int(str(answer.get("count", 1)))
+        self._keep(kept)
+        if seq != self._base + kept:
+            # The duplicate window knows ids that the stream's tail did not show: they were stored, then removed.
+            log.warning("duplicate_refused", expected_seq=self._base + kept, stream_seq=seq)
+            self._stored_seq, self._own_seq = seq or self._stored_seq, 0
+        self._last_seq = max(self._base, seq)
+        if self._broken:
+            self._over = True
+            return
+        if not self._ending or kept != self._number:
+            self._fail(IngestError(f"JetStream ended a batch after {kept} of {self._number} messages"))
+            return
+        self._open = self._ending = False
+        if self._unsent:
+            await self._send(end=len(self._unsent) <= _SMALL_BATCH)
+
+    async def _begin_again(self) -> None:
+        """Something else was stored where a message belongs: go on behind the tail with what is not stored."""
+        tail = await self._tail.after(self._last_seq)
+        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
+        self._unsent = [*self._sent, *self._unsent]
+        self._sent.clear()
+        self._last_seq = tail.last_seq
+        self._open = self._ending = self._broken = self._over = False
+        await self._send(end=True)

@@ -1,0 +1,46 @@
+"""Many messages at once over nats-py's connection: their bytes composed here, handed over together.
+
+A tenth of what a call of `publish` for each costs. The only place that touches what nats-py keeps to itself; its plain
+`publish` is the oracle of the test. Subjects and ids come from the suite and are not checked again.
+"""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+
+from headrace.jetstream.ingest import Outgoing
+
+_NEWLINES = str.maketrans("\r\n", "  ")
+
+
+def header_lines(headers: dict[str, str]) -> str:
+    """Headers in NATS's form, each line with its end."""
+    return "".join(f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items())
+
+
+def command(message: Outgoing, reply: str, expected_seq: int) -> bytes:
+    """What publishes a message, to be stored right behind this sequence of its stream."""
+    more = header_lines(message.headers) if message.headers else ""
+    head = (
+        f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
+    ).encode()
+    payload = message.payload
+    size = len(head)
+    line = f"HPUB {message.subject} {reply} {size} {size + len(payload)}\r\n".encode()
+    return b"%b%b%b\r\n" % (line, head, payload)
+
+
+def bare(subject: str, reply: str) -> bytes:
+    """What publishes nothing but a subject and a reply."""
+    return f"PUB {subject} {reply} 0\r\n\r\n".encode()
+
+
+async def hand_over(client: Client, commands: list[bytes]) -> None:
+    """Give commands to the connection, in one piece and in order, even among several tasks."""
+    data = b"".join(commands)
+    client.stats["out_msgs"] += len(commands)
+    client.stats["out_bytes"] += len(data)
+    # There is no public call for bytes. The first thing it does, before it may wait, is to put them in the buffer.
+    await client._send_command(data)  # noqa: SLF001
+    # Writes what is in the buffer, without waiting for an answer as `flush` does.
+    await client._flush_pending()  # noqa: SLF001
