@@ -19,6 +19,7 @@ import uvloop
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.health import Health
+from headrace.metrics import Stats
 from headrace.settings import ProcessSettings
 
 log = logs.logger("lifecycle")
@@ -36,6 +37,8 @@ class Scope:
     health: Health
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     waits: list[str] = field(default_factory=list)
+    # Bring figures up to date that nobody counts as they change.
+    refreshers: list[Callable[[Stats], None]] = field(default_factory=list)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the service; its death is the service's."""

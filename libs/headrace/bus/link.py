@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgpack
@@ -76,7 +75,7 @@ def decode_stats(data: bytes) -> Report:
         raise DecodeError(f"a malformed report: {error}") from error
 
 
-async def take_part(scope: Scope, client: Client, slot: str, refresh: Callable[[Stats], None] | None = None) -> None:
+async def take_part(scope: Scope, client: Client, slot: str) -> None:
     """What every service does: report its figures, and stop when the suite is told to."""
 
     async def stop(_: Msg) -> None:
@@ -89,7 +88,7 @@ async def take_part(scope: Scope, client: Client, slot: str, refresh: Callable[[
     while True:
         stats["uptime_seconds"] = round(time.monotonic() - started, 3)
         stats["ready"] = int(scope.health.ready)
-        if refresh is not None:
+        for refresh in scope.refreshers:
             refresh(stats)
         if client.is_connected:
             with contextlib.suppress(NatsError):

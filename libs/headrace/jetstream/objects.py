@@ -1,7 +1,7 @@
 """The streams and buckets the suite needs: declared once, created when missing, never narrowed.
 
-`ensure` is idempotent. What an operator widened stays; what this version needs and an existing object lacks is added;
-where we may not create, the error names the object and the command an administrator must run.
+`ensure` is idempotent. What an operator set up stays as it is; where we may not create, the error names the object and
+the command an administrator must run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
 
 log = logs.logger("objects")
@@ -23,6 +24,9 @@ log = logs.logger("objects")
 SCHEMA_HISTORY = 10
 LARGE_MARGIN_S = 86_400
 _MIB = 1024 * 1024
+_PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
+# No answer may be a server that starts, or rights that are missing: it is asked again so often.
+_SILENT_MAX = 3
 
 
 class JetStreamError(HeadraceError):
@@ -99,6 +103,24 @@ def _bucket(common: StreamConfig, name: str, what: str, history: int) -> StreamC
 async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     """Create what is missing; the names of what was created."""
     return [str(config.name) for config in declared(settings) if await _ensure_stream(js, config)]
+
+
+async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamSettings) -> None:
+    """`ensure`, for a service: waits for a JetStream that is still starting."""
+    pause_s, silent = _PAUSE_S, 0
+    while not scope.stopping.is_set():
+        try:
+            await ensure(js, settings)
+        except HeadraceError as error:
+            silent += isinstance(error.__cause__, NatsTimeoutError)
+            if not error.retry and not 0 < silent < _SILENT_MAX:
+                raise
+            scope.health.ail("jetstream", str(error))
+            await scope.pause(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+        else:
+            scope.health.heal("jetstream")
+            return
 
 
 async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:

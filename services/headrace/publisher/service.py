@@ -18,15 +18,14 @@ from nats.js.kv import KeyValue
 from headrace import log as logs
 from headrace.bus import link
 from headrace.errors import HeadraceError
-from headrace.health import application, serving
-from headrace.jetstream.connection import connected
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.objects import ensure_patiently
 from headrace.jetstream.state import Cell, Lease, bucket
 from headrace.lifecycle import Scope
 from headrace.metrics import count
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
 from headrace.publisher.tables import Tables
+from headrace.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("publisher")
@@ -37,33 +36,11 @@ BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
-    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
-    async with (
-        serving(application(scope.health), settings.process.http_host, port),
-        connected(scope, settings.nats) as client,
-    ):
-        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
-        await _objects_ready(scope, settings, client)
+    async def work(client: Client) -> None:
+        await ensure_patiently(scope, client.jetstream(), settings.streams)
         await _hold_lease_and_publish(scope, settings, client)
-        scope.stopping.set()
-        await reports
 
-
-async def _objects_ready(scope: Scope, settings: Settings, client: Client) -> None:
-    """The streams, made if missing; waits for a JetStream that is still starting."""
-    backoff = BACKOFF_S
-    while not scope.stopping.is_set():
-        try:
-            await ensure(client.jetstream(), settings.streams)
-        except HeadraceError as error:
-            if not error.retry:
-                raise
-            scope.health.ail("jetstream", str(error))
-            await scope.pause(backoff)
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
-        else:
-            scope.health.heal("jetstream")
-            return
+    await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
 async def _state(scope: Scope, settings: Settings, client: Client) -> KeyValue | None:
@@ -122,4 +99,4 @@ async def _publish(
             backoff = min(backoff * 2, BACKOFF_S_MAX)
             if isinstance(error, NotFoundError):
                 # The stream is gone: made again, it is filled with what the slot still has.
-                await _objects_ready(scope, settings, client)
+                await ensure_patiently(scope, client.jetstream(), settings.streams)

@@ -15,15 +15,13 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from headrace import log as logs
-from headrace.bus import link
 from headrace.errors import HeadraceError
-from headrace.health import application, serving
-from headrace.jetstream.connection import connected
 from headrace.lifecycle import Scope
 from headrace.postgres.connection import PostgresError
 from headrace.schema_publisher.bucket import SchemaBucket
 from headrace.schema_publisher.events import SchemaEvents
 from headrace.schema_publisher.reading import Reading
+from headrace.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("schema-publisher")
@@ -34,17 +32,14 @@ BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
-    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
-    async with (
-        serving(application(scope.health), settings.process.http_host, port),
-        connected(scope, settings.nats) as client,
-    ):
-        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+    async def work(client: Client) -> None:
         events = SchemaEvents(settings)
         follower = scope.spawn("schema-events", events.follow(scope, client))
         await SchemaPublisher(scope, settings, client, events).run()
         scope.stopping.set()
-        await asyncio.gather(reports, follower)
+        await follower
+
+    await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
 class SchemaPublisher:

@@ -23,8 +23,6 @@ from headrace.bus.frame import Opening
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
 from headrace.failpoint import failpoint
-from headrace.health import application, serving
-from headrace.jetstream.connection import connected
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import Stats, count
@@ -39,6 +37,7 @@ from headrace.postgres.replication import (
     SlotState,
     SystemIdentity,
 )
+from headrace.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("wal-reader")
@@ -57,16 +56,12 @@ SILENT_CONFIRMER_S = 1.5
 
 
 async def run(scope: Scope, settings: Settings) -> None:
-    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
-    async with (
-        serving(application(scope.health), settings.process.http_host, port),
-        connected(scope, settings.nats) as client,
-    ):
+    async def work(client: Client) -> None:
         reader = WalReader(scope, settings, client)
-        reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot, reader.refresh))
+        scope.refreshers.append(reader.refresh)
         await reader.run()
-        scope.stopping.set()
-        await reports
+
+    await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
 class WalReader:
