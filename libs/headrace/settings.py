@@ -47,6 +47,14 @@ class DeliveryMode(StrEnum):
     TRANSACTION = "transaction"
 
 
+class IngestMode(StrEnum):
+    """How messages are acknowledged: many at once where the server can, or each one."""
+
+    AUTO = "auto"
+    FAST = "fast"
+    CHAIN = "chain"
+
+
 class Compat(StrEnum):
     NONE = "none"
     BRIDGE = "bridge"
@@ -133,6 +141,7 @@ class DeliverySettings:
 
     mode: DeliveryMode = setting("HEADRACE_DELIVERY", DeliveryMode.EVENT, "event, batch or transaction")
     compat: Compat = setting("HEADRACE_COMPAT", Compat.NONE, "bridge: exactly the PG→NATS bridge's messages")
+    ingest: IngestMode = setting("HEADRACE_INGEST", IngestMode.AUTO, "auto: fast from nats-server 2.14 on, else chain")
     batch_events_max: int = setting("HEADRACE_BATCH_EVENTS_MAX", 500, "events of a batch", least=1)
     batch_bytes_max: int = setting("HEADRACE_BATCH_BYTES_MAX", 256 * 1024, "bytes of a batch", least=1024)
     batch_age_max_s: float = setting("HEADRACE_BATCH_AGE_MAX_S", 0.1, "a batch waits no longer", least=0.001)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import shutil
+import warnings
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +110,10 @@ async def connect() -> AsyncIterator[Any]:
             await client.close()
     # A connection that was being made when its client was closed ends in the loop's own time.
     await asyncio.sleep(0.1)
+    with warnings.catch_warnings():
+        # nats-py leaves the socket of an attempt to reconnect that failed half-way to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 async def publisher(client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500) -> Publisher:

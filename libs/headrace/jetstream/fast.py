@@ -34,6 +34,7 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from headrace import log as logs
+from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream import wire
 from headrace.jetstream.ingest import (
@@ -66,6 +67,12 @@ async def offers_fast_ingest(js: JetStreamContext, client: Client, stream: str) 
     if (version.major, version.minor) < (2, 14):
         return False
     return bool((await js.stream_info(stream)).config.allow_batched)
+
+
+class FastIngestUnsupportedError(HeadraceError):
+    """The server or the stream doesn't take fast ingest, and nothing else was asked for."""
+
+    remedy = "Use nats-server 2.14 or newer with allow_batched on the stream, or HEADRACE_INGEST=auto."
 
 
 class FastIngest:

@@ -42,5 +42,6 @@ async def hand_over(client: Client, commands: list[bytes]) -> None:
     client.stats["out_bytes"] += len(data)
     # There is no public call for bytes. The first thing it does, before it may wait, is to put them in the buffer.
     await client._send_command(data)  # noqa: SLF001
-    # Writes what is in the buffer, without waiting for an answer as `flush` does.
-    await client._flush_pending()  # noqa: SLF001
+    # As `publish` ends: what is in the buffer is written soon, without waiting for an answer as `flush` does.
+    if client._flush_queue is not None and client._flush_queue.empty():  # noqa: SLF001
+        await client._flush_pending()  # noqa: SLF001

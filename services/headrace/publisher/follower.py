@@ -21,6 +21,7 @@ from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.failpoint import failpoint
 from headrace.jetstream.atomic import AtomicPipe
+from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
 from headrace.jetstream.ingest import HEADERS_BYTES_MAX, Ingest
 from headrace.jetstream.large import LargeStore
 from headrace.jetstream.state import Cell, bucket
@@ -38,7 +39,7 @@ from headrace.publisher.delivery import Delivery
 from headrace.publisher.progress import Progress, check_source, find_place, reader_of
 from headrace.publisher.tables import Tables
 from headrace.publisher.transactions import Transactions
-from headrace.settings import Compat, DeliveryMode, Settings
+from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 
 log = logs.logger("publisher")
 
@@ -64,6 +65,9 @@ class Follower:
         self._confirmable = 0
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
+        # How far what came here reaches, and how far it reached when the follower before this one gave up: until that
+        # has gone through, nobody knows that what stood in its way is gone.
+        self.reached_lsn = self._doubtful_lsn = doubtful_lsn
 
     @property
     def progressed(self) -> bool:
@@ -82,7 +86,7 @@ class Follower:
         self._book = await self._shelf.load(self._place.position, self._place.ids_after)
         self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq)
-        self._pipe = self._new_pipe(tail)
+        self._pipe = await self._new_pipe(tail)
         self._delivery = self._new_delivery()
         await self._pipe.open(self._place.tail)
         try:
@@ -124,6 +128,8 @@ class Follower:
             await self._control(received.reply)
         if received.opening is not None:
             await self._on_opening(received.opening)
+        if received.entries:
+            self.reached_lsn = max(self.reached_lsn, received.entries[-1][0])
         for lsn, message in received.entries:
             if self._scope.stopping.is_set():
                 return
@@ -144,6 +150,7 @@ class Follower:
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
         self._scope.health.started()
         self._scope.health.heal("bus")
+        self._judge(opening.confirmed_lsn)
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
 
     def _new_assembler(self) -> Assembler:
@@ -158,7 +165,7 @@ class Follower:
             large_bucket=self._settings.streams.large,
         )
 
-    def _new_pipe(self, tail: StreamTail) -> Ingest | AtomicPipe:
+    async def _new_pipe(self, tail: StreamTail) -> Ingest | FastIngest | AtomicPipe:
         bus, delivery = self._settings.bus, self._settings.delivery
         if delivery.mode is DeliveryMode.TRANSACTION:
             return AtomicPipe(
@@ -169,7 +176,9 @@ class Follower:
                 bytes_max=delivery.atomic_bytes_max,
                 ack_timeout_s=bus.ack_timeout_s,
             )
-        return Ingest(
+        kind = FastIngest if await self._is_fast(delivery.ingest) else Ingest
+        log.info("ingest_chosen", kind="fast" if kind is FastIngest else "chain")
+        return kind(
             self._client,
             tail,
             self._stats,
@@ -177,6 +186,15 @@ class Follower:
             bytes_max=bus.window_bytes_max,
             ack_timeout_s=bus.ack_timeout_s,
         )
+
+    async def _is_fast(self, wanted: IngestMode) -> bool:
+        if wanted is IngestMode.CHAIN:
+            return False
+        stream = self._settings.streams.cdc
+        offered = await offers_fast_ingest(self._client.jetstream(), self._client, stream)
+        if wanted is IngestMode.FAST and not offered:
+            raise FastIngestUnsupportedError(f"the NATS server, or its stream {stream}, doesn't offer fast ingest")
+        return offered
 
     def _new_delivery(self) -> Delivery:
         large = LargeStore(self._client.jetstream(), self._settings.streams.large)
@@ -236,12 +254,9 @@ class Follower:
         self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
         if due and await self._write_progress():
-            self._scope.health.heal("publish")
             await self._confirm()
         if not idle:
             return
-        if self._receiver.following and not self._delivery.waiting:
-            self._scope.health.heal("publish")
         join = self._receiver.tick(time.monotonic())
         if join is not None:
             self._scope.health.ail("bus", "no frames from wal-reader")
@@ -266,8 +281,14 @@ class Follower:
         failpoint("publisher.after_progress_before_confirm")
         self._progress = progress
         self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, lsn)
+        self._judge(lsn)
         self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
         return True
+
+    def _judge(self, stored_lsn: int) -> None:
+        """What stood in the way is gone when everything behind it is stored."""
+        if stored_lsn >= self._doubtful_lsn:
+            self._scope.health.heal("publish")
 
     async def _keep(self, token: str) -> None:
         entry = self._book.entry(token)
