@@ -157,6 +157,7 @@ class AtomicPipe:
             for number, message in enumerate(group[:-1], start=1):
                 headers = self._headers(message, batch, number, len(group))
                 await self._client.publish(message.subject, message.payload, headers=headers)
+                failpoint("publisher.inside_atomic")
             last = group[-1]
             reply = await self._client.request(
                 last.subject,

@@ -79,6 +79,8 @@ class Delivery:
                 self.position = max(self.position, event.position)
             return
         if event.large is not None:
+            # What is before it need not wait for an object store that refuses.
+            await self.flush()
             await self._large.put(event.msg_id, event.large)
         self._before = self.position
         if event.advances:

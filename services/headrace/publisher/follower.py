@@ -67,7 +67,11 @@ class Follower:
         self._passed_lsn = 0
         # How far what came here reaches, and how far it reached when the follower before this one gave up: until that
         # has gone through, nobody knows that what stood in its way is gone.
-        self.reached_lsn = self._doubtful_lsn = doubtful_lsn
+        self.reached_lsn = self._doubtful_lsn = 0
+
+    def succeed(self, other: Follower) -> None:
+        """Take the place of a follower that gave up."""
+        self.reached_lsn = self._doubtful_lsn = other.reached_lsn
 
     @property
     def progressed(self) -> bool:
@@ -128,11 +132,10 @@ class Follower:
             await self._control(received.reply)
         if received.opening is not None:
             await self._on_opening(received.opening)
-        if received.entries:
-            self.reached_lsn = max(self.reached_lsn, received.entries[-1][0])
         for lsn, message in received.entries:
             if self._scope.stopping.is_set():
                 return
+            self.reached_lsn = max(self.reached_lsn, lsn)
             await self._on_entry(lsn, message)
         if received.flush:
             await self._deliver_all()

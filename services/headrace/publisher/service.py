@@ -81,8 +81,11 @@ async def _publish(
     scope: Scope, settings: Settings, client: Client, tables: Tables, watch: CatalogWatch, session: str
 ) -> None:
     backoff = BACKOFF_S
+    follower: Follower | None = None
     while not scope.stopping.is_set():
-        follower = Follower(scope, settings, client, tables, watch, session)
+        before, follower = follower, Follower(scope, settings, client, tables, watch, session)
+        if before is not None:
+            follower.succeed(before)
         try:
             await follower.run()
         # A lost race for the progress too: whether this process has to go is the lease's to say.
