@@ -123,19 +123,6 @@ async def test_an_older_transaction_that_does_not_end_is_named_with_its_pid(
     assert slots == 0
 
 
-async def test_a_row_larger_than_a_message_fails_loudly_and_leaves_nothing(consumer: Consumer) -> None:
-    await consumer.publish("(id int, body text)", "huge")
-    await consumer.sql.execute("INSERT INTO huge SELECT g, 'small' FROM generate_series(1, 1000) g")
-    await consumer.sql.execute("INSERT INTO huge VALUES (0, repeat('x', 3000000))")
-    with pytest.raises(SnapshotFailedError, match=r"a row of 30000\d\d bytes .* max_payload") as failed:
-        await consumer.snapshot("huge")
-    snapshot_id = failed.value.args[0]["snapshot_id"]
-    await asyncio.sleep(0.3)
-    info = await consumer.client.jsm().stream_info("INIT", subjects_filter=f"init.snap.huge.{snapshot_id}.>")
-    assert not info.state.subjects
-    assert len((await consumer.snapshot("huge", {"columns": ["id"]})).rows) == 1001
-
-
 async def test_rows_that_a_policy_hides_are_an_error_not_a_smaller_snapshot(
     responder: Responder, consumer: Consumer
 ) -> None:

@@ -8,6 +8,7 @@ import secrets
 import asyncpg
 import pytest
 
+from headrace.consumer.reference import whole
 from headrace.contract.naming import table_token
 from headrace.lsn import parse_lsn
 from headrace.pgoutput import Begin, Insert
@@ -171,3 +172,18 @@ async def test_generated_columns_are_there_only_if_the_publication_has_them(cons
         assert (await consumer.snapshot("generated")).rows == [{"id": 21, "twice": 42}]
     finally:
         await consumer.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET (publish_generated_columns = none)")
+
+
+async def test_a_row_larger_than_a_message_goes_by_reference(consumer: Consumer) -> None:
+    await consumer.publish("(id int PRIMARY KEY, body text)", "huge")
+    await consumer.sql.execute("INSERT INTO huge SELECT g, 'small' FROM generate_series(1, 1000) g")
+    await consumer.sql.execute("INSERT INTO huge SELECT -g, repeat('ä', g * 3000000) FROM generate_series(1, 3) g")
+    await consumer.sql.execute("INSERT INTO huge VALUES (1001, 'last')")
+    snapshot = await consumer.snapshot("huge")
+    large = [chunk for chunk in snapshot.chunks if "reference" in chunk]
+    assert sorted(chunk["data"][0]["id"] for chunk in large) == [-3, -2, -1]
+    assert all(chunk["data"] == [{"id": chunk["data"][0]["id"]}] for chunk in large)
+    js = consumer.client.jetstream()
+    rows = {row["id"]: row["body"] for chunk in snapshot.chunks for row in (await whole(js, chunk))["data"]}
+    expected = {-size: "ä" * size * 3_000_000 for size in (1, 2, 3)}
+    assert rows == dict.fromkeys(range(1, 1001), "small") | expected | {1001: "last"}

@@ -41,7 +41,7 @@ from headrace.publisher.assembler import Assembler, Event
 from headrace.publisher.shape import Shape
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
-from headrace.snapshot_responder.chunks import Chunk, RowsEncoder, message
+from headrace.snapshot_responder.chunks import Chunk, block_of, key_only, message
 from headrace.snapshot_responder.desk import Answer
 from headrace.snapshot_responder.request import parse_request
 
@@ -281,7 +281,7 @@ def test_the_bucket_holds_what_the_contract_says() -> None:
 @pytest.mark.parametrize("encoding", list(Encoding))
 @pytest.mark.parametrize("zstd", [False, True])
 def test_a_chunk_is_what_the_contract_says(encoding: Encoding, zstd: bool) -> None:
-    body = RowsEncoder(encoding).elements([{"id": 1, "name": "Ada"}, {"id": 2, "name": None}])
+    body = bytes(block_of([{"id": 1, "name": "Ada"}, {"id": 2, "name": None}], encoding).data)
     head = {
         "table": "users",
         "operation": "snapshot",
@@ -290,6 +290,10 @@ def test_a_chunk_is_what_the_contract_says(encoding: Encoding, zstd: bool) -> No
         "lsn": format_lsn(0x16F8A80),
     }
     check("snapshot-chunk", events.decode(message(head, Chunk(2, body), encoding, zstd=zstd)))
+    large = Chunk(1, bytes(block_of([{"id": 1, "name": "Ada"}], encoding).data), large=True)
+    reference = {"bucket": "headrace_large", "name": "snap-1-ab-0", "bytes": 73400320}
+    small = message({**head, "reference": reference}, key_only(large, ["id"], encoding), encoding, zstd=zstd)
+    check("snapshot-chunk", events.decode(small))
 
 
 @pytest.mark.parametrize("status", ["accepted", "joined", "rejected"])

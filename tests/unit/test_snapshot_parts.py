@@ -11,7 +11,7 @@ from headrace.contract.events import decode
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
 from headrace.snapshot_responder.answers import Pairing
-from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, RowsEncoder, RowTooLargeError, message
+from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
 from headrace.snapshot_responder.plan import PlannedColumn, SnapshotPlan
 from headrace.snapshot_responder.ranges import PageRange, Storage, cut_ranges, deal
@@ -43,8 +43,9 @@ def test_ranges_are_dealt_evenly_and_none_is_left_out(count: int, tasks_max: int
 
 
 def cut(rows: list[dict[str, object]], steps: int, encoding: Encoding, bytes_max: int) -> list[Chunk]:
-    cutter = ChunkCutter(RowsEncoder(encoding), 1000, bytes_max)
-    chunks = [chunk for at in range(0, len(rows), steps) for chunk in cutter.feed(rows[at : at + steps])]
+    cutter = ChunkCutter(1000, bytes_max)
+    blocks = [block_of(rows[at : at + steps], encoding) for at in range(0, len(rows), steps)]
+    chunks = [chunk for block in blocks for chunk in cutter.feed(block)]
     return [*chunks, *cutter.finish()]
 
 
@@ -64,16 +65,21 @@ def test_chunks_are_full_where_bytes_allow_it() -> None:
     assert [chunk.rows for chunk in chunks] == [1000, 1000, 500]
 
 
-def test_a_row_that_fits_no_message_is_an_error_with_its_size_and_the_remedy() -> None:
-    with pytest.raises(RowTooLargeError, match=r"a row of 10\d\d bytes .* max_payload"):
-        cut([{"id": 1}, {"pad": "x" * 1000}, {"id": 2}], 3, Encoding.MSGPACK, 900)
+@both_encodings
+def test_a_row_that_fits_no_message_stands_alone_and_its_key_can_stand_for_it(encoding: Encoding) -> None:
+    rows: list[dict[str, object]] = [{"id": 1}, {"id": 2}, {"id": 3, "pad": "x" * 1000}, {"id": 4}]
+    chunks = cut(rows, 3, encoding, 900)
+    assert [(chunk.rows, chunk.large) for chunk in chunks] == [(2, False), (1, True), (1, False)]
+    assert decode(message({"a": 1}, chunks[1], encoding, zstd=False))["data"] == [rows[2]]
+    small = key_only(chunks[1], ["id", "other"], encoding)
+    assert decode(message({"a": 1}, small, encoding, zstd=False))["data"] == [{"id": 3}]
 
 
 @both_encodings
 @pytest.mark.parametrize("zstd", [False, True])
 def test_a_message_is_its_head_and_then_its_rows(encoding: Encoding, zstd: bool) -> None:
     rows = [{"id": number, "text": "ä"} for number in range(70_000)]
-    chunk = Chunk(len(rows), RowsEncoder(encoding).elements(rows))
+    chunk = Chunk(len(rows), bytes(block_of(rows, encoding).data))
     head = {"table": 'a"b', "chunk": 7}
     assert decode(message(head, chunk, encoding, zstd=zstd)) == {**head, "data": rows}
 
@@ -95,6 +101,7 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
         token="t",
         table="t",
         columns=(PlannedColumn('a"b', 23), PlannedColumn("c", 99_999)),
+        key=('a"b',),
         types={99_999: TypeInfo(TypeKind.ARRAY, element_oid=25, delimiter=";")},
         conditions=("(id > 1)",),
         tasks=((PageRange(0, '"s"."t"', 0, 4),), (PageRange(1, '"s"."t"', 4, None),)),
@@ -107,6 +114,7 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
         zstd=True,
         chunk_rows_max=10,
         payload_bytes_max=1000,
+        large_bucket="large",
     )
     assert SnapshotPlan.unpack(plan.pack()) == plan
     assert plan.copy_query(plan.tasks[1][0]) == (

@@ -23,6 +23,11 @@ Array = Any
 pc: Any = pyarrow.compute
 
 _TO_THE_END = 2**31 - 1
+# What stands at the end of a common timestamp, and what the contract has instead.
+_TIMESTAMP_ENDINGS: Final[Mapping[Converter, tuple[str, str]]] = {
+    scalars.timestamp_utc: ("+00", "Z"),
+    scalars.timestamp: ("", ""),
+}
 
 
 class CsvRows:
@@ -46,6 +51,10 @@ class CsvRows:
 
     def rows(self, data: bytes) -> list[Row]:
         """The rows of `data`, which holds whole rows only."""
+        return self._row(*(self.values(place, column) for place, column in enumerate(self.columns(data))))
+
+    def columns(self, data: bytes) -> list[Array]:
+        """The columns of `data` as pyarrow parses them."""
         # One block: a row must not be cut, however large it is.
         self._read.block_size = len(data) + 1
         table = csv.read_csv(
@@ -53,12 +62,12 @@ class CsvRows:
             read_options=self._read,
             parse_options=self._parse,
             convert_options=self._convert,
-        ).combine_chunks()
-        values = [
-            _filled(read(_only_chunk(column)), column)
-            for column, (_, read) in zip(table.columns, self._columns, strict=True)
-        ]
-        return self._row(*values)
+        )
+        return [_only_chunk(column) for column in table.columns]
+
+    def values(self, place: int, column: Array) -> Values:
+        """The values of the column at `place` in the contract's forms."""
+        return _filled(self._columns[place][1](column), column)
 
 
 def _only_chunk(column: Array) -> Array:
@@ -79,7 +88,7 @@ def _row_maker(names: Sequence[str]) -> Callable[..., list[Row]]:
 def _filled(values: Values, column: Array) -> Values:
     """NULLs as None, where the column's reader couldn't hold them."""
     if column.null_count:
-        for place in column.is_null().combine_chunks().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
+        for place in column.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
             values[place] = None
     return values
 
@@ -102,15 +111,24 @@ def _numbers(filler: float) -> Reader:
     return read
 
 
-def _timestamps(converter: Converter, ending: str = "", replaced: str = "") -> Reader:
+def iso_timestamps(column: Array, converter: Converter) -> Array | None:
+    """A column rewritten as a whole; None where a year has not four digits."""
+    ending, replaced = _TIMESTAMP_ENDINGS[converter]
+    plain = pc.and_(pc.equal(pc.binary_slice(column.cast(pa.binary()), 10, 11), b" "), _ends(column, ending))
+    if pc.all(plain).as_py() is False:
+        return None
+    with_t = pc.binary_replace_slice(column, 10, 11, "T")
+    return pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t
+
+
+def _timestamps(converter: Converter) -> Reader:
     """A column whose years all have four digits is rewritten as a whole; any other goes value by value."""
 
     def read(array: Array) -> Values:
-        plain = pc.and_(pc.equal(pc.binary_slice(pc.cast(array, pa.binary()), 10, 11), b" "), _ends(array, ending))
-        if pc.all(plain).as_py() is False:
+        iso = iso_timestamps(array, converter)
+        if iso is None:
             return [None if value is None else converter(value.encode()) for value in _objects(array)]
-        with_t = pc.binary_replace_slice(array, 10, 11, "T")
-        return _objects(pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t)
+        return _objects(iso)
 
     return read
 
@@ -131,7 +149,7 @@ _SHORTCUTS: Final[Mapping[Converter, tuple[pa.DataType, Reader]]] = {
     scalars.number: (pa.float64(), _numbers(0.0)),
     scalars.boolean: (pa.bool_(), _objects),
     text: (pa.string(), _objects),
-    scalars.timestamp_utc: (pa.string(), _timestamps(scalars.timestamp_utc, "+00", "Z")),
+    scalars.timestamp_utc: (pa.string(), _timestamps(scalars.timestamp_utc)),
     scalars.timestamp: (pa.string(), _timestamps(scalars.timestamp)),
 }
 

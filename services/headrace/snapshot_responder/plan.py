@@ -45,6 +45,7 @@ class SnapshotPlan:
     token: str
     table: str
     columns: tuple[PlannedColumn, ...]
+    key: tuple[str, ...]
     types: Mapping[int, TypeInfo]
     conditions: tuple[str, ...]
     tasks: tuple[tuple[PageRange, ...], ...]
@@ -57,6 +58,7 @@ class SnapshotPlan:
     zstd: bool
     chunk_rows_max: int
     payload_bytes_max: int
+    large_bucket: str
 
     def copy_query(self, page_range: PageRange) -> str:
         """The rows of a range, in the order of the storage."""

@@ -78,6 +78,7 @@ class Snapshot:
             token=self.request.token,
             table=self.request.table,
             columns=held.columns,
+            key=held.key,
             types=held.types,
             conditions=held.conditions,
             tasks=tuple(tuple(ranges_of_task) for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)),
@@ -90,6 +91,7 @@ class Snapshot:
             zstd=settings.format.zstd,
             chunk_rows_max=settings.snapshot.chunk_rows_max,
             payload_bytes_max=self.client.max_payload - ENVELOPE_BYTES_MAX,
+            large_bucket=settings.streams.large,
         )
 
     @contextlib.asynccontextmanager

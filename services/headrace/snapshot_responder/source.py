@@ -54,6 +54,14 @@ _COLUMN_TYPES = """
 SELECT attname AS name, atttypid::int8 AS type_oid FROM pg_attribute
 WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
+# The primary key's columns, or the replica identity's where there is none.
+_KEY_COLUMNS = """
+SELECT a.attname AS name FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+WHERE i.indrelid = $1::oid AND a.attnum = ANY(i.indkey::int2[]) AND i.indexrelid = (
+    SELECT k.indexrelid FROM pg_index k WHERE k.indrelid = $1::oid AND (k.indisprimary OR k.indisreplident)
+    ORDER BY k.indisprimary DESC LIMIT 1)
+ORDER BY a.attnum
+"""
 _KIND = """
 SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2
@@ -92,6 +100,7 @@ class HeldSnapshot:
     lsn: int
     exported: str
     columns: tuple[PlannedColumn, ...]
+    key: tuple[str, ...]
     types: dict[int, TypeInfo]
     storages: tuple[Storage, ...]
     conditions: tuple[str, ...]
@@ -252,12 +261,14 @@ async def _describe(
     )
     columns = await _columns(connection, table, request)
     await _check_query(connection, storages, columns, conditions)
+    key = await connection.fetch(_KEY_COLUMNS, table.relation_id)
     types = await catalog.types(connection, {column.type_oid for column in columns})
     log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(storages))
     return HeldSnapshot(
         lsn,
         exported,
         columns,
+        tuple(row["name"] for row in key),
         types,
         tuple(Storage(row["relation"], -(-row["bytes"] // block)) for row in storages),
         conditions,

@@ -12,10 +12,12 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
+import uvloop
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -23,14 +25,17 @@ from nats.js.api import Header
 from nats.js.errors import APIError
 
 from headrace.contract.naming import chunk_subject
+from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import connect_once
+from headrace.jetstream.large import LargeStore
 from headrace.postgres.connection import connect, explained
 from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import tickets
-from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, RowsEncoder, message
+from headrace.snapshot_responder.chunks import Block, Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.csv_rows import CsvRows
+from headrace.snapshot_responder.packed_rows import PackedRows
 from headrace.snapshot_responder.plan import SnapshotPlan
 from headrace.snapshot_responder.ranges import PageRange
 from headrace.snapshot_responder.session import COPY_SESSION
@@ -70,7 +75,7 @@ def run_task(packed_plan: bytes, task: int) -> Outcome:
     # Rows are millions of small objects without cycles: looking for some would take as long as all the rest.
     gc.disable()
     try:
-        return asyncio.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
+        return uvloop.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
     except HeadraceError as error:
         if error.retry:
             raise
@@ -113,6 +118,15 @@ async def _connected(plan: SnapshotPlan, settings: Settings) -> AsyncIterator[tu
         connection.terminate()
 
 
+def _encoder(plan: SnapshotPlan) -> Callable[[bytes], Block]:
+    """What makes encoded rows of COPY's CSV."""
+    names, converters = [column.name for column in plan.columns], plan.converters()
+    if plan.encoding is Encoding.MSGPACK:
+        return PackedRows(names, converters).block
+    rows = CsvRows(names, converters).rows
+    return lambda data: block_of(rows(data), plan.encoding)
+
+
 class RangeCopy:
     """One range, from COPY to acknowledged chunks."""
 
@@ -122,8 +136,9 @@ class RangeCopy:
         self._range = page_range
         self._client = client
         self._js: JetStreamContext = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
-        self._csv = CsvRows([column.name for column in plan.columns], plan.converters())
-        self._cutter = ChunkCutter(RowsEncoder(plan.encoding), plan.chunk_rows_max, plan.payload_bytes_max)
+        self._large = LargeStore(self._js, plan.large_bucket)
+        self._block = _encoder(plan)
+        self._cutter = ChunkCutter(plan.chunk_rows_max, plan.payload_bytes_max)
         self._received: list[bytes] = []
         self._received_bytes = 0
         self._begun = 0
@@ -157,32 +172,44 @@ class RangeCopy:
             return
         data = b"".join(self._received)
         self._received, self._received_bytes = [], 0
-        for chunk in self._cutter.feed(self._csv.rows(data)):
+        for chunk in self._cutter.feed(self._block(data)):
             await self._begin(chunk)
 
     async def _begin(self, chunk: Chunk) -> None:
-        await self._room.acquire()
         index, self._begun = self._begun, self._begun + 1
-        self._sends.create_task(self._send(index, chunk), name=f"chunk-{index}")
+        if chunk.large:
+            # Not beside others: a row may take all the memory there is for several.
+            async with self._room:
+                await self._send(index, chunk)
+            return
+        await self._room.acquire()
+        send = self._sends.create_task(self._send(index, chunk), name=f"chunk-{index}")
+        send.add_done_callback(lambda _: self._room.release())
 
     async def _send(self, index: int, chunk: Chunk) -> None:
-        try:
-            plan = self._plan
-            number = await tickets.ask(
-                self._client, plan.tickets, self._range.index, index, chunk.rows, len(chunk.body)
-            )
-            head = {
-                "table": plan.table,
-                "operation": "snapshot",
-                "snapshot_id": plan.snapshot_id,
-                "chunk": number,
-                "lsn": plan.lsn,
-            }
-            await self._publish(number, message(head, chunk, plan.encoding, zstd=plan.zstd))
-            self.chunks += 1
-            self.rows += chunk.rows
-        finally:
-            self._room.release()
+        plan = self._plan
+        number = await tickets.ask(self._client, plan.tickets, self._range.index, index, chunk.rows, len(chunk.body))
+        head: dict[str, Any] = {
+            "table": plan.table,
+            "operation": "snapshot",
+            "snapshot_id": plan.snapshot_id,
+            "chunk": number,
+            "lsn": plan.lsn,
+        }
+        payload = message(head, chunk, plan.encoding, zstd=plan.zstd)
+        if chunk.large:
+            payload = await self._refer(number, head, chunk, payload)
+        await self._publish(number, payload)
+        self.chunks += 1
+        self.rows += chunk.rows
+
+    async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk, payload: bytes) -> bytes:
+        """Keep the whole message apart; a message that refers to it."""
+        name = f"{self._plan.snapshot_id}-{number}"
+        await self._large.put(name, payload)
+        reference = {"bucket": self._plan.large_bucket, "name": name, "bytes": len(payload)}
+        small = key_only(chunk, self._plan.key, self._plan.encoding)
+        return message({**head, "reference": reference}, small, self._plan.encoding, zstd=self._plan.zstd)
 
     async def _publish(self, number: int, payload: bytes) -> None:
         """Until it is acknowledged. What the stream has already is an earlier attempt's, with the same rows."""

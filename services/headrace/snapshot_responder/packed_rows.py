@@ -1,0 +1,190 @@
+"""COPY's CSV to rows in MessagePack, whole columns at a time: no Python object per value, for the common types.
+
+Promises bytes that decode to the very rows that `csv_rows` gives. The bytes of a row depend on its values alone, never
+on the rows it arrives with: a retried task packs the same. Runs in Spark's tasks: needs pyarrow and NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.contract import scalars
+from headrace.contract.values import Converter, text
+from headrace.snapshot_responder.chunks import Block
+from headrace.snapshot_responder.csv_rows import CsvRows, iso_timestamps
+
+# pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
+Array = Any
+pc: Any = pyarrow.compute
+Pieces = list[Array]
+# A column's pieces: joined row by row, they are the packed key and value.
+Packing = Callable[[Array], Pieces]
+Matrix = np.ndarray[Any, np.dtype[np.uint8]]
+
+_NIL: Final = b"\xc0"
+_FALSE, _TRUE = b"\xc2", b"\xc3"
+_FLOAT64: Final = 0xCB
+_NUMBER_BYTES: Final = 8
+_INT64: Final = 0xD3
+# Integers from the widest to the narrowest: least, end, marker, bytes after it. The narrowest are their own marker.
+_INTEGER_KINDS: Final = (
+    (-(1 << 31), 0, 0xD2, 4),
+    (0, 1 << 32, 0xCE, 4),
+    (0, 1 << 16, 0xCD, 2),
+    (-32, 128, 0, 0),
+)
+_SHORT: Final = 256
+_MEDIUM: Final = 65536
+
+
+class PackedRows:
+    """Parses whole rows of COPY's CSV, as `CsvRows` does, and packs them."""
+
+    def __init__(self, names: Sequence[str], converters: Sequence[Converter]) -> None:
+        self._csv = CsvRows(names, converters)
+        head = bytes(msgpack.Packer().pack_map_header(len(names)))
+        self._packings: list[Packing] = []
+        for place, (name, converter) in enumerate(zip(names, converters, strict=True)):
+            prefix = bytes(msgpack.packb(name))
+            self._packings.append(_packing(head + prefix if place == 0 else prefix, converter, self._csv, place))
+
+    def block(self, data: bytes) -> Block:
+        """The rows of `data`, which holds whole rows only."""
+        columns = self._csv.columns(data)
+        pieces = [piece for pack, column in zip(self._packings, columns, strict=True) for piece in pack(column)]
+        rows = pc.binary_join_element_wise(*pieces, b"") if len(pieces) > 1 else pieces[0]
+        _, offsets, body = rows.buffers()
+        return Block(memoryview(body), np.frombuffer(offsets, np.int32, len(rows) + 1).tolist())
+
+
+def _packing(prefix: bytes, converter: Converter, csv: CsvRows, place: int) -> Packing:
+    one_by_one = _one_by_one(prefix, csv, place)
+    if converter is scalars.integer:
+        return _integers(prefix)
+    if converter is scalars.number:
+        return _floats(prefix)
+    if converter is scalars.boolean:
+        return _booleans(prefix)
+    if converter is text:
+        return _texts(prefix, one_by_one)
+    if converter in {scalars.timestamp, scalars.timestamp_utc}:
+        return _timestamps(prefix, converter, one_by_one)
+    return one_by_one
+
+
+def _one_by_one(prefix: bytes, csv: CsvRows, place: int) -> Packing:
+    """For types with no rule for whole columns, and for values that are no common ones."""
+    pack = msgpack.Packer().pack
+
+    def packed(column: Array) -> Pieces:
+        return [pa.array([prefix + pack(value) for value in csv.values(place, column)], pa.binary())]
+
+    return packed
+
+
+def _texts(prefix: bytes, otherwise: Packing) -> Packing:
+    """What stands before a text depends on its length alone."""
+    heads_short = pa.array([prefix + head for head in _text_heads(_SHORT)], pa.binary())
+    just_prefix = pa.scalar(prefix, pa.binary())
+
+    def packed(column: Array) -> Pieces:
+        lengths = pc.binary_length(column)
+        longest = pc.max(lengths).as_py() or 0
+        if longest >= _MEDIUM:
+            return otherwise(column)
+        values = column.cast(pa.binary()).fill_null(b"")
+        if longest < _SHORT:
+            return [heads_short.take(lengths.fill_null(_SHORT)), values]
+        return [just_prefix, _heads_medium().take(lengths.fill_null(_MEDIUM)), values]
+
+    return packed
+
+
+@cache
+def _heads_medium() -> Array:
+    return pa.array(_text_heads(_MEDIUM), pa.binary())
+
+
+def _text_heads(lengths: int) -> list[bytes]:
+    """What stands before a text of each length, and at the end what stands for NULL."""
+    return [*map(_text_head, range(lengths)), _NIL]
+
+
+def _text_head(length: int) -> bytes:
+    if length < 32:
+        return bytes([0xA0 | length])
+    if length < _SHORT:
+        return bytes([0xD9, length])
+    return b"\xda" + length.to_bytes(2, "big")
+
+
+def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Packing:
+    texts = _texts(prefix, otherwise)
+
+    def packed(column: Array) -> Pieces:
+        iso = iso_timestamps(column, converter)
+        return otherwise(column) if iso is None else texts(iso)
+
+    return packed
+
+
+def _booleans(prefix: bytes) -> Packing:
+    forms = pa.array([prefix + form for form in (_FALSE, _TRUE, _NIL)], pa.binary())
+
+    def packed(column: Array) -> Pieces:
+        return [forms.take(column.cast(pa.int8()).fill_null(2))]
+
+    return packed
+
+
+def _floats(prefix: bytes) -> Packing:
+    def packed(column: Array) -> Pieces:
+        values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+        markers = np.full(len(values), _FLOAT64, np.uint8)
+        sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
+        return [_numbers(prefix, markers, values.astype(">f8"), sizes, column)]
+
+    return packed
+
+
+def _integers(prefix: bytes) -> Packing:
+    def packed(column: Array) -> Pieces:
+        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        # From the widest kind to the narrowest: the last that holds a value is the one it has.
+        markers = np.full(len(values), _INT64, np.uint8)
+        sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
+        for least, end, marker, size in _INTEGER_KINDS:
+            within = (values >= least) & (values < end)
+            markers[within], sizes[within] = marker, size
+        fixed = sizes == 0
+        markers[fixed] = values[fixed] & 0xFF
+        return [_numbers(prefix, markers, values.astype(">i8"), sizes, column)]
+
+    return packed
+
+
+def _numbers(prefix: bytes, markers: Matrix, values: np.ndarray[Any, Any], sizes: Matrix, column: Array) -> Array:
+    """One piece: the prefix, a marker, and the last `size` of a number's eight bytes, most significant first."""
+    if column.null_count:
+        null = column.is_null().to_numpy(zero_copy_only=False)
+        markers[null], sizes[null] = _NIL[0], 0
+    rows, fixed, size = len(values), len(prefix) + 1, int(sizes.max(initial=0))
+    matrix = np.empty((rows, fixed + size), np.uint8)
+    matrix[:, : fixed - 1] = np.frombuffer(prefix, np.uint8)
+    matrix[:, fixed - 1] = markers
+    matrix[:, fixed:] = values.view(np.uint8).reshape(rows, _NUMBER_BYTES)[:, _NUMBER_BYTES - size :]
+    if int(sizes.min(initial=size)) < size:
+        kept = np.ones(matrix.shape, np.bool_)
+        kept[:, fixed:] = np.arange(size, 0, -1, dtype=np.uint8) <= sizes[:, np.newaxis]
+        matrix = matrix[kept]
+    ends = np.zeros(rows + 1, np.int32)
+    np.cumsum(sizes, dtype=np.int32, out=ends[1:])
+    ends += np.arange(0, (rows + 1) * fixed, fixed, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends.data), pa.py_buffer(matrix.data)])
