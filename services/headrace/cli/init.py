@@ -14,6 +14,7 @@ from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.errors import HeadraceError, SettingError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.objects import declared, ensure
+from headrace.postgres import ddl_trigger
 from headrace.postgres.connection import PostgresRefusedError, where
 from headrace.postgres.replication import ReplicationRefusedError, quote_literal, quote_name
 from headrace.settings import Settings
@@ -43,16 +44,35 @@ class Table:
         return f"{quote_name(self.schema)}.{quote_name(self.name)}"
 
 
-async def run(settings: Settings, tables: list[str], screen: Screen | None = None) -> None:
-    """Make the publication, the streams and buckets, and the slot."""
+async def run(
+    settings: Settings, tables: list[str], screen: Screen | None = None, *, with_ddl_trigger: bool = False
+) -> None:
+    """Make the publication, the streams and buckets, if asked for the DDL trigger, and the slot."""
     screen = screen or Screen()
     async with postgres(settings, "init", _DENIED_REMEDY) as session:
         screen.title(f"PostgreSQL {where(settings.postgres)}")
         await _require_logical(session)
         await _publication(session, settings, tables, screen)
+        if with_ddl_trigger:
+            await _ddl_trigger(session, screen)
         await _objects(settings, screen)
         screen.title("Replication slot")
         await _slot(session, settings, screen)
+
+
+async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
+    there = await session.fetchval(ddl_trigger.INSTALLED, list(ddl_trigger.TRIGGERS))
+    try:
+        await session.execute(ddl_trigger.INSTALL)
+    except asyncpg.PostgresError as error:
+        if error.sqlstate != _DENIED:
+            raise
+        raise PostgresRefusedError(
+            f"this role may not make event triggers: {error.args[0]}",
+            remedy="Run `headrace init --ddl-trigger` once as a superuser; the suite itself needs no such right.",
+        ) from error
+    show = screen.kept if there else screen.made
+    show("event trigger", "headrace_ddl", "was there" if there else "created: drops, renames and rewrites in order")
 
 
 async def _require_logical(session: asyncpg.Connection) -> None:

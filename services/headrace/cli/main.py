@@ -139,13 +139,16 @@ def init(
     tables: Annotated[
         str | None, typer.Option("--tables", help="Tables of the publication, comma-separated. [all tables]")
     ] = None,
+    ddl_trigger: Annotated[
+        bool, typer.Option("--ddl-trigger", help="An event trigger too: drops, renames, rewrites told in order.")
+    ] = False,
 ) -> None:
     """Make what is missing: publication, streams, buckets, replication slot. Safe to repeat."""
     from headrace.cli import init as command
 
     settings = settings_from(slot, pub)
     wanted = [table.strip() for table in (tables or "").split(",") if table.strip()]
-    finish(lambda: command.run(settings, wanted))
+    finish(lambda: command.run(settings, wanted, with_ddl_trigger=ddl_trigger))
 
 
 @app.command("teardown", rich_help_panel=_PANEL)
@@ -154,12 +157,15 @@ def teardown(
     pub: Pub = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     streams: Annotated[bool, typer.Option("--streams", help="Delete streams and buckets too.")] = False,
+    ddl_trigger: Annotated[
+        bool, typer.Option("--ddl-trigger", help="Remove the event trigger too; other suites here may use it.")
+    ] = False,
 ) -> None:
     """Remove what init made: the slot first, then the publication, with --streams the streams."""
     from headrace.cli import teardown as command
 
     settings = settings_from(slot, pub)
-    finish(lambda: command.run(settings, yes=yes, streams=streams))
+    finish(lambda: command.run(settings, yes=yes, streams=streams, with_ddl_trigger=ddl_trigger))
 
 
 @app.command("doctor", rich_help_panel=_PANEL)

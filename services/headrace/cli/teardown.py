@@ -20,6 +20,7 @@ from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsUnreachableError, shown
 from headrace.jetstream.objects import declared
+from headrace.postgres import ddl_trigger
 from headrace.postgres.connection import where
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
@@ -54,7 +55,7 @@ class Plan:
         return not (self.slot or self.publication or self.streams)
 
 
-async def run(settings: Settings, *, yes: bool, streams: bool) -> None:
+async def run(settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger: bool = False) -> None:
     """Show what goes, ask, remove."""
     screen = Screen()
     async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
@@ -67,6 +68,9 @@ async def run(settings: Settings, *, yes: bool, streams: bool) -> None:
             screen.made("reader", f"process {plan.reader}", "stopped")
         await _drop_slot(session, settings, screen, there=plan.slot)
         await _drop_publication(session, settings, screen, plan)
+        if with_ddl_trigger:
+            await session.execute(ddl_trigger.REMOVE)
+            screen.made("event trigger", "headrace_ddl", "dropped")
     if streams:
         await _delete_streams(settings, screen, plan)
 

@@ -15,7 +15,7 @@ from headrace.contract import events, schemas
 from headrace.contract.events import Payload
 from headrace.contract.naming import CDC, Operation, message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
-from headrace.errors import HeadraceError
+from headrace.errors import DecodeError, HeadraceError
 from headrace.lsn import Position
 from headrace.pgoutput.messages import (
     Begin,
@@ -29,6 +29,7 @@ from headrace.pgoutput.messages import (
     Update,
     pg_timestamp_iso,
 )
+from headrace.postgres import ddl_trigger
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
 from headrace.publisher.shape import Shape
 
@@ -260,6 +261,8 @@ class Assembler:
         else:
             # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
             position, xid, ts = Position(message.lsn - 1, 0), 0, None
+        if message.transactional and message.prefix == ddl_trigger.PREFIX and not self._compat:
+            yield from self._ddl(lsn, message, position)
         if self._compat or message.prefix not in self._message_prefixes:
             return
         if self._held is not None:
@@ -269,6 +272,18 @@ class Assembler:
         self._held = _Held(position, subject, str(payload["msg_id"]), payload)
         if not message.transactional:
             yield self._release(last=True)
+
+    def _ddl(self, lsn: int, message: Message, position: Position) -> Iterator[Event]:
+        """What the event trigger wrote: schema events in their place. Others may write under its prefix: not taken."""
+        try:
+            ddl = ddl_trigger.parse(message.content)
+        except DecodeError:
+            return
+        tx = events.transaction(self.xid, position, self._ts, last=False)
+        for told in self._book.hear(ddl, position, lsn, self.xid):
+            if self._held is not None:
+                yield self._release(last=False)
+            yield self._schema_event(told, position, lsn, tx)
 
     def _message_payload(self, lsn: int, message: Message, position: Position, xid: int, ts: str | None) -> Payload:
         subject = message_subject(message.prefix)

@@ -15,6 +15,7 @@ from headrace.contract.naming import table_token
 from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
+from headrace.postgres.ddl_trigger import Ddl, DdlTable
 from headrace.postgres.facts import Snapshot
 
 FORMAT = 1
@@ -125,7 +126,11 @@ class SchemaBook:
 
     def _first(self, token: str, entry: Entry) -> Told:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
-        if earlier is not None and earlier.since <= entry.since:
+        if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
+            # The event trigger told in its place that the table went on under another name.
+            before = f"{earlier.shape.schema}.{earlier.shape.name}"
+            changes, resync = [{"change": "table_renamed", "from": before}], True
+        elif earlier is not None and earlier.since <= entry.since:
             changes, resync = schemas.differences(earlier.shape, entry.shape)
         else:
             changes, resync = [{"change": "table_first_seen"}], False
@@ -146,6 +151,30 @@ class SchemaBook:
         self._entries[token] = entry
         self._by_relation[entry.shape.relation_id] = token
         return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
+
+    def hear(self, ddl: Ddl, position: Position, lsn: int, xid: int) -> list[Told]:
+        """What the event trigger wrote at this place: drops, renames and rewrites, in order."""
+        if position <= self._reached:
+            return []
+        told = [self._heard(ddl.event, table, position, lsn, xid) for table in ddl.tables]
+        return [item for item in told if item is not None]
+
+    def _heard(self, event: str, table: DdlTable, position: Position, lsn: int, xid: int) -> Told | None:
+        token = self._by_relation.get(table.relation_id, "")
+        known = self._entries.get(token)
+        if known is None or known.shape.relation_id != table.relation_id or not known.shape.columns:
+            return None
+        entry = replace(known, since=position, msg_id=_msg_id(lsn, token), xid=xid)
+        if event == "table_rewrite":
+            return self._next(token, known, entry, [{"change": "table_rewritten"}], resync=True)
+        if event == "sql_drop":
+            change: Change = {"change": "table_dropped"}
+        elif (table.schema, table.name) != (known.shape.schema, known.shape.name):
+            change = {"change": "table_renamed", "to": f"{table.schema}.{table.name}"}
+        else:
+            return None
+        gone = replace(entry, shape=replace(known.shape, columns=(), primary_key=(), membership=-1), storage="")
+        return self._next(token, known, gone, [change], resync=False)
 
     def compare(self, reading: CatalogReading) -> list[Told]:
         """What the catalog shows and no row has told; called when the stream has passed the reading."""

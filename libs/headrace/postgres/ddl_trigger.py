@@ -1,0 +1,91 @@
+"""An optional event trigger that writes into the WAL what DDL leaves no other trace of: drops, renames, rewrites.
+
+With it a consumer hears of these in their place among the rows; without it, when the catalog is read next. The trigger
+only calls `pg_logical_emit_message`: it never fails a DDL statement for lack of a suite, and reads no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from headrace.errors import DecodeError
+
+PREFIX = "headrace_ddl"
+# Not the name of a likely role: a schema called as the user comes first in its search_path.
+SCHEMA = "headrace_ddl"
+TRIGGERS = ("headrace_ddl_end", "headrace_ddl_drop", "headrace_ddl_rewrite")
+
+INSTALL = f"""
+CREATE SCHEMA IF NOT EXISTS {SCHEMA};
+COMMENT ON SCHEMA {SCHEMA} IS 'made by headrace init';
+CREATE OR REPLACE FUNCTION {SCHEMA}.tell_ddl() RETURNS event_trigger LANGUAGE plpgsql
+SET search_path = pg_catalog AS $body$
+DECLARE
+  told jsonb;
+BEGIN
+  IF TG_EVENT = 'sql_drop' THEN
+    SELECT jsonb_agg(jsonb_build_object('relation', objid::int8)) INTO told
+    FROM pg_event_trigger_dropped_objects() WHERE object_type = 'table';
+  ELSIF TG_EVENT = 'table_rewrite' THEN
+    told := jsonb_build_array(jsonb_build_object('relation', pg_event_trigger_table_rewrite_oid()::int8));
+  ELSE
+    SELECT jsonb_agg(DISTINCT jsonb_build_object('relation', c.oid::int8, 'schema', n.nspname, 'table', c.relname))
+    INTO told FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid AND c.relkind IN ('r', 'p')
+    JOIN pg_namespace n ON n.oid = c.relnamespace WHERE d.classid = 'pg_class'::regclass;
+  END IF;
+  IF told IS NOT NULL THEN
+    PERFORM pg_logical_emit_message(true, '{PREFIX}', jsonb_build_object('event', TG_EVENT, 'tables', told)::text);
+  END IF;
+END $body$;
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_end;
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_drop;
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_rewrite;
+CREATE EVENT TRIGGER headrace_ddl_end ON ddl_command_end WHEN TAG IN ('ALTER TABLE')
+  EXECUTE FUNCTION {SCHEMA}.tell_ddl();
+CREATE EVENT TRIGGER headrace_ddl_drop ON sql_drop EXECUTE FUNCTION {SCHEMA}.tell_ddl();
+CREATE EVENT TRIGGER headrace_ddl_rewrite ON table_rewrite EXECUTE FUNCTION {SCHEMA}.tell_ddl();
+"""  # noqa: S608  # only names of this module go in
+
+REMOVE = f"""
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_end;
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_drop;
+DROP EVENT TRIGGER IF EXISTS headrace_ddl_rewrite;
+DROP FUNCTION IF EXISTS {SCHEMA}.tell_ddl();
+DROP SCHEMA IF EXISTS {SCHEMA};
+"""
+
+INSTALLED = "SELECT count(*) = 3 FROM pg_event_trigger WHERE evtname = ANY($1::text[])"
+
+
+@dataclass(frozen=True, slots=True)
+class DdlTable:
+    """A table that DDL touched; its name where it still has one."""
+
+    relation_id: int
+    schema: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ddl:
+    """What the trigger wrote."""
+
+    event: str
+    tables: tuple[DdlTable, ...]
+
+
+def parse(content: bytes) -> Ddl:
+    """The trigger's message; anybody may write under its prefix, so anything may come."""
+    try:
+        body: Mapping[str, Any] = orjson.loads(content)
+        tables = tuple(
+            DdlTable(int(table["relation"]), str(table.get("schema", "")), str(table.get("table", "")))
+            for table in body["tables"]
+        )
+        return Ddl(str(body["event"]), tables)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DecodeError(f"a message of prefix {PREFIX} that the trigger did not write") from error
