@@ -6,6 +6,7 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ Payload = dict[str, Any]
 _JSON_FIRST = b"{["
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+_INT_DIGITS_MAX = 4000
 
 
 # Events that tell about the rows that follow, and so take no consumer's position forward.
@@ -67,13 +69,21 @@ def referring(payload: Payload, key: Collection[str], size: int, bucket: str) ->
 
 
 def _unpackable(value: object) -> object:
-    raise TypeError(f"{type(value).__name__} has no form on the wire")
+    # Its type alone: errors are logged, and rows never are.
+    raise DecodeError(f"a value that was read as {type(value).__name__} has no form on the wire")
+
+
+_PACK = msgpack.Packer(default=_unpackable).pack
 
 
 def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
     if encoding is Encoding.JSON:
-        return orjson.dumps(payload)
-    return bytes(msgpack.packb(payload, default=_unpackable))
+        try:
+            return orjson.dumps(payload)
+        except TypeError as error:
+            raise DecodeError(f"a value has no form on the wire: {error}") from error
+    # A packer is made once: that costs more than packing. After an error it is as new.
+    return bytes(_PACK(payload))
 
 
 def join(encoded: list[bytes], encoding: Encoding) -> bytes:
@@ -87,20 +97,37 @@ def decode(data: bytes) -> Any:
     """A payload or a list of them, whichever encoding (and compression) it has."""
     try:
         if data[:4] == _ZSTD_MAGIC:
-            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=MESSAGE_BYTES_MAX)
+            data = _decompressed(data)
         if data[:1] and data[:1] in _JSON_FIRST:
             return _decode_json(data)
         return msgpack.unpackb(data, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
+    except (ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
         raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
+
+
+def _decompressed(data: bytes) -> bytes:
+    # A frame may tell its size, and then that much is allocated, whatever the limit.
+    if zstandard.frame_content_size(data) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes, compressed")
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=MESSAGE_BYTES_MAX)
 
 
 def _decode_json(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        # An embedded json value may hold what orjson refuses: 1e400, a lone surrogate.
-        return json.loads(data)
+        # An embedded json value may hold what orjson refuses: 1e400, a lone surrogate, a number of 5,000 digits.
+        return json.loads(data, parse_int=_int_or_digits, parse_float=_float_or_digits)
+
+
+def _int_or_digits(digits: str) -> int | str:
+    """Python reads no integer of more than 4,300 digits from text: that stays text, as in MessagePack."""
+    return int(digits) if len(digits) <= _INT_DIGITS_MAX else digits
+
+
+def _float_or_digits(digits: str) -> float | str:
+    value = float(digits)
+    return value if math.isfinite(value) else digits
 
 
 def position_of(payload: Mapping[str, Any]) -> Position:
