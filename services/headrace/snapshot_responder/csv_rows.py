@@ -114,7 +114,7 @@ def _numbers(filler: float) -> Reader:
 def iso_timestamps(column: Array, converter: Converter) -> Array | None:
     """A column rewritten as a whole; None where a year has not four digits."""
     ending, replaced = _TIMESTAMP_ENDINGS[converter]
-    plain = pc.and_(pc.equal(pc.binary_slice(column.cast(pa.binary()), 10, 11), b" "), _ends(column, ending))
+    plain = pc.and_(pc.starts_with(pc.binary_slice(column.cast(pa.binary()), 10, 11), " "), _ends(column, ending))
     if pc.all(plain).as_py() is False:
         return None
     with_t = pc.binary_replace_slice(column, 10, 11, "T")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, Final
 
 import msgpack
@@ -59,7 +60,7 @@ class PackedRows:
         """The rows of `data`, which holds whole rows only."""
         columns = self._csv.columns(data)
         pieces = [piece for pack, column in zip(self._packings, columns, strict=True) for piece in pack(column)]
-        rows = pc.binary_join_element_wise(*pieces, b"") if len(pieces) > 1 else pieces[0]
+        rows = pc.binary_join_element_wise(*pieces, _EMPTY) if len(pieces) > 1 else pieces[0]
         _, offsets, body = rows.buffers()
         return Block(memoryview(body), np.frombuffer(offsets, np.int32, len(rows) + 1).tolist())
 
@@ -84,32 +85,56 @@ def _one_by_one(prefix: bytes, csv: CsvRows, place: int) -> Packing:
     pack = msgpack.Packer().pack
 
     def packed(column: Array) -> Pieces:
-        return [pa.array([prefix + pack(value) for value in csv.values(place, column)], pa.binary())]
+        return [_binary([prefix + pack(value) for value in csv.values(place, column)])]
 
     return packed
 
 
+def _binary(elements: Sequence[bytes]) -> Array:
+    """An array of these. Not by `pa.array`, which would import pandas: longer than a small snapshot takes."""
+    ends = np.fromiter(accumulate(map(len, elements), initial=0), np.int32, len(elements) + 1)
+    return _from_buffers(ends, b"".join(elements))
+
+
+def _from_buffers(ends: np.ndarray[Any, np.dtype[np.int32]], data: bytes | memoryview) -> Array:
+    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends.data), pa.py_buffer(data)])
+
+
+def _scalar(value: np.generic) -> Any:
+    """A scalar. Not by `pa.scalar`, for the same reason."""
+    kind = pa.from_numpy_dtype(value.dtype)
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(value.tobytes())])[0]
+
+
+def _raw(column: Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
+    """A column's numbers, anything where it has NULL."""
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
+
+
+_EMPTY: Final = _binary([b""])[0]
+
+
 def _texts(prefix: bytes, otherwise: Packing) -> Packing:
     """What stands before a text depends on its length alone."""
-    heads_short = pa.array([prefix + head for head in _text_heads(_SHORT)], pa.binary())
-    just_prefix = pa.scalar(prefix, pa.binary())
+    heads_short = _binary([prefix + head for head in _text_heads(_SHORT)])
+    just_prefix = _binary([prefix])[0]
 
     def packed(column: Array) -> Pieces:
         lengths = pc.binary_length(column)
         longest = pc.max(lengths).as_py() or 0
         if longest >= _MEDIUM:
             return otherwise(column)
-        values = column.cast(pa.binary()).fill_null(b"")
+        values = column.cast(pa.binary()).fill_null(_EMPTY)
         if longest < _SHORT:
-            return [heads_short.take(lengths.fill_null(_SHORT)), values]
-        return [just_prefix, _heads_medium().take(lengths.fill_null(_MEDIUM)), values]
+            return [heads_short.take(lengths.fill_null(_scalar(np.int32(_SHORT)))), values]
+        return [just_prefix, _heads_medium().take(lengths.fill_null(_scalar(np.int32(_MEDIUM)))), values]
 
     return packed
 
 
 @cache
 def _heads_medium() -> Array:
-    return pa.array(_text_heads(_MEDIUM), pa.binary())
+    return _binary(_text_heads(_MEDIUM))
 
 
 def _text_heads(lengths: int) -> list[bytes]:
@@ -136,17 +161,17 @@ def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Pack
 
 
 def _booleans(prefix: bytes) -> Packing:
-    forms = pa.array([prefix + form for form in (_FALSE, _TRUE, _NIL)], pa.binary())
+    forms = _binary([prefix + form for form in (_FALSE, _TRUE, _NIL)])
 
     def packed(column: Array) -> Pieces:
-        return [forms.take(column.cast(pa.int8()).fill_null(2))]
+        return [forms.take(column.cast(pa.int8()).fill_null(_scalar(np.int8(2))))]
 
     return packed
 
 
 def _floats(prefix: bytes) -> Packing:
     def packed(column: Array) -> Pieces:
-        values = column.fill_null(0.0).to_numpy(zero_copy_only=False)
+        values = _raw(column, np.float64)
         markers = np.full(len(values), _FLOAT64, np.uint8)
         sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
         return [_numbers(prefix, markers, values.astype(">f8"), sizes, column)]
@@ -156,7 +181,7 @@ def _floats(prefix: bytes) -> Packing:
 
 def _integers(prefix: bytes) -> Packing:
     def packed(column: Array) -> Pieces:
-        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        values = _raw(column, np.int64)
         # From the widest kind to the narrowest: the last that holds a value is the one it has.
         markers = np.full(len(values), _INT64, np.uint8)
         sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
@@ -187,4 +212,4 @@ def _numbers(prefix: bytes, markers: Matrix, values: np.ndarray[Any, Any], sizes
     ends = np.zeros(rows + 1, np.int32)
     np.cumsum(sizes, dtype=np.int32, out=ends[1:])
     ends += np.arange(0, (rows + 1) * fixed, fixed, dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends.data), pa.py_buffer(matrix.data)])
+    return _from_buffers(ends, matrix.data)
