@@ -25,10 +25,10 @@ from headrace.jetstream.ingest import (
     Ingest,
     IngestError,
     MessageTooLargeError,
-    Outgoing,
     StreamFullError,
     TailLostError,
 )
+from headrace.jetstream.message import Outgoing
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import StreamTail
 from headrace.lsn import ORIGIN, Position

@@ -22,7 +22,8 @@ from headrace import log as logs
 from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
-from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, Outgoing, TailLostError, refusal
+from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
+from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 

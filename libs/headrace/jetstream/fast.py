@@ -43,10 +43,10 @@ from headrace.jetstream.ingest import (
     LOOK_AGAIN_S,
     IngestError,
     MessageTooLargeError,
-    Outgoing,
     check_tail,
     refusal,
 )
+from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 

@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import orjson
 from nats.aio.client import Client
@@ -27,6 +26,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
+from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 
@@ -72,17 +72,6 @@ class MessageTooLargeError(HeadraceError):
         "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. JetStream's file store takes "
         "up to 32 MB."
     )
-
-
-@dataclass(slots=True)
-class Outgoing:
-    """A message to be stored; `advances`: it takes its source's position forward."""
-
-    subject: str
-    msg_id: str
-    payload: bytes
-    headers: dict[str, str] = field(default_factory=dict)
-    advances: bool = True
 
 
 class Ingest:

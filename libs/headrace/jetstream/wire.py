@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nats.aio.client import Client
 
-from headrace.jetstream.ingest import Outgoing
+from headrace.jetstream.message import Outgoing
 
 _NEWLINES = str.maketrans("\r\n", "  ")
 

@@ -8,15 +8,17 @@ everything before an LSN is complete, a `Mark`.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
 from headrace.contract.naming import CDC, Operation, message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, HeadraceError
-from headrace.lsn import Position
+from headrace.jetstream.message import Outgoing
+from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.messages import (
     Begin,
     Commit,
@@ -41,16 +43,11 @@ class ProtocolError(HeadraceError):
     """PostgreSQL's messages came in an order that its protocol excludes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+@dataclass(slots=True)
+class Event(Outgoing):
     """An event, encoded, with its place; `advances` is False for one that only tells about the event behind it."""
 
-    position: Position
-    subject: str
-    msg_id: str
-    payload: bytes
-    advances: bool = True
-    headers: dict[str, str] = field(default_factory=dict)
+    position: Position = ORIGIN
     # It is its transaction's last, or stands outside any.
     ends: bool = False
     # The whole payload, where it is too large for a message: then `payload` refers to it by the event's id.
@@ -100,6 +97,17 @@ class Assembler:
         self._held: _Held | None = None
         self._lsn = -1
         self._repeats: dict[tuple[str, Operation], int] = {}
+        # What `feed` is about to give.
+        self._out: list[Event | Mark] = []
+        self._takers: dict[type, Callable[[int, Any], None]] = {
+            Insert: self._insert,
+            Update: self._update,
+            Delete: self._delete,
+            Truncate: self._truncate,
+            Begin: self._on_begin,
+            Commit: self._commit,
+            Message: self._message,
+        }
 
     @property
     def in_transaction(self) -> bool:
@@ -121,59 +129,49 @@ class Assembler:
         if self._begin is None:
             yield Mark(lsn, whole=False)
 
-    def feed(self, lsn: int, message: PgoutputMessage) -> Iterator[Event | Mark]:
-        match message:
-            case Insert():
-                yield from self._insert(lsn, message)
-            case Update():
-                yield from self._update(lsn, message)
-            case Delete():
-                yield from self._delete(lsn, message)
-            case Truncate():
-                yield from self._truncate(lsn, message)
-            case Begin():
-                self._on_begin(message)
-            case Commit():
-                yield from self._commit(message)
-            case Message():
-                yield from self._message(lsn, message)
-            case _:
-                # Types and origins carry nothing of their own; relations come through `learn`.
-                return
+    def feed(self, lsn: int, message: PgoutputMessage) -> list[Event | Mark]:
+        """Take the next message; what is complete by it."""
+        out: list[Event | Mark] = []
+        self._out = out
+        take = self._takers.get(type(message))
+        # Types and origins carry nothing of their own; relations come through `learn`.
+        if take is not None:
+            take(lsn, message)
+        return out
 
-    def _on_begin(self, begin: Begin) -> None:
+    def _on_begin(self, _: int, begin: Begin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
         self._begin, self._seq = begin, 0
         self._ts = pg_timestamp_iso(begin.commit_ts_us)
 
-    def _commit(self, commit: Commit) -> Iterator[Event | Mark]:
+    def _commit(self, _: int, commit: Commit) -> None:
         if self._begin is None:
             raise ProtocolError("a transaction ended that never began")
         if self._held is not None:
-            yield self._release(last=True)
+            self._out.append(self._release(last=True))
         self._begin = None
-        yield Mark(commit.end_lsn, whole=True)
+        self._out.append(Mark(commit.end_lsn, whole=True))
 
-    def _insert(self, lsn: int, message: Insert) -> Iterator[Event]:
+    def _insert(self, lsn: int, message: Insert) -> None:
         shape = self._shape(message.relation_id)
         data, unchanged = shape.row(message.new)
-        yield from self._hold(lsn, shape, Operation.INSERT, data, unchanged=unchanged)
+        self._hold(lsn, shape, Operation.INSERT, data, unchanged=unchanged)
 
-    def _update(self, lsn: int, message: Update) -> Iterator[Event]:
+    def _update(self, lsn: int, message: Update) -> None:
         shape = self._shape(message.relation_id)
         data, unchanged = shape.row(message.new)
         old = _old(shape, message.key, message.old)
-        yield from self._hold(lsn, shape, Operation.UPDATE, data, old=old, unchanged=unchanged)
+        self._hold(lsn, shape, Operation.UPDATE, data, old=old, unchanged=unchanged)
 
-    def _delete(self, lsn: int, message: Delete) -> Iterator[Event]:
+    def _delete(self, lsn: int, message: Delete) -> None:
         shape = self._shape(message.relation_id)
         old = _old(shape, message.key, message.old)
-        yield from self._hold(lsn, shape, Operation.DELETE, shape.deleted(old or {}), old=old)
+        self._hold(lsn, shape, Operation.DELETE, shape.deleted(old or {}), old=old)
 
-    def _truncate(self, lsn: int, message: Truncate) -> Iterator[Event]:
+    def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
-            yield from self._hold(lsn, self._shape(relation_id), Operation.TRUNCATE, {})
+            self._hold(lsn, self._shape(relation_id), Operation.TRUNCATE, {})
 
     def _shape(self, relation_id: int) -> Shape:
         shape = self._shapes.get(relation_id)
@@ -190,15 +188,15 @@ class Assembler:
         *,
         old: Payload | None = None,
         unchanged: list[str] | None = None,
-    ) -> Iterator[Event]:
+    ) -> None:
         """Hold this event back, let go of the one before."""
         begin, position = self._next_position()
         if shape.excluded or (self._compat and operation is Operation.TRUNCATE):
             return
         if self._held is not None:
-            yield self._release(last=False)
+            self._out.append(self._release(last=False))
         if not shape.told and not self._compat and not self._book.replays(shape.table, position):
-            yield from self._tell(lsn, shape, begin, position)
+            self._tell(lsn, shape, begin, position)
         msg_id = message_id(lsn, shape.token, operation, self._repeat(lsn, shape.token, operation))
         payload: Payload = {
             "subject": shape.subjects[operation],
@@ -227,13 +225,13 @@ class Assembler:
         self._seq += 1
         return begin, position
 
-    def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> Iterator[Event]:
+    def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> None:
         """The schema event that must come before this row, if the stream has not told this shape yet."""
         shape.told = True
         told = self._book.check(shape.table, position, lsn, begin.xid)
         if told is not None:
             tx = events.transaction(begin.xid, position, self._ts, last=False)
-            yield self._schema_event(told, position, lsn, tx)
+            self._out.append(self._schema_event(told, position, lsn, tx))
 
     def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
         """What the catalog shows beyond the stream, told at the reading's place; only between transactions."""
@@ -249,9 +247,9 @@ class Assembler:
             told.shape, source=self._source, version=told.version, changes=told.changes, resync=told.resync
         )
         payload: Payload = {"subject": subject, "msg_id": told.msg_id, **body, "lsn": lsn, "tx": tx}
-        return Event(position, subject, told.msg_id, events.encode(payload, self._encoding), advances=False)
+        return Event(subject, told.msg_id, events.encode(payload, self._encoding), advances=False, position=position)
 
-    def _message(self, lsn: int, message: Message) -> Iterator[Event]:
+    def _message(self, lsn: int, message: Message) -> None:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
         if message.transactional:
             begin, position = self._next_position()
@@ -262,18 +260,18 @@ class Assembler:
             # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
             position, xid, ts = Position(message.lsn - 1, 0), 0, None
         if message.transactional and message.prefix == ddl_trigger.PREFIX and not self._compat:
-            yield from self._ddl(lsn, message, position)
+            self._ddl(lsn, message, position)
         if self._compat or message.prefix not in self._message_prefixes:
             return
         if self._held is not None:
-            yield self._release(last=False)
+            self._out.append(self._release(last=False))
         subject = message_subject(message.prefix)
         payload = self._message_payload(lsn, message, position, xid, ts)
         self._held = _Held(position, subject, str(payload["msg_id"]), payload)
         if not message.transactional:
-            yield self._release(last=True)
+            self._out.append(self._release(last=True))
 
-    def _ddl(self, lsn: int, message: Message, position: Position) -> Iterator[Event]:
+    def _ddl(self, lsn: int, message: Message, position: Position) -> None:
         """What the event trigger wrote: schema events in their place. Others may write under its prefix: not taken."""
         try:
             ddl = ddl_trigger.parse(message.content)
@@ -282,8 +280,8 @@ class Assembler:
         tx = events.transaction(self.xid, position, self._ts, last=False)
         for told in self._book.hear(ddl, position, lsn, self.xid):
             if self._held is not None:
-                yield self._release(last=False)
-            yield self._schema_event(told, position, lsn, tx)
+                self._out.append(self._release(last=False))
+            self._out.append(self._schema_event(told, position, lsn, tx))
 
     def _message_payload(self, lsn: int, message: Message, position: Position, xid: int, ts: str | None) -> Payload:
         subject = message_subject(message.prefix)
@@ -320,9 +318,9 @@ class Assembler:
             payload = events.as_bridge(payload)
         encoded = events.encode(payload, self._encoding)
         if len(encoded) <= self._payload_bytes_max:
-            return Event(held.position, held.subject, held.msg_id, encoded, headers=headers, ends=last)
+            return Event(held.subject, held.msg_id, encoded, headers, position=held.position, ends=last)
         small = self._referring(payload, held.key, len(encoded))
-        return Event(held.position, held.subject, held.msg_id, small, headers=headers, large=encoded, ends=last)
+        return Event(held.subject, held.msg_id, small, headers, True, held.position, last, encoded)
 
     def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
         small = events.encode(events.referring(payload, key, size, self._large_bucket), self._encoding)

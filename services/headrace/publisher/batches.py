@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from headrace.contract import events
 from headrace.contract.naming import MESSAGES, batch_subject
-from headrace.jetstream.ingest import Outgoing
 from headrace.jetstream.large import LargeStore
+from headrace.jetstream.message import Outgoing
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics import Stats
 from headrace.publisher.assembler import Event, Mark

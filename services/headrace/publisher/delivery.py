@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from headrace.jetstream.ingest import Outgoing
 from headrace.jetstream.large import LargeStore
-from headrace.lsn import Position
+from headrace.jetstream.message import Outgoing
+from headrace.lsn import ORIGIN, Position
 from headrace.metrics import Stats, count
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.ledger import Ledger
@@ -71,9 +71,9 @@ class Delivery:
         self._ledger = Ledger()
 
     async def event(self, event: Event) -> None:
-        there = event.position <= self.position or event.msg_id in self._ids_after
-        there = there or event.position <= self._lanes.get(lane_of(event.subject), Position(0, 0))
-        if there:
+        position = event.position
+        there = position <= self.position or event.msg_id in self._ids_after
+        if there or (self._lanes and position <= self._lanes.get(lane_of(event.subject), ORIGIN)):
             count(self._stats, "skipped_events")
             if event.advances:
                 self.position = max(self.position, event.position)
@@ -84,7 +84,7 @@ class Delivery:
             await self._large.put(event.msg_id, event.large)
         self._before = self.position
         if event.advances:
-            self.position = event.position
+            self.position = position
         await self._take(event)
 
     async def mark(self, mark: Mark) -> None:
@@ -116,13 +116,17 @@ class Delivery:
 
     async def _take(self, event: Event) -> None:
         """Take an event that is not in the stream."""
-        await self._send(event)
+        if event.advances:
+            self._sent.append((self._pipe.published + 1, event.position, event.msg_id))
+        await self._pipe.publish(event)
 
     async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:
-        await self._publish(
-            Outgoing(event.subject, event.msg_id, event.payload, {**event.headers, **(headers or {})}, event.advances),
-            event.position,
-        )
+        if headers is None:
+            await self._publish(event, event.position)
+            return
+        merged = {**event.headers, **headers}
+        message = Outgoing(event.subject, event.msg_id, event.payload, merged, event.advances)
+        await self._publish(message, event.position)
 
     async def _publish(self, message: Outgoing, position: Position) -> None:
         """Hand a message over; if it advances, everything up to `position` is stored with it."""
