@@ -73,4 +73,4 @@ async def test_the_responder_itself_loads_nothing_of_spark_or_arrow(responder: R
     await consumer.publish("(id int)", "light")
     await consumer.sql.execute("INSERT INTO light VALUES (1)")
     assert (await consumer.snapshot("light")).rows == [{"id": 1}]
-    assert not libraries_of(responder.pid, "arrow", "pandas", "numpy", "pyspark")
+    assert not libraries_of(responder.pid, "arrow", "pandas", "numpy", "pydantic", "pyspark")

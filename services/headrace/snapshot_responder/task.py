@@ -40,7 +40,8 @@ from headrace.snapshot_responder.plan import SnapshotPlan
 from headrace.snapshot_responder.ranges import PageRange
 from headrace.snapshot_responder.session import COPY_SESSION
 
-PARSE_BYTES = 1024 * 1024
+# Below that, what a block costs however few its rows begins to show.
+PARSE_BYTES = 4 * 1024 * 1024
 IN_FLIGHT_MAX = 4
 PUBLISH_TIMEOUT_S = 10.0
 PUBLISH_PATIENCE_S = 60.0

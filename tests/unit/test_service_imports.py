@@ -1,0 +1,31 @@
+"""What a service's process must never load: each of these would cost it a good part of its memory and of its start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli.service import SERVICES
+
+HEAVY = ("numpy", "pandas", "pyarrow", "pydantic", "pyspark", "typer")
+PROBE = """
+import sys
+import headrace.cli.entry
+import headrace.{module}.service
+print(*sorted(set({heavy}) & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_loads_nothing_heavy(service: str) -> None:
+    probe = PROBE.format(module=service.replace("-", "_"), heavy=HEAVY)
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert not loaded.stdout.split()
+
+
+def test_the_probe_sees_what_is_loaded() -> None:
+    probe = PROBE.format(module="telemetry", heavy=("asyncio", *HEAVY))
+    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["asyncio"]
