@@ -1,0 +1,215 @@
+"""In transaction mode no reader sees part of a transaction, whenever it looks and however often the publisher dies.
+
+The reader asks for the last message, and consumes all there is, without a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import nats
+import orjson
+import pytest
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from headrace.contract import events
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.database import Database
+from headrace.testing.line import SETTINGS
+from headrace.testing.oracle import Oracle, stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+
+KILLS = 12
+SETTLED_S = 60.0
+FETCH = 1000
+
+
+async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) -> int:
+    """Transactions of 2 to 200 rows over both tables; how many."""
+    chance = random.Random(seed)
+    connection: Any = await asyncpg.connect(postgres.dsn())
+    made = row = 0
+    try:
+        while not enough.is_set():
+            rows = chance.choice([2, 2, 3, 10, 50, 200])
+            async with connection.transaction():
+                for table in ("orders", "items"):
+                    await connection.execute(
+                        f"INSERT INTO {table} SELECT g, 'note ' || g FROM generate_series($1::bigint, $2::bigint) g",
+                        row,
+                        row + rows // 2 - 1,
+                    )
+                if chance.random() < 0.3:
+                    await connection.execute("UPDATE orders SET note = 'again' WHERE id = $1", row)
+                if chance.random() < 0.2:
+                    await connection.execute("DELETE FROM items WHERE id = $1", row)
+            made += 1
+            row += rows // 2
+            await asyncio.sleep(chance.random() / 50)
+    finally:
+        await connection.close()
+    return made
+
+
+@dataclass
+class Reader:
+    """Looks at the stream as often as it can; whatever it is shown must end where a transaction ends.
+
+    By reading messages, as any reader does: the sequence that the server's stream info names while it stores a batch is
+    ahead of what it lets anybody read.
+    """
+
+    client: Client
+    looks: int = 0
+    fetches: int = 0
+
+    async def last_messages(self, done: asyncio.Event) -> None:
+        """The stream's last message, by the leader and by a direct get."""
+        js = self.client.jetstream()
+        while not done.is_set():
+            for direct in (False, True):
+                with contextlib.suppress(NotFoundError):
+                    _whole(events.decode((await js.get_last_msg("CDC", "cdc.>", direct=direct)).data or b""))
+                    self.looks += 1
+
+    async def consume(self, done: asyncio.Event) -> None:
+        """Everything there is, then everything there is since."""
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
+        made = await self.client.jsm().add_consumer("CDC", config)
+        inbox = self.client.new_inbox()
+        answers = await self.client.subscribe(inbox)
+        request = orjson.dumps({"batch": FETCH, "no_wait": True})
+        while not done.is_set():
+            await self.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.CDC.{made.name}", request, reply=inbox)
+            last, count = None, 0
+            while count < FETCH and "Status" not in ((message := await answers.next_msg(timeout=10)).headers or {}):
+                last, count = message, count + 1
+            if last is not None and count < FETCH:
+                _whole(events.decode(last.data))
+                self.fetches += 1
+
+
+def _whole(payload: events.Payload) -> None:
+    told_by_the_catalog = payload["tx"]["xid"] == 0
+    assert payload["tx"]["last"] or told_by_the_catalog, f"the end of the stream was inside {payload['tx']}"
+
+
+@contextlib.asynccontextmanager
+async def reading(url: str) -> AsyncIterator[Reader]:
+    """A reader at work for as long as the block lasts; what it found wrong is raised at its end."""
+    client = await nats.connect(url)
+    done = asyncio.Event()
+    reader = Reader(client)
+    tasks = [asyncio.create_task(work) for work in (reader.last_messages(done), reader.consume(done))]
+    try:
+        yield reader
+        done.set()
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await client.close()
+
+
+@pytest.mark.slow
+async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_killed_in_a_loop(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    await database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE TABLE items (id bigint PRIMARY KEY, note text);"
+        "CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
+    oracle = Oracle(database, "oracle", "headrace")
+    await oracle.begin()
+    chance = random.Random(7)
+    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    settings = {**environment, "HEADRACE_DELIVERY": "transaction", "HEADRACE_LEASE_TTL_S": "0.5"}
+    async with Suite(settings, tmp_path) as suite, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        await suite.logged("publisher", "epoch_joined")
+        async with reading(server.url) as reader:
+            enough = asyncio.Event()
+            writer = asyncio.create_task(write(postgres, enough, seed=1))
+            for number in range(KILLS):
+                await asyncio.sleep(chance.uniform(0.3, 1.0))
+                await suite.kill("publisher")
+                await suite.start("publisher", **_failpoint(chance))
+                # One that only stands by for the lease is not worth a kill.
+                await joined(suite, number + 2)
+            await suite.kill("publisher")
+            await suite.start("publisher")
+            enough.set()
+            transactions = await writer
+            committed = await oracle.changes()
+            await settled(server.url, len(committed))
+        assert min(reader.looks, reader.fetches) > KILLS
+    found = [event for event in await stored(server.url) if event.payload["operation"] != "SCHEMA"]
+    assert [event.change for event in found] == committed
+    assert len({event.change.position.lsn for event in found}) == transactions
+
+
+async def joined(suite: Suite, times: int) -> None:
+    async with asyncio.timeout(20):
+        while suite.log("publisher").count("epoch_joined") < times:  # noqa: ASYNC110  # a file gives no event
+            await asyncio.sleep(0.02)
+
+
+def _failpoint(chance: random.Random) -> dict[str, str]:
+    """Half of the publishers die inside a group, if they are not killed first."""
+    if chance.random() < 0.5:
+        return {}
+    return {"HEADRACE_FAILPOINT": f"publisher.inside_atomic:{chance.randint(1, 400)}"}
+
+
+async def settled(url: str, rows: int) -> None:
+    client = await nats.connect(url)
+    try:
+        async with asyncio.timeout(SETTLED_S):
+            while True:
+                info = await client.jetstream().stream_info("CDC", subjects_filter="cdc.>")
+                subjects = info.state.subjects or {}
+                if sum(count for subject, count in subjects.items() if not subject.endswith(".schema")) >= rows:
+                    return
+                await asyncio.sleep(0.1)
+    finally:
+        await client.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failpoint", ["inside_atomic:1", "inside_atomic:57", "inside_atomic:98"])
+async def test_a_group_whose_publisher_died_inside_it_leaves_nothing_visible(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, failpoint: str
+) -> None:
+    postgres, server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    await database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
+    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    settings = {**environment, "HEADRACE_DELIVERY": "transaction"}
+    async with Suite(settings, tmp_path, services=("wal-reader",)) as suite, contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(database.close)
+        await suite.start("publisher", HEADRACE_FAILPOINT=f"publisher.{failpoint}")
+        await suite.logged("publisher", "epoch_joined")
+        # 99 rows and their schema event; large enough that much of it has left the process when it dies.
+        await database.execute("INSERT INTO orders SELECT g, repeat('x', 60000) FROM generate_series(1, 99) g")
+        assert await suite.exit_code("publisher", 20) == -9
+        assert [event for event in await stored(server.url) if event.payload["tx"]["xid"]] == []
+        await suite.start("publisher")
+        await settled(server.url, 99)
+        rows = [event for event in await stored(server.url) if event.payload["operation"] != "SCHEMA"]
+        assert [event.payload["data"]["id"] for event in rows] == list(range(1, 100))
+        assert [event.change.position.seq for event in rows] == list(range(99))
