@@ -85,6 +85,10 @@ def encode_open(epoch: int, opening: Opening) -> bytes:
     return header(Kind.OPEN, epoch, 0) + bytes(msgpack.packb(body))
 
 
+# lsn, length: what comes before a message in a DATA frame.
+entry_head = _ENTRY.pack
+
+
 def encode_entry(lsn: int, message: bytes) -> bytes:
     return _ENTRY.pack(lsn, len(message)) + message
 

@@ -122,16 +122,24 @@ class FrameSender:
     def flush_request(self) -> bytes:
         return frame.header(Kind.FLUSH, self.epoch, self.seq)
 
+    def fit(self, lsn: int, message: bytes) -> bool:
+        """Pack a message if it makes no frame full; nearly all do not, and this is the quick way for them."""
+        size = len(message)
+        total = self._entries_bytes + size + frame.ENTRY_OVERHEAD_BYTES
+        if total > self._frame_bytes_max:
+            return False
+        self._entries.append(frame.entry_head(lsn, size))
+        self._entries.append(message)
+        self._entries_bytes = total
+        return True
+
     def add(self, lsn: int, message: bytes) -> Iterator[bytes]:
         """Pack a message; yields the frames that are full by it."""
-        size = len(message) + frame.ENTRY_OVERHEAD_BYTES
-        if self._entries_bytes + size > self._frame_bytes_max:
-            yield from self.flush()
-        if size > self._frame_bytes_max:
-            yield from self._parts(lsn, message)
+        if self.fit(lsn, message):
             return
-        self._entries.append(frame.encode_entry(lsn, message))
-        self._entries_bytes += size
+        yield from self.flush()
+        if not self.fit(lsn, message):
+            yield from self._parts(lsn, message)
 
     def flush(self) -> Iterator[bytes]:
         """The frame of what is packed, if anything is."""

@@ -22,6 +22,7 @@ from headrace.settings import PostgresSettings
 
 _KEEPALIVE = struct.Struct(">xQQB")
 _XLOG_DATA = struct.Struct(">xQQQ")
+_XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
 _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
@@ -251,7 +252,9 @@ class ReplicationConnection:
         get = self._pg.get_copy_data
         while len(messages) < _BATCH_MESSAGES:
             size, data = get(1)
-            if size > 0:
+            if size > _XLOG_DATA.size and data[0] == _XLOG_DATA_KIND:
+                messages.append((_XLOG_DATA.unpack_from(data)[0], bytes(data[_XLOG_DATA.size :])))
+            elif size > 0:
                 messages.append(_message(bytes(data)))
             elif size == 0:
                 break

@@ -271,15 +271,20 @@ class WalReader:
     async def _pack(self, messages: list[Message], connection: ReplicationConnection) -> None:
         """Pack what came, and what comes meanwhile, into frames; nothing lingers."""
         reply_wanted = False
+        fit = self._sender.fit
         while messages:
             for message in messages:
                 if isinstance(message, Keepalive):
                     reply_wanted = reply_wanted or message.reply_wanted
                     await self._pack_keepalive(message, connection)
+                elif not fit(*message):
+                    await self._pack_frame(*message, connection)
                 else:
-                    await self._pack_message(*message, connection)
+                    # Nothing waited, so nothing can have ended the epoch.
+                    continue
                 if self._over:
                     break
+            self._note(messages)
             if self._over or not self._may_send():
                 break
             messages = connection.read_now()
@@ -297,10 +302,16 @@ class WalReader:
                 if not await self._send_in_credit(data, connection):
                     return
 
-    async def _pack_message(self, lsn: int, message: bytes, connection: ReplicationConnection) -> None:
-        self._received = max(self._received, lsn)
-        count(self._stats, "wal_messages")
-        count(self._stats, "wal_bytes", len(message))
+    def _note(self, messages: list[Message]) -> None:
+        """Count what was read, once for all of it: for each message it would cost more than packing."""
+        data = [message for message in messages if not isinstance(message, Keepalive)]
+        if data:
+            self._received = max(self._received, data[-1][0])
+            count(self._stats, "wal_messages", len(data))
+            count(self._stats, "wal_bytes", sum([len(message) for _, message in data]))
+
+    async def _pack_frame(self, lsn: int, message: bytes, connection: ReplicationConnection) -> None:
+        """Pack a message that makes a frame full."""
         for data in self._sender.add(lsn, message):
             if not await self._send_in_credit(data, connection):
                 return
