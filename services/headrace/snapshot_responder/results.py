@@ -18,12 +18,14 @@ from nats.js.errors import APIError, NotFoundError
 from headrace import log as logs
 from headrace.contract.events import decode, encode
 from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject
+from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
-from headrace.settings import Settings
+from headrace.settings import Compat, Settings
 
 log = logs.logger("snapshot-responder")
 
 RETRY_S = 0.5
+_NOT_PUBLISHED = "table_not_in_publication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,7 @@ class Results:
     ) -> None:
         """Publish `init.error.{token}`; waits for NATS as long as it takes."""
         log.warning("snapshot_failed", snapshot_id=snapshot_id, token=token, reason=error)
-        body = {"snapshot_id": snapshot_id, "table": table, "error": error, "available_tables": list(available)}
-        payload = encode(body, self.settings.format.encoding)
+        payload = self._error(table, snapshot_id, error, available)
         headers: dict[str, Any] = {Header.MSG_ID: f"{snapshot_id}-{suffix}"}
         while True:
             try:
@@ -49,6 +50,15 @@ class Results:
                 await asyncio.sleep(RETRY_S)
             else:
                 return
+
+    def _error(self, table: str, snapshot_id: str, error: str, available: Sequence[str]) -> bytes:
+        tables = list(available)
+        if self.settings.delivery.compat is Compat.BRIDGE:
+            # MessagePack whatever the rest is in, and one word for a table that isn't published.
+            body = {"error": _NOT_PUBLISHED if tables else error, "table": table, "available_tables": tables}
+            return encode(body, Encoding.MSGPACK)
+        body = {"snapshot_id": snapshot_id, "table": table, "error": error, "available_tables": tables}
+        return encode(body, self.settings.format.encoding)
 
     async def purge(self, token: str, snapshot_id: str) -> None:
         """Remove the chunks of an attempt that came to nothing; where that fails they age out."""

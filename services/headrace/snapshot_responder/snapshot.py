@@ -24,7 +24,7 @@ from headrace.contract.naming import chunk_subject, meta_subject, snapshot_progr
 from headrace.errors import HeadraceError
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
-from headrace.settings import Settings
+from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
@@ -38,6 +38,8 @@ log = logs.logger("snapshot-responder")
 
 PAGE_BYTES = 8192
 _COUNT_CONSUMER_TTL_S = 10.0
+# What the PG→NATS bridge documents, in its order.
+_BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
 
 class IncompleteError(HeadraceError):
@@ -163,9 +165,11 @@ class Snapshot:
 
     async def _publish_meta(self, held: HeldSnapshot) -> None:
         body = self._meta(held)
+        bridge = self.settings.delivery.compat is Compat.BRIDGE
+        told = {key: body[key] for key in _BRIDGE_META} if bridge else body
         headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
         await self.client.jetstream().publish(
-            meta_subject(self.request.token), encode(body, self.settings.format.encoding), headers=headers
+            meta_subject(self.request.token), encode(told, self.settings.format.encoding), headers=headers
         )
         log.info("snapshot_completed", **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")})
 
