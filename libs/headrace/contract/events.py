@@ -5,8 +5,10 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,6 +26,7 @@ _JSON_FIRST = b"{["
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _INT_DIGITS_MAX = 4000
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
 # Events that tell about the rows that follow, and so take no consumer's position forward.
@@ -113,11 +116,11 @@ def _decompressed(data: bytes) -> bytes:
 
 
 def _decode_json(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        # An embedded json value may hold what orjson refuses: 1e400, a lone surrogate, a number of 5,000 digits.
-        return json.loads(data, parse_int=_int_or_digits, parse_float=_float_or_digits)
+    # An embedded json value may hold what orjson rounds (an integer beyond 64 bits) or refuses: 1e400, a lone surrogate.
+    if _LONG_NUMBER.search(data) is None:
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(data)
+    return json.loads(data, parse_int=_int_or_digits, parse_float=_float_or_digits)
 
 
 def _int_or_digits(digits: str) -> int | str:
