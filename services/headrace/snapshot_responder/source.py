@@ -62,6 +62,13 @@ WHERE i.indrelid = $1::oid AND a.attnum = ANY(i.indkey::int2[]) AND i.indexrelid
     ORDER BY k.indisprimary DESC LIMIT 1)
 ORDER BY a.attnum
 """
+_WHOLE_TABLE = """
+SELECT c.oid::int8 AS relation_id, c.relreplident::text AS identity, c.relkind::text AS kind,
+       array(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+             ORDER BY attnum) AS columns
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
+"""
 _KIND = """
 SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2
@@ -124,7 +131,35 @@ async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedT
         connection.terminate()
 
 
+async def describe_table(settings: Settings, request: SnapshotRequest) -> HeldSnapshot:
+    """The table's columns and storage as they are now, with no snapshot held."""
+    connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
+    try:
+        async with connection.transaction(readonly=True):
+            table = await _find_table(connection, settings, request)
+            return await _describe(connection, table, request, 0, "", asyncio.Event())
+    except asyncpg.PostgresError as error:
+        raise explained(error.sqlstate, str(error), settings.postgres) from error
+    finally:
+        connection.terminate()
+
+
+async def _whole_table(connection: asyncpg.Connection, request: SnapshotRequest) -> PublishedTable:
+    """The table with all that it has, whether it is published or not."""
+    row = await connection.fetchrow(_WHOLE_TABLE, request.schema, request.table)
+    if row is None:
+        raise RefusedError(
+            f"{request.schema}.{request.table} is not a table",
+            remedy="Name an ordinary or partitioned table by its raw name, and its schema beside it.",
+        )
+    return PublishedTable(
+        row["relation_id"], request.schema, request.table, row["identity"], tuple(row["columns"]), None, row["kind"]
+    )
+
+
 async def _find_table(connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest) -> PublishedTable:
+    if not settings.source.publication:
+        return await _whole_table(connection, request)
     tables = _delivered(await catalog.published_tables(connection, settings.source.publication), settings)
     for table in tables:
         if (table.schema, table.name) == (request.schema, request.table):
