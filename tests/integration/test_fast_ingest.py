@@ -1,0 +1,208 @@
+"""What fast ingest rests on, asked of a real nats-server; and what it does for the wire.
+
+What both ways of publishing promise is in test_ingest.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import nats
+import orjson
+import pytest
+from nats.aio.client import Client
+from nats.js.api import StorageType, StreamConfig
+
+from headrace.contract import events
+from headrace.contract.values import Encoding
+from headrace.jetstream.fast import FastIngest, offers_fast_ingest
+from headrace.jetstream.ingest import IngestError
+from headrace.jetstream.message import Outgoing
+from headrace.jetstream.tail import StreamTail
+from headrace.publisher.progress import reader_of
+from headrace.testing.oracle import stored
+from headrace.testing.plugin import OwnNats
+
+STREAM = "FAST"
+UNKNOWN_BATCH, WRONG_LAST_SEQUENCE = 10208, 10071
+
+
+def event(number: int) -> Outgoing:
+    payload = {"operation": "INSERT", "table": "t", "source": "a", "tx": {"lsn": number, "seq": 0}}
+    return Outgoing("fast.t", f"{number:x}-t-insert", events.encode(payload, Encoding.MSGPACK))
+
+
+@pytest.fixture
+async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
+    connected = await nats.connect((await own_nats()).url)
+    config = StreamConfig(name=STREAM, subjects=["fast.>"], storage=StorageType.FILE, duplicate_window=60.0)
+    await connected.jetstream().add_stream(config, allow_batched=True)
+    yield connected
+    await connected.close()
+
+
+async def opened(client: Client, *, messages_max: int = 4096) -> FastIngest:
+    tail = StreamTail(client.jetstream(), STREAM, reader_of("a"))
+    ingest = FastIngest(client, tail, {}, messages_max=messages_max, bytes_max=1 << 23, ack_timeout_s=3)
+    await ingest.open(await tail.after(0))
+    return ingest
+
+
+async def deliver(ingest: FastIngest, numbered: range) -> None:
+    for number in numbered:
+        await ingest.publish(event(number))
+    await ingest.drain()
+
+
+async def numbers(client: Client) -> list[int]:
+    assert client.connected_url is not None
+    return [found.payload["tx"]["lsn"] for found in await stored(client.connected_url.geturl(), STREAM)]
+
+
+class Raw:
+    """A batch by hand: each message as the protocol has it, and the answers."""
+
+    def __init__(self, client: Client, batch: str) -> None:
+        self._client = client
+        self._batch = batch
+        self._inbox = client.new_inbox()
+
+    async def open(self) -> None:
+        self._answers = await self._client.subscribe(f"{self._inbox}.>")
+
+    async def send(self, number: int, operation: int, headers: dict[str, str], payload: bytes = b"x") -> None:
+        reply = f"{self._inbox}.{self._batch}.100.fail.{number}.{operation}.$FI"
+        await self._client.publish("fast.raw", payload, reply=reply, headers=headers)
+
+    async def answer(self) -> dict[str, Any]:
+        return dict(orjson.loads((await self._answers.next_msg(timeout=2)).data))
+
+
+async def raw(client: Client, batch: str) -> Raw:
+    made = Raw(client, batch)
+    await made.open()
+    return made
+
+
+async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(client: Client) -> None:
+    """Why every message says what it expects: the first one's word alone would fence nothing."""
+    await client.jetstream().publish("fast.raw", b"x", headers={"Nats-Msg-Id": "known"})
+    batch = await raw(client, "one")
+    await batch.send(1, 0, {"Nats-Msg-Id": "known", "Nats-Expected-Last-Sequence": "999"})
+    assert await batch.answer() == {"type": "ack", "seq": 0, "msgs": 100}
+    await batch.send(2, 2, {"Nats-Msg-Id": "new"})
+    assert (await batch.answer())["seq"] == 2
+
+
+async def test_a_message_in_the_wrong_place_ends_its_batch(client: Client) -> None:
+    batch = await raw(client, "one")
+    await batch.send(1, 0, {"Nats-Expected-Last-Sequence": "0"})
+    assert (await batch.answer())["type"] == "ack"
+    await client.jetstream().publish("fast.raw", b"another's")
+    await batch.send(2, 1, {"Nats-Expected-Last-Sequence": "1"})
+    refused = await batch.answer()
+    assert (refused["type"], refused["error"]["err_code"]) == ("err", WRONG_LAST_SEQUENCE)
+    kept = await batch.answer()
+    assert (kept["count"], kept["seq"]) == (1, 1)
+    await batch.send(3, 1, {"Nats-Expected-Last-Sequence": "2"})
+    assert (await batch.answer())["error"]["err_code"] == UNKNOWN_BATCH
+
+
+async def test_a_lost_message_ends_its_batch(client: Client) -> None:
+    batch = await raw(client, "one")
+    await batch.send(1, 0, {"Nats-Expected-Last-Sequence": "0"})
+    await batch.answer()
+    await batch.send(3, 1, {"Nats-Expected-Last-Sequence": "1"})
+    assert (await batch.answer())["type"] == "gap"
+    assert (await batch.answer())["count"] == 1
+    await batch.send(2, 1, {"Nats-Expected-Last-Sequence": "1"})
+    assert (await batch.answer())["error"]["err_code"] == UNKNOWN_BATCH
+    assert (await client.jetstream().stream_info(STREAM)).state.messages == 1
+
+
+async def test_one_message_alone_is_acknowledged_in_one_round_trip(client: Client) -> None:
+    ingest = await opened(client)
+    await ingest.publish(event(1))
+    before = client.stats["in_msgs"]
+    await ingest.settle()
+    await client.flush()
+    async with asyncio.timeout(2):
+        while not ingest.acked:  # noqa: ASYNC110  # the answer gives no event outside
+            await asyncio.sleep(0.001)
+    assert client.stats["in_msgs"] - before == 1
+    assert ingest.stored_seq == 1
+
+
+async def test_many_messages_take_few_acknowledgements(client: Client) -> None:
+    ingest = await opened(client)
+    before = client.stats["in_msgs"]
+    await deliver(ingest, range(1, 20_001))
+    assert client.stats["in_msgs"] - before < 100
+    assert (ingest.acked, ingest.stored_seq) == (20_000, 20_000)
+    assert await numbers(client) == list(range(1, 20_001))
+
+
+async def test_an_open_batch_is_acknowledged_once_nothing_comes(client: Client) -> None:
+    ingest = await opened(client)
+    for number in range(1, 701):
+        await ingest.publish(event(number))
+    await ingest.settle()
+    await client.flush()
+    await asyncio.sleep(0.1)
+    assert ingest.acked == 500
+    await ingest.settle()
+    async with asyncio.timeout(2):
+        while ingest.acked < 700:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.001)
+    assert ingest.stored_seq == 700
+
+
+@pytest.mark.parametrize("messages_max", [1, 3, 40])
+async def test_a_small_window_never_waits_for_an_acknowledgement_that_does_not_come(
+    client: Client, messages_max: int
+) -> None:
+    ingest = await opened(client, messages_max=messages_max)
+    async with asyncio.timeout(10):
+        for number in range(1, 301):
+            await ingest.publish(event(number))
+        await ingest.drain()
+    assert await numbers(client) == list(range(1, 301))
+
+
+async def test_a_publisher_with_an_open_batch_stores_nothing_behind_its_heir(client: Client) -> None:
+    zombie = await opened(client)
+    for number in range(1, 1001):
+        await zombie.publish(event(number))
+    await zombie.settle()
+    await client.flush()
+    await asyncio.sleep(0.2)
+    heir = await opened(client)
+    await deliver(heir, range(1001, 1201))
+    with pytest.raises(IngestError):
+        await deliver(zombie, range(1001, 3001))
+    # What comes right behind the heir's last message is the same whoever sends it: that would be no harm.
+    kept = await numbers(client)
+    assert kept == list(range(1, len(kept) + 1))
+    assert len(kept) >= 1200
+
+
+@pytest.mark.slow
+async def test_a_batch_that_the_server_has_forgotten_is_an_error_and_no_hole(client: Client) -> None:
+    ingest = await opened(client)
+    for number in range(1, 701):
+        await ingest.publish(event(number))
+    await ingest.settle()
+    # The server forgets a batch in which nothing was sent for ten seconds.
+    await asyncio.sleep(11)
+    with pytest.raises(IngestError):
+        await deliver(ingest, range(701, 1001))
+    assert await numbers(client) == list(range(1, 701))
+
+
+async def test_a_stream_that_does_not_take_batches_is_seen_beforehand(client: Client) -> None:
+    js = client.jetstream()
+    assert await offers_fast_ingest(js, client, STREAM)
+    await js.add_stream(name="PLAIN", subjects=["plain.>"])
+    assert not await offers_fast_ingest(js, client, "PLAIN")

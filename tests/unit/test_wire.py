@@ -1,0 +1,47 @@
+"""What is handed over in bulk is what nats-py itself would send."""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+
+from headrace.jetstream import wire
+from headrace.jetstream.message import Outgoing
+
+
+class Recorded(Client):
+    """nats-py's own publish, up to where it would write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: ARG002  # nats-py's own
+        self.sent += cmd
+
+
+async def published(subject: str, reply: str, headers: dict[str, str] | None, payload: bytes) -> bytes:
+    """Through the public call's own last step, which needs no connection."""
+    recorded = Recorded()
+    await recorded._send_publish(subject, reply, payload, len(payload), headers)
+    return recorded.sent
+
+
+async def test_a_composed_message_is_what_publish_would_send() -> None:
+    more = {"Headrace-Position": "slot 12 3", "Odd": " two\r\nlines é "}
+    for headers in ({}, more):
+        message = Outgoing("cdc.t.insert", "1f-t-insert", b"\x00\xffpayload", headers)
+        expected = {"Nats-Msg-Id": "1f-t-insert", "Nats-Expected-Last-Sequence": "41", **headers}
+        assert wire.command(message, "_INBOX.a.b.1.0.$FI", 41) == await published(
+            message.subject, "_INBOX.a.b.1.0.$FI", expected, message.payload
+        )
+
+
+async def test_an_end_without_a_message_is_what_publish_would_send() -> None:
+    assert wire.bare("cdc.t.insert", "_INBOX.a.3.$FI") == await published("cdc.t.insert", "_INBOX.a.3.$FI", None, b"")
+
+
+async def test_what_is_handed_over_is_sent_in_order_and_counted() -> None:
+    recorded = Recorded()
+    await wire.hand_over(recorded, [b"one", b"two"])
+    assert recorded.sent == b"onetwo"
+    assert recorded.stats["out_msgs"] == 2
