@@ -116,7 +116,7 @@ def _decompressed(data: bytes) -> bytes:
 
 
 def _decode_json(data: bytes) -> Any:
-    # An embedded json value may hold what orjson rounds (an integer beyond 64 bits) or refuses: 1e400, a lone surrogate.
+    # An embedded json value may hold what orjson rounds (an integer beyond 64 bits) or refuses: 1e400, half a pair.
     if _LONG_NUMBER.search(data) is None:
         with contextlib.suppress(orjson.JSONDecodeError):
             return orjson.loads(data)

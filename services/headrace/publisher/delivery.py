@@ -36,6 +36,10 @@ class Pipe(Protocol):
         """Hand a message over; waits while too many are under way."""
         ...
 
+    async def drain(self) -> None:
+        """Wait until everything handed over is stored."""
+        ...
+
 
 class Delivery:
     """`--delivery event`: a message for each event, at once."""
@@ -81,6 +85,7 @@ class Delivery:
         if event.large is not None:
             # What is before it need not wait for an object store that refuses.
             await self.flush()
+            await self._pipe.drain()
             await self._large.put(event.msg_id, event.large)
         self._before = self.position
         if event.advances:
