@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
-from headrace.contract.naming import CDC, Operation, message_id, message_subject, schema_subject
+from headrace.contract.naming import CDC, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.message import Outgoing
@@ -33,7 +33,7 @@ from headrace.pgoutput.messages import (
 )
 from headrace.postgres import ddl_trigger
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
-from headrace.publisher.shape import Shape
+from headrace.publisher.shape import Kind, Shape
 
 # NATS's usual max_payload is 1 MiB, headers included.
 PAYLOAD_BYTES_MAX = 1_000_000
@@ -96,7 +96,7 @@ class Assembler:
         self._seq = 0
         self._held: _Held | None = None
         self._lsn = -1
-        self._repeats: dict[tuple[str, Operation], int] = {}
+        self._repeats: dict[str, int] = {}
         # What `feed` is about to give.
         self._out: list[Event | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
@@ -139,6 +139,17 @@ class Assembler:
             take(lsn, message)
         return out
 
+    def insert(self, lsn: int, data: bytes) -> list[Event | Mark] | None:
+        """`feed` for the bytes of an Insert message; None when it has to be decoded for that."""
+        shape = self._shapes.get(int.from_bytes(data[1:5], "big"))
+        row = shape.quick(data) if shape is not None and shape.quick is not None else None
+        if shape is None or row is None:
+            return None
+        out: list[Event | Mark] = []
+        self._out = out
+        self._hold(lsn, shape, shape.insert, row)
+        return out
+
     def _on_begin(self, _: int, begin: Begin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
@@ -156,22 +167,27 @@ class Assembler:
     def _insert(self, lsn: int, message: Insert) -> None:
         shape = self._shape(message.relation_id)
         data, unchanged = shape.row(message.new)
-        self._hold(lsn, shape, Operation.INSERT, data, unchanged=unchanged)
+        self._hold(lsn, shape, shape.insert, data, unchanged=unchanged)
 
     def _update(self, lsn: int, message: Update) -> None:
         shape = self._shape(message.relation_id)
         data, unchanged = shape.row(message.new)
         old = _old(shape, message.key, message.old)
-        self._hold(lsn, shape, Operation.UPDATE, data, old=old, unchanged=unchanged)
+        self._hold(lsn, shape, shape.update, data, old=old, unchanged=unchanged)
 
     def _delete(self, lsn: int, message: Delete) -> None:
         shape = self._shape(message.relation_id)
         old = _old(shape, message.key, message.old)
-        self._hold(lsn, shape, Operation.DELETE, shape.deleted(old or {}), old=old)
+        self._hold(lsn, shape, shape.delete, shape.deleted(old or {}), old=old)
 
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
-            self._hold(lsn, self._shape(relation_id), Operation.TRUNCATE, {})
+            shape = self._shape(relation_id)
+            if self._compat:
+                # It takes its place, and is not delivered.
+                self._next_position()
+            else:
+                self._hold(lsn, shape, shape.truncate, {})
 
     def _shape(self, relation_id: int) -> Shape:
         shape = self._shapes.get(relation_id)
@@ -183,7 +199,7 @@ class Assembler:
         self,
         lsn: int,
         shape: Shape,
-        operation: Operation,
+        kind: Kind,
         data: Payload,
         *,
         old: Payload | None = None,
@@ -191,17 +207,17 @@ class Assembler:
     ) -> None:
         """Hold this event back, let go of the one before."""
         begin, position = self._next_position()
-        if shape.excluded or (self._compat and operation is Operation.TRUNCATE):
+        if shape.excluded:
             return
         if self._held is not None:
             self._out.append(self._release(last=False))
         if not shape.told and not self._compat and not self._book.replays(shape.table, position):
             self._tell(lsn, shape, begin, position)
-        msg_id = message_id(lsn, shape.token, operation, self._repeat(lsn, shape.token, operation))
+        msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
         payload: Payload = {
-            "subject": shape.subjects[operation],
+            "subject": kind.subject,
             "table": shape.relation.name,
-            "operation": operation.upper(),
+            "operation": kind.operation,
             "msg_id": msg_id,
             "relation_id": shape.relation.relation_id,
             "data": data,
@@ -214,7 +230,7 @@ class Assembler:
             payload["old"] = old
         if unchanged:
             payload["unchanged"] = unchanged
-        self._held = _Held(position, shape.subjects[operation], msg_id, payload, shape.key)
+        self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
 
     def _next_position(self) -> tuple[Begin, Position]:
         """The place of the change at hand: every change takes one, whether it is delivered or not."""
@@ -296,14 +312,15 @@ class Assembler:
             "tx": events.transaction(xid, position, ts, last=False),
         }
 
-    def _repeat(self, lsn: int, token: str, operation: Operation) -> int:
-        """How many changes of this table and kind the same WAL record had before."""
+    def _repeat(self, lsn: int, id_end: str) -> str:
+        """What tells a change from those of its table and kind that the same WAL record had before."""
         if lsn != self._lsn:
             self._lsn = lsn
-            self._repeats.clear()
-        before = self._repeats.get((token, operation), 0)
-        self._repeats[token, operation] = before + 1
-        return before
+            self._repeats = {id_end: 1}
+            return ""
+        before = self._repeats.get(id_end, 0)
+        self._repeats[id_end] = before + 1
+        return f"-{before}" if before else ""
 
     def _release(self, *, last: bool) -> Event:
         held = self._held

@@ -44,6 +44,7 @@ from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 log = logs.logger("publisher")
 
 TICK_S = 0.25
+_INSERT = ord("I")
 # Control and data share one subscription queue; the credit bounds it, this only has to be larger.
 QUEUE_MESSAGES_MAX = 1_000_000
 
@@ -213,17 +214,21 @@ class Follower:
             for mark in self._assembler.keepalive(lsn):
                 await self._mark(mark)
             return
-        decoded = decode(message)
-        if isinstance(decoded, Relation):
-            shape = await self._tables.describe(self._scope, decoded, self._assembler.xid)
-            if shape is not None:
-                self._assembler.learn(shape)
-            return
-        for item in self._assembler.feed(lsn, decoded):
+        items = self._assembler.insert(lsn, message) if message[0] == _INSERT else None
+        for item in await self._decoded(lsn, message) if items is None else items:
             if isinstance(item, Mark):
                 await self._mark(item)
             else:
                 await self._publish(item)
+
+    async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
+        decoded = decode(message)
+        if not isinstance(decoded, Relation):
+            return self._assembler.feed(lsn, decoded)
+        shape = await self._tables.describe(self._scope, decoded, self._assembler.xid)
+        if shape is not None:
+            self._assembler.learn(shape)
+        return []
 
     async def _mark(self, mark: Mark) -> None:
         await self._delivery.mark(mark)

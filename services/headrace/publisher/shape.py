@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headrace.contract.naming import Operation, change_subject, table_token
+from headrace.contract.naming import Operation, change_subject, message_id, table_token
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.facts import TableFacts
+from headrace.publisher.quick_rows import Convert, QuickRow, compiled
 
-Convert = Callable[[bytes], object]
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What all changes of one kind to one table have in common: an Operation is slow to look up by."""
+
+    operation: str
+    subject: str
+    # A message's id after its LSN.
+    id_end: str
+
+    @classmethod
+    def of(cls, token: str, operation: Operation) -> Kind:
+        return cls(operation.upper(), change_subject(token, operation), message_id(0, token, operation)[1:])
+
+
 FULL_OR_NOTHING = ("f", "n")
 
 
@@ -25,8 +39,12 @@ class Shape:
     key: frozenset[str]
     # None: the column is left out everywhere.
     columns: tuple[tuple[str, Convert | None], ...]
-    subjects: dict[Operation, str]
+    insert: Kind
+    update: Kind
+    delete: Kind
+    truncate: Kind
     table: TableShape
+    quick: QuickRow | None = None
     # Left out by configuration: its changes count, and are not delivered.
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
@@ -49,9 +67,19 @@ class Shape:
         present = {column.name for column in relation.columns}
         primary = frozenset(facts.primary_key) if relation.replica_identity in FULL_OR_NOTHING else frozenset[str]()
         key = primary if primary and primary <= present else flagged
-        excluded = not selection.wants(relation.schema, relation.name)
-        subjects = {operation: change_subject(token, operation) for operation in Operation}
-        return cls(relation, token, key, columns, subjects, _table_shape(relation, facts, hidden), excluded)
+        return cls(
+            relation=relation,
+            token=token,
+            key=key,
+            columns=columns,
+            insert=Kind.of(token, Operation.INSERT),
+            update=Kind.of(token, Operation.UPDATE),
+            delete=Kind.of(token, Operation.DELETE),
+            truncate=Kind.of(token, Operation.TRUNCATE),
+            table=_table_shape(relation, facts, hidden),
+            quick=compiled(relation.relation_id, columns),
+            excluded=not selection.wants(relation.schema, relation.name),
+        )
 
     def row(self, row: Row) -> tuple[dict[str, object], list[str]]:
         """A whole row: its values, and the names of those that PostgreSQL did not send."""
