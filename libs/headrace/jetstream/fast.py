@@ -94,6 +94,7 @@ class FastIngest:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._ack_timeout_s = ack_timeout_s
+        self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
         self._flow = max(1, min(_FLOW_MAX, messages_max // 4))
         self._inbox = client.new_inbox()
         self._life = secrets.token_hex(8)
@@ -160,18 +161,29 @@ class FastIngest:
     async def publish(self, message: Outgoing) -> None:
         """Take a message; waits while too many are under way."""
         size = len(message.payload)
-        if size + HEADERS_BYTES_MAX > self._client.max_payload:
-            raise MessageTooLargeError(f"message {message.msg_id} of {size} bytes is over max_payload")
-        while self._pending and (self._pending >= self._messages_max or self._pending_bytes + size > self._bytes_max):
-            await self._progress()
-        if self._failure is not None:
-            raise self._failure
-        self._unsent.append(message)
+        unsent = self._unsent
+        if (
+            size > self._payload_bytes_max
+            or self._failure is not None
+            or self._pending_bytes + size > self._bytes_max
+            or len(self._sent) + len(unsent) >= self._messages_max
+        ):
+            await self._await_room(message)
+            unsent = self._unsent
+        unsent.append(message)
         self._pending_bytes += size
-        if len(self._unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
+        if len(unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
             await self._send(end=False)
             # Answers come in only when the event loop turns.
             await asyncio.sleep(0)
+
+    async def _await_room(self, message: Outgoing) -> None:
+        size = len(message.payload)
+        if size > self._payload_bytes_max:
+            raise MessageTooLargeError(f"message {message.msg_id} of {size} bytes is over max_payload")
+        while self._pending and (self._pending >= self._messages_max or self._pending_bytes + size > self._bytes_max):
+            await self._progress()
+        self._raise_failure()
 
     async def drain(self) -> None:
         """Wait until everything published is stored."""
