@@ -35,6 +35,7 @@ from headrace.testing.servers import SessionServers
 
 PUBLICATION = "pub_snapshots"
 RESULT_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -76,6 +77,13 @@ class Responder:
             command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "snapshot-responder"]
             self.process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
 
+    def wait_until_ready(self) -> None:
+        """A request that comes between its streams and its subscription is kept, and gets no answer."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while b"event=ready" not in self.log.read_bytes():
+            assert time.monotonic() < deadline, self.log.read_text()[-2000:]
+            time.sleep(0.05)
+
     @property
     def pid(self) -> int:
         assert self.process is not None
@@ -100,6 +108,7 @@ def running_responder(session_servers: SessionServers, folder: Path) -> Iterator
             connection.execute(f"CREATE PUBLICATION {PUBLICATION}")
         made.start()
         try:
+            made.wait_until_ready()
             yield made
             made.stop()
         finally:

@@ -113,6 +113,9 @@ def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, s
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.adaptive.enabled": "false",
+        # Compiling the query costs a second or two of a cold JVM; it has as many rows as there are tasks.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.local.dir": str(folder),
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.unix.domain.socket.dir": str(folder),
