@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 
 from rich.console import Console
 from tests.bench import backlog, latency, result, snapshot, startup
@@ -59,7 +60,8 @@ def main() -> None:
     if arguments.json:
         print(line)
     else:
-        result.show(figures, f"{arguments.rows:,} rows", Console(width=_WIDTH))
+        title = f"{arguments.rows:,} rows; {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
+        result.show(figures, title, Console(width=_WIDTH))
     if arguments.save:
         result.keep(line)
 

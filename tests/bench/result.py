@@ -84,6 +84,8 @@ def line(figures: list[Figure], rows: int) -> str:
             "version": metadata.version("headrace"),
             "python": platform.python_version(),
             "cores": len(os.sched_getaffinity(0)),
+            # Beyond the cores there are, others took part of the machine, and of the figures.
+            "load": round(os.getloadavg()[0], 1),
             "rows": rows,
             "figures": [asdict(figure) for figure in figures],
         },
