@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sysconfig
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -83,6 +84,8 @@ def line(figures: list[Figure], rows: int) -> str:
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "version": metadata.version("headrace"),
             "python": platform.python_version(),
+            # A Python that was built without it is a quarter slower.
+            "python_optimized": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
             "cores": len(os.sched_getaffinity(0)),
             # Beyond the cores there are, others took part of the machine, and of the figures.
             "load": round(os.getloadavg()[0], 1),
