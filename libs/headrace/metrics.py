@@ -44,6 +44,7 @@ FIGURES = (
     Figure("skipped_events", "counter", "Change events that were in the stream already"),
     Figure("transactions", "counter", "Transactions delivered whole"),
     Figure("published_bytes", "counter", "Payload bytes acknowledged by JetStream"),
+    Figure("parked_messages", "counter", "Changes that could not be read and were put aside"),
     Figure("recoveries", "counter", "Times the publisher found its place again"),
     Figure("window_messages", "gauge", "Messages published and not acknowledged yet"),
     Figure("schemas_published", "counter", "Table schemas written to the KV bucket"),

@@ -55,6 +55,11 @@ class IngestMode(StrEnum):
     CHAIN = "chain"
 
 
+class Poison(StrEnum):
+    STOP = "stop"
+    PARK = "park"
+
+
 class Compat(StrEnum):
     NONE = "none"
     BRIDGE = "bridge"
@@ -110,6 +115,7 @@ class StreamSettings:
     schemas: str = setting("HEADRACE_SCHEMAS_BUCKET", "schemas", "KV bucket of table schemas")
     state: str = setting("HEADRACE_STATE_BUCKET", "headrace_state", "KV bucket of the suite's own state")
     large: str = setting("HEADRACE_LARGE_BUCKET", "headrace_large", "object store of events too large for a message")
+    parked: str = setting("HEADRACE_PARKED_BUCKET", "headrace_parked", "object store of changes that were put aside")
     replicas: int = setting("HEADRACE_REPLICAS", 1, "JetStream replicas of everything created", least=1)
     cdc_age_max_s: int = setting("HEADRACE_CDC_AGE_MAX_S", 86_400, "how long events are kept", least=1)
     cdc_bytes_max: int = setting("HEADRACE_CDC_BYTES_MAX", 8192 * _MIB, "how many bytes of events are kept", least=1)
@@ -142,6 +148,7 @@ class DeliverySettings:
     mode: DeliveryMode = setting("HEADRACE_DELIVERY", DeliveryMode.EVENT, "event, batch or transaction")
     compat: Compat = setting("HEADRACE_COMPAT", Compat.NONE, "bridge: exactly the PG→NATS bridge's messages")
     ingest: IngestMode = setting("HEADRACE_INGEST", IngestMode.AUTO, "auto: fast from nats-server 2.14 on, else chain")
+    poison: Poison = setting("HEADRACE_POISON", Poison.STOP, "park: put a change aside that can't be read, go on")
     batch_events_max: int = setting("HEADRACE_BATCH_EVENTS_MAX", 500, "events of a batch", least=1)
     batch_bytes_max: int = setting("HEADRACE_BATCH_BYTES_MAX", 256 * 1024, "bytes of a batch", least=1024)
     batch_age_max_s: float = setting("HEADRACE_BATCH_AGE_MAX_S", 0.1, "a batch waits no longer", least=0.001)
@@ -325,6 +332,7 @@ def _check_names(settings: Settings) -> None:
         ("HEADRACE_SCHEMAS_BUCKET", settings.streams.schemas),
         ("HEADRACE_STATE_BUCKET", settings.streams.state),
         ("HEADRACE_LARGE_BUCKET", settings.streams.large),
+        ("HEADRACE_PARKED_BUCKET", settings.streams.parked),
     ):
         if not name or not all(c.isascii() and (c.isalnum() or c in "_-") for c in name):
             raise SettingError(f"{env}={name!r} is not a NATS name", remedy="Use letters, digits, - and _.")

@@ -35,6 +35,7 @@ FLAGS = {
     "HEADRACE_ENCODING": "--json",
     "HEADRACE_ARRAYS": "--arrays",
     "HEADRACE_DELIVERY": "--delivery",
+    "HEADRACE_POISON": "--poison",
     "HEADRACE_COMPAT": "--compat",
     "HEADRACE_ZSTD": "--zstd",
 }

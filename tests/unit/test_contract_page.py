@@ -38,6 +38,7 @@ from headrace.pgoutput.messages import (
 )
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
 from headrace.publisher.assembler import Assembler, Event
+from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.shape import Shape
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
@@ -132,6 +133,7 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
         naming.batch_subject(t),
         naming.schema_subject(t),
         "cdc._message.{prefix}",
+        naming.GAP_SUBJECT,
         f"$KV.{Settings().streams.schemas}.{t}",
         naming.snapshot_request_subject(t),
         naming.chunk_subject(t, "{snapshotId}", 0).replace(".0", ".{chunk}"),
@@ -216,6 +218,14 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encodi
     assert isinstance(alone, Event)
     for payload in (*found, events.decode(alone.payload)):
         check("message-event", payload)
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+@pytest.mark.parametrize("reason", ["stream_tail_lost", "slot_moved"])
+def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(encoding: Encoding, reason: str) -> None:
+    event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding)
+    check("gap-event", events.decode(event.payload))
+    assert (event.subject, event.advances) == (naming.GAP_SUBJECT, False)
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))

@@ -31,7 +31,8 @@ _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 # Events that tell about the rows that follow, and so take no consumer's position forward.
 SCHEMA = "SCHEMA"
-_STANDING = frozenset({SCHEMA})
+GAP = "GAP"
+_STANDING = frozenset({SCHEMA, GAP})
 
 
 def transaction(xid: int, position: Position, ts: str | None, *, last: bool) -> Payload:

@@ -74,16 +74,14 @@ def declared(settings: StreamSettings) -> list[StreamConfig]:
         ),
         _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
         _bucket(common, settings.state, "the suite's state", 1),
-        replace(
+        # What refers to an object must not outlive it: events and snapshots, and some time to read them.
+        _object_store(
             common,
-            name=f"OBJ_{settings.large}",
-            description="Headrace: events and rows too large for a message",
-            subjects=[f"$O.{settings.large}.C.>", f"$O.{settings.large}.M.>"],
-            # What refers to an object must not outlive it: events and snapshots, and some time to read them.
-            max_age=float(max(settings.cdc_age_max_s, settings.init_age_max_s) + LARGE_MARGIN_S),
-            discard=DiscardPolicy.NEW,
-            allow_rollup_hdrs=True,
+            settings.large,
+            "events and rows too large for a message",
+            float(max(settings.cdc_age_max_s, settings.init_age_max_s) + LARGE_MARGIN_S),
         ),
+        _object_store(common, settings.parked, "changes that could not be read", 0.0),
     ]
 
 
@@ -97,6 +95,18 @@ def _bucket(common: StreamConfig, name: str, what: str, history: int) -> StreamC
         discard=DiscardPolicy.NEW,
         allow_rollup_hdrs=True,
         deny_delete=True,
+    )
+
+
+def _object_store(common: StreamConfig, name: str, what: str, age_max_s: float) -> StreamConfig:
+    return replace(
+        common,
+        name=f"OBJ_{name}",
+        description=f"Headrace: {what}",
+        subjects=[f"$O.{name}.C.>", f"$O.{name}.M.>"],
+        max_age=age_max_s,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
     )
 
 

@@ -134,13 +134,14 @@ class ReplicationConnection:
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await self._connect()
+                connection.nonblocking = 1
+                await self._take_bytes_as_they_are()
         except TimeoutError as error:
             connection.finish()
             raise explained(None, "it did not answer in time", settings) from error
         except BaseException:
             connection.finish()
             raise
-        connection.nonblocking = 1
         return self
 
     def close(self) -> None:
@@ -157,6 +158,11 @@ class ReplicationConnection:
                 await self._readable()
             else:
                 await self._writable()
+
+    async def _take_bytes_as_they_are(self) -> None:
+        """A SQL_ASCII database has no encoding: asked for UTF-8, PostgreSQL would end the stream at other bytes."""
+        if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
+            await self._query("SET client_encoding TO 'SQL_ASCII'")
 
     def _connect_error(self) -> PostgresError:
         text = self._pg.get_error_message()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from headrace import lifecycle
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
-from headrace.settings import Compat, DeliveryMode, load
+from headrace.settings import Compat, DeliveryMode, Poison, load
 
 SERVICES = {
     "wal-reader": "Read the replication slot and send frames on the internal bus.",
@@ -28,6 +28,7 @@ SERVICES = {
 _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
     "--arrays": ("format__arrays", ArrayForm, "PostgreSQL's literals, or lists [HEADRACE_ARRAYS]"),
     "--delivery": ("delivery__mode", DeliveryMode, "what one message, or atomic group, holds [HEADRACE_DELIVERY]"),
+    "--poison": ("delivery__poison", Poison, "what to do with a change that can't be read [HEADRACE_POISON]"),
     "--compat": ("delivery__compat", Compat, "bridge: exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]"),
 }
 

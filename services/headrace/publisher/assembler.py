@@ -150,6 +150,15 @@ class Assembler:
         self._hold(lsn, shape, shape.insert, row)
         return out
 
+    @property
+    def place(self) -> Position:
+        """The place of the next change."""
+        return Position(self._begin.final_lsn, self._seq) if self._begin is not None else ORIGIN
+
+    def pass_over(self) -> None:
+        """The change at hand takes its place, and is not delivered."""
+        self._next_position()
+
     def _on_begin(self, _: int, begin: Begin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
@@ -333,7 +342,10 @@ class Assembler:
             # The bridge's messages have no position of their own.
             headers[events.POSITION_HEADER] = events.position_header(self._source, held.position)
             payload = events.as_bridge(payload)
-        encoded = events.encode(payload, self._encoding)
+        try:
+            encoded = events.encode(payload, self._encoding)
+        except DecodeError as error:
+            raise ProtocolError(f"event {held.msg_id} can't be written: {error}") from error
         if len(encoded) <= self._payload_bytes_max:
             return Event(held.subject, held.msg_id, encoded, headers, position=held.position, ends=last)
         small = self._referring(payload, held.key, len(encoded))

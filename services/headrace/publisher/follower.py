@@ -19,6 +19,7 @@ from headrace import log as logs
 from headrace.bus import control, link
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
+from headrace.errors import DecodeError
 from headrace.failpoint import failpoint
 from headrace.jetstream.atomic import AtomicPipe
 from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
@@ -36,7 +37,9 @@ from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
-from headrace.publisher.progress import Progress, check_source, find_place, reader_of
+from headrace.publisher.gaps import Gap, gap_event
+from headrace.publisher.parking import Parking
+from headrace.publisher.progress import Progress, check_source, find_place, gap_before, reader_of
 from headrace.publisher.tables import Tables
 from headrace.publisher.transactions import Transactions
 from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
@@ -91,6 +94,8 @@ class Follower:
         self._book = await self._shelf.load(self._place.position, self._place.ids_after)
         self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq)
+        parked = LargeStore(js, self._settings.streams.parked)
+        self._parking = Parking(self._settings.delivery.poison, parked, self._source, self._stats)
         self._pipe = await self._new_pipe(tail)
         self._delivery = self._new_delivery()
         await self._pipe.open(self._place.tail)
@@ -145,17 +150,35 @@ class Follower:
             await self._confirm()
 
     async def _on_opening(self, opening: Opening) -> None:
-        check_source(replace(self._place, progress=self._progress), opening)
+        place = replace(self._place, progress=self._progress)
+        check_source(place, opening)
+        gap = gap_before(place, opening)
         # A gap is told once.
         self._place = replace(self._place, lost_up_to=0)
         # What was published stays in its place; what the new epoch replays is skipped by position.
         self._assembler = self._new_assembler()
         self._delivery.begin_epoch()
+        if gap is not None:
+            await self._tell_gap(gap)
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
         self._scope.health.started()
         self._scope.health.heal("bus")
         self._judge(opening.confirmed_lsn)
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+
+    async def _tell_gap(self, gap: Gap) -> None:
+        log.error(
+            "gap",
+            after=format_lsn(gap.after),
+            up_to=format_lsn(gap.up_to),
+            reason=gap.reason,
+            remedy="changes in between are neither in the stream nor in the slot: bootstrap consumers again",
+        )
+        if self._settings.delivery.compat is Compat.NONE:
+            await self._delivery.event(gap_event(gap, self._source, self._settings.format.encoding))
+            await self._deliver_all()
+        self._progress = replace(self._progress, confirmed_lsn=gap.up_to)
+        await self._cell.write(self._progress.encode())
 
     def _new_assembler(self) -> Assembler:
         form = self._settings.format
@@ -214,8 +237,17 @@ class Follower:
             for mark in self._assembler.keepalive(lsn):
                 await self._mark(mark)
             return
-        items = self._assembler.insert(lsn, message) if message[0] == _INSERT else None
-        for item in await self._decoded(lsn, message) if items is None else items:
+        try:
+            items = self._assembler.insert(lsn, message) if message[0] == _INSERT else None
+            if items is None:
+                items = await self._decoded(lsn, message)
+        except DecodeError as error:
+            if not self._parking.takes(message):
+                raise
+            await self._parking.put(lsn, self._assembler.place, message, error)
+            self._assembler.pass_over()
+            return
+        for item in items:
             if isinstance(item, Mark):
                 await self._mark(item)
             else:

@@ -20,6 +20,7 @@ from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
 from headrace.lsn import ORIGIN, Position, format_lsn
+from headrace.publisher.gaps import Gap
 
 log = logs.logger("publisher")
 
@@ -161,13 +162,17 @@ def check_source(place: Place, opening: Opening) -> None:
     if progress.timeline and opening.timeline < progress.timeline:
         raise SourceDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}")
     _check_history(progress, opening)
+
+
+def gap_before(place: Place, opening: Opening) -> Gap | None:
+    """What the slot no longer has and the stream does not have: its tail was lost, or the slot is another one."""
     if place.lost_up_to and opening.confirmed_lsn > place.position.lsn:
-        log.error(
-            "gap",
-            after=str(place.position),
-            up_to=format_lsn(opening.confirmed_lsn),
-            remedy="changes in between are neither in the stream nor in the slot: bootstrap consumers again",
-        )
+        return Gap(place.position.lsn, opening.confirmed_lsn, "stream_tail_lost")
+    known = max(place.progress.confirmed_lsn, place.position.lsn)
+    if known and opening.confirmed_lsn > known:
+        # Nobody but us confirms: a slot that is further on was made anew, or moved.
+        return Gap(known, opening.confirmed_lsn, "slot_moved")
+    return None
 
 
 def _check_history(progress: Progress, opening: Opening) -> None:

@@ -1,0 +1,39 @@
+"""A gap that can't be healed, as an event: which stretch of the log is neither in the stream nor in the slot. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.contract import events
+from headrace.contract.naming import GAP_SUBJECT
+from headrace.contract.values import Encoding
+from headrace.lsn import Position, format_lsn
+from headrace.publisher.assembler import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Changes committed after `after` and before `up_to` are lost to the stream, as far as there were any."""
+
+    after: int
+    up_to: int
+    reason: str
+
+
+def gap_event(gap: Gap, source: str, encoding: Encoding) -> Event:
+    """It stands before whatever comes next, and takes nobody's position forward."""
+    position = Position(gap.up_to, 0)
+    msg_id = f"{gap.up_to:x}-_gap"
+    payload = {
+        "subject": GAP_SUBJECT,
+        "operation": events.GAP,
+        "msg_id": msg_id,
+        "source": source,
+        "after": format_lsn(gap.after),
+        "up_to": format_lsn(gap.up_to),
+        "reason": gap.reason,
+        "lsn": gap.up_to,
+        "tx": events.transaction(0, position, None, last=False),
+    }
+    encoded = events.encode(payload, encoding)
+    return Event(GAP_SUBJECT, msg_id, encoded, advances=False, position=position, ends=True)

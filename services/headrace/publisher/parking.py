@@ -1,0 +1,46 @@
+"""`--poison park`: a change that can't be read is put aside, raw and with the reason, and the stream goes on.
+
+Kept in an object store without an age limit, under its source, LSN and ordinal: a replay replaces it by the same. By
+default nothing is parked: what can't be read stops the stream, visibly.
+"""
+
+from __future__ import annotations
+
+import msgpack
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.jetstream.large import LargeStore
+from headrace.lsn import Position
+from headrace.metrics import Stats, count
+from headrace.settings import Poison
+
+log = logs.logger("publisher")
+
+# Only changes of rows may be missing: without a Begin, Commit or Relation nothing behind it could be read.
+_ROWS = frozenset(b"IUD")
+
+
+class Parking:
+    def __init__(self, poison: Poison, store: LargeStore, source: str, stats: Stats) -> None:
+        self._poison = poison
+        self._store = store
+        self._source = source
+        self._stats = stats
+
+    def takes(self, message: bytes) -> bool:
+        return self._poison is Poison.PARK and message[0] in _ROWS
+
+    async def put(self, lsn: int, position: Position, message: bytes, reason: HeadraceError) -> None:
+        """Keep the message before the stream passes it."""
+        name = f"{self._source}-{position.lsn:x}-{position.seq}"
+        body = {
+            "source": self._source,
+            "lsn": lsn,
+            "position": list(position),
+            "reason": str(reason),
+            "message": message,
+        }
+        await self._store.put(name, bytes(msgpack.packb(body)))
+        count(self._stats, "parked_messages")
+        log.error("message_parked", name=name, reason=str(reason), bytes=len(message))

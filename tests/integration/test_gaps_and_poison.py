@@ -1,0 +1,139 @@
+"""What can't be healed or read is told or stops the stream; nothing goes missing in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import nats
+import pytest
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.database import Database, fresh_database
+from headrace.testing.names import Names
+from headrace.testing.oracle import Stored, stored
+from headrace.testing.plugin import OwnNats
+from headrace.testing.suite import Suite
+
+
+@pytest.fixture
+async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
+    return await own_nats()
+
+
+def environment(database: Database, server: EmbeddedNats, names: Names, **settings: str) -> dict[str, str]:
+    return {
+        **database.server.environment(),
+        "PG_DB": database.name,
+        "NATS_URL": server.url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        "HEADRACE_PROGRESS_INTERVAL_S": "0.1",
+        "HEADRACE_STATUS_INTERVAL_S": "0.1",
+        "HEADRACE_LEASE_TTL_S": "1",
+        **settings,
+    }
+
+
+async def until(found: Callable[[], Awaitable[Any]], timeout_s: float = 20) -> Any:
+    """The first answer that is not empty."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
+                if answer := await found():
+                    return answer
+            await asyncio.sleep(0.1)
+
+
+async def of_operation(server: EmbeddedNats, operation: str, count: int = 1) -> list[Stored]:
+    found = [event for event in await stored(server.url) if event.payload["operation"] == operation]
+    return found if len(found) >= count else []
+
+
+async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_around_it(
+    database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+) -> None:
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    settings = environment(database, nats_own, names)
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await database.execute("INSERT INTO t VALUES (1)")
+        await until(lambda: of_operation(nats_own, "INSERT"))
+        await suite.stop("wal-reader")
+        await suite.stop("publisher")
+        await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
+        await database.execute("INSERT INTO t VALUES (2)")
+        for _ in range(2):
+            await suite.start("publisher")
+            await suite.start("wal-reader")
+            await until(lambda: of_operation(nats_own, "GAP"))
+            await database.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
+            await asyncio.sleep(1)
+            await suite.stop("wal-reader")
+            await suite.stop("publisher")
+    found = [e for e in await stored(nats_own.url) if e.payload["operation"] != "SCHEMA"]
+    assert [(e.payload["operation"], e.payload.get("data", {}).get("id")) for e in found] == [
+        ("INSERT", 1),
+        ("GAP", None),
+        ("INSERT", 3),
+        ("INSERT", 4),
+    ]
+    gap = found[1]
+    assert (gap.subject, gap.payload["reason"]) == ("cdc._gap", "slot_moved")
+
+
+@pytest.fixture
+async def ascii_database(postgres_server: EmbeddedPostgres, names: Names) -> AsyncIterator[Database]:
+    """A database that takes any bytes as text."""
+    options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
+    async with fresh_database(postgres_server, names.other("ascii"), options) as database:
+        await database.execute(
+            f"CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION {names.publication} FOR TABLE t"
+        )
+        yield database
+
+
+POISON = r"""
+BEGIN; INSERT INTO t VALUES (1, 'a'); INSERT INTO t VALUES (2, E'\xff\xfe'); INSERT INTO t VALUES (3, 'c'); COMMIT
+"""
+
+
+async def test_a_change_that_can_not_be_read_stops_the_stream_visibly(
+    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+) -> None:
+    async with Suite(environment(ascii_database, nats_own, names), tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await ascii_database.execute(POISON)
+        assert await suite.exit_code("publisher", 20) == 1
+        assert "UTF-8" in suite.log("publisher")
+    query = "SELECT confirmed_flush_lsn < pg_current_wal_lsn() FROM pg_replication_slots WHERE slot_name = $1"
+    assert await ascii_database.fetchval(query, names.slot), "the slot still has it"
+
+
+@pytest.mark.parametrize("delivery", ["event", "batch", "transaction"])
+async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes_on(
+    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, delivery: str
+) -> None:
+    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_DELIVERY=delivery)
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await ascii_database.execute(POISON)
+        rows = await until(lambda: of_operation(nats_own, "INSERT", 2))
+        assert suite.running("publisher")
+    assert [(e.payload["data"]["id"], e.payload["tx"]["seq"], e.payload["tx"]["last"]) for e in rows] == [
+        (1, 0, False),
+        (3, 2, True),
+    ]
+    client = await nats.connect(nats_own.url)
+    store = await client.jetstream().object_store("headrace_parked")
+    (entry,) = await store.list()
+    body = msgpack.unpackb((await store.get(entry.name)).data or b"")
+    await client.close()
+    assert b"\xff\xfe" in body["message"]
+    assert "UTF-8" in body["reason"]
+    assert body["position"] == [rows[0].payload["tx"]["lsn"], 1]
