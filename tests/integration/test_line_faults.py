@@ -290,6 +290,8 @@ async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_i
     await line.insert(500, 2000)
     assert await line.suite.exit_code("publisher", 30) == 1
     assert "SourceDivergedError" in line.suite.log("publisher")
+    last = (await stored(line.nats.url))[-1]
+    assert (last.subject, last.payload["reason"]) == ("cdc._gap", "source_diverged")
 
 
 async def promoted(postgres: EmbeddedPostgres) -> None:

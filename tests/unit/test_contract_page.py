@@ -221,7 +221,7 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encodi
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
-@pytest.mark.parametrize("reason", ["stream_tail_lost", "slot_moved"])
+@pytest.mark.parametrize("reason", ["stream_tail_lost", "slot_moved", "source_diverged"])
 def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(encoding: Encoding, reason: str) -> None:
     event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding)
     check("gap-event", events.decode(event.payload))

@@ -37,6 +37,13 @@ class SlotBusyError(PostgresError):
     retry = True
 
 
+class StandbyError(PostgresError):
+    """The server is a standby: read there, changes would outlive a promotion on a timeline that nobody noted."""
+
+    retry = True
+    remedy = "It is read once it is promoted; else set PG_HOST to the primary."
+
+
 class SlotMissingError(PostgresError):
     """The replication slot isn't there."""
 
@@ -193,6 +200,9 @@ class ReplicationConnection:
             return None
         lsn, plugin, database, wal_status = rows[0]
         return SlotState(parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or "")
+
+    async def is_standby(self) -> bool:
+        return (await self._query("SELECT pg_catalog.pg_is_in_recovery()"))[0][0] == "t"
 
     async def has_publication(self, publication: str) -> bool:
         """Asked beforehand, since PostgreSQL notices a missing publication only at the first change, or never."""

@@ -39,7 +39,15 @@ from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.parking import Parking
-from headrace.publisher.progress import Progress, check_source, find_place, gap_before, reader_of
+from headrace.publisher.progress import (
+    Place,
+    Progress,
+    SourceDivergedError,
+    check_source,
+    find_place,
+    gap_before,
+    reader_of,
+)
 from headrace.publisher.tables import Tables
 from headrace.publisher.transactions import Transactions
 from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
@@ -151,7 +159,11 @@ class Follower:
 
     async def _on_opening(self, opening: Opening) -> None:
         place = replace(self._place, progress=self._progress)
-        check_source(place, opening)
+        try:
+            check_source(place, opening)
+        except SourceDivergedError:
+            await self._tell_divergence(place, opening)
+            raise
         gap = gap_before(place, opening)
         # A gap is told once.
         self._place = replace(self._place, lost_up_to=0)
@@ -165,6 +177,17 @@ class Follower:
         self._scope.health.heal("bus")
         self._judge(opening.confirmed_lsn)
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+
+    async def _tell_divergence(self, place: Place, opening: Opening) -> None:
+        """The last that this stream can say of its source: what follows there is another history."""
+        up_to = opening.current_lsn or opening.confirmed_lsn
+        event = gap_event(
+            Gap(place.position.lsn, up_to, "source_diverged"), self._source, self._settings.format.encoding
+        )
+        # Its place means nothing to this stream, so nothing is skipped by it; a restart tells it once.
+        if self._settings.delivery.compat is Compat.NONE and event.msg_id not in place.ids_after:
+            await self._pipe.publish(event)
+            await self._pipe.drain()
 
     async def _tell_gap(self, gap: Gap) -> None:
         log.error(

@@ -26,6 +26,7 @@ from headrace.failpoint import failpoint
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import Stats, count
+from headrace.postgres.connection import where
 from headrace.postgres.replication import (
     Keepalive,
     Message,
@@ -35,6 +36,7 @@ from headrace.postgres.replication import (
     SlotLostError,
     SlotMissingError,
     SlotState,
+    StandbyError,
     SystemIdentity,
 )
 from headrace.service import on_the_bus
@@ -118,7 +120,7 @@ class WalReader:
             watch.cancel()
 
     async def _back_off(self, error: Exception, backoff: float) -> None:
-        if isinstance(error, SlotBusyError):
+        if isinstance(error, SlotBusyError | StandbyError):
             self._scope.health.ail("postgres", f"standing by: {error}")
             await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             return
@@ -198,6 +200,8 @@ class WalReader:
     async def _prepare(self, connection: ReplicationConnection) -> SlotState:
         """The slot, made if it is missing; errors for what would fail later, or in silence."""
         source = self._settings.source
+        if await connection.is_standby():
+            raise StandbyError(f"PostgreSQL at {where(self._settings.postgres)} is a standby")
         if not await connection.has_publication(source.publication):
             raise ReplicationRefusedError(
                 f'publication "{source.publication}" does not exist',
