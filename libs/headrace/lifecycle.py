@@ -41,8 +41,16 @@ class Scope:
     refreshers: list[Callable[[Stats], None]] = field(default_factory=list)
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part of the service; its death is the service's."""
-        return self.tasks.create_task(work, name=name)
+        """Run a part of the service; its death is the service's, within the time that a stop may take."""
+        return self.tasks.create_task(self._guarded(work), name=name)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:
+            # From here on the shutdown's deadline runs: nothing that hangs may keep a dead service alive.
+            self.stopping.set()
+            raise
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:

@@ -263,7 +263,8 @@ async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(line:
         os.kill(sleeper, signal.SIGCONT)
         await writing
         await line.insert(100_000, 5000)
-        assert await line.suite.exit_code("publisher", 10) == 1
+        # It ends by itself, at the latest at the deadline of a stop.
+        assert await line.suite.exit_code("publisher", 25) in (1, 75)
         await line.rows_delivered()
         assert heir.running("publisher"), heir.log("publisher")
 
