@@ -13,7 +13,7 @@ from aiohttp import web
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.metrics import Stats, exposition
+from headrace.metrics import CONTENT_TYPE, Stats, exposition
 
 log = logs.logger("health")
 
@@ -52,7 +52,9 @@ class Health:
         return not self._reasons
 
 
-def application(health: Health, extend: Callable[[web.Application], None] | None = None) -> web.Application:
+def application(
+    health: Health, source: str, extend: Callable[[web.Application], None] | None = None
+) -> web.Application:
     """The HTTP application of a service; `extend` adds a service's own routes."""
 
     async def livez(_: web.Request) -> web.Response:
@@ -63,7 +65,9 @@ def application(health: Health, extend: Callable[[web.Application], None] | None
         return web.json_response(body, status=200 if health.ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=exposition({health.service: health.stats}), content_type="text/plain")
+        return web.Response(
+            body=exposition({health.service: health.stats}, source), headers={"Content-Type": CONTENT_TYPE}
+        )
 
     app = web.Application(client_max_size=64 * 1024)
     app.router.add_get("/livez", livez)

@@ -1,94 +1,79 @@
-"""Every metric's name, in one place, and their exposition.
+"""How services count, and how Prometheus sees it.
 
-Services count in plain dictionaries of figures (`Stats`): a counter in the hot path is one addition. Prometheus sees
-them through `exposition`, named `headrace_*` with a `service` label. Never a label whose values grow without bound.
+Services count in plain dictionaries of figures (`Stats`): a counter in the hot path is one addition. What may be in one
+is declared in `headrace.figures`; Prometheus sees it through `exposition`, named `headrace_*` with the labels `service`
+and `source`. Never a label whose values grow without bound: beyond `SERIES_MAX` series are added up in one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-Stats = dict[str, int | float | str]
+from headrace.figures import BRIDGE_FIGURES, FIGURES, Figure
 
+# A number; a text that is no figure of its own; the series of a figure with labels, by their values joined with dots;
+# a histogram: the sum, then how many were in each bucket, the last without a bound.
+Value = int | float | str | dict[str, float] | list[float]
+Stats = dict[str, Value]
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure that services report: its key in `Stats` is its metric name without prefix and suffix."""
-
-    key: str
-    kind: Literal["counter", "gauge"]
-    explain: str
-
-
-FIGURES = (
-    Figure("uptime_seconds", "gauge", "Seconds since the service started"),
-    Figure("ready", "gauge", "1 while the service can do its work"),
-    Figure("wal_messages", "counter", "pgoutput messages read from the slot"),
-    Figure("wal_bytes", "counter", "Bytes read from the slot"),
-    Figure("frames_sent", "counter", "Frames sent on the internal bus"),
-    Figure("frames_received", "counter", "Frames received from the internal bus"),
-    Figure("in_flight_bytes", "gauge", "Bytes sent on the bus and not consumed yet"),
-    Figure("received_lsn", "gauge", "Last LSN received from PostgreSQL"),
-    Figure("confirmed_lsn", "gauge", "LSN confirmed to PostgreSQL"),
-    Figure("pg_connected", "gauge", "1 while the replication connection streams"),
-    Figure("pg_reconnects", "counter", "Replication connections after the first"),
-    Figure("nats_reconnects", "counter", "NATS reconnections"),
-    Figure("epochs", "counter", "Epochs begun on the internal bus"),
-    Figure("cdc_events", "counter", "Change events acknowledged by JetStream"),
-    Figure("skipped_events", "counter", "Change events that were in the stream already"),
-    Figure("transactions", "counter", "Transactions delivered whole"),
-    Figure("published_bytes", "counter", "Payload bytes acknowledged by JetStream"),
-    Figure("parked_messages", "counter", "Changes that could not be read and were put aside"),
-    Figure("recoveries", "counter", "Times the publisher found its place again"),
-    Figure("window_messages", "gauge", "Messages published and not acknowledged yet"),
-    Figure("schemas_published", "counter", "Table schemas written to the KV bucket"),
-    Figure("snapshots_requested", "counter", "Snapshot requests taken"),
-    Figure("snapshots_completed", "counter", "Snapshots completed"),
-    Figure("snapshots_failed", "counter", "Snapshots that ended in an error"),
-    Figure("snapshot_rows", "counter", "Rows in completed snapshots"),
-    Figure("last_processing_time_us", "gauge", "Time the latest frame took from receipt to publishing"),
-    Figure("lag_bytes", "gauge", "WAL written and not confirmed"),
-    Figure("retained_bytes", "gauge", "WAL that PostgreSQL keeps for the slot"),
-    Figure("slot_active", "gauge", "1 while the slot is being read"),
-    Figure("pg_reachable", "gauge", "1 while PostgreSQL answers telemetry"),
-    Figure("up", "gauge", "1 while the service reports to telemetry"),
-)
-# What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
-BRIDGE_FIGURES = (
-    Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),
-    Figure("wal_messages_received", "counter", "pgoutput messages read from the slot"),
-    Figure("cdc_events_published", "counter", "Change events acknowledged by JetStream"),
-    Figure("last_ack_lsn", "gauge", "LSN confirmed to PostgreSQL"),
-    Figure("connected", "gauge", "1 while the replication connection streams"),
-    Figure("reconnects", "counter", "Replication connections after the first"),
-    Figure("nats_reconnects", "counter", "NATS reconnections"),
-    Figure("last_processing_time_us", "gauge", "Time the latest frame took from receipt to publishing"),
-    Figure("slot_active", "gauge", "1 while the slot is being read"),
-    Figure("wal_lag_bytes", "gauge", "WAL written and not confirmed"),
-)
+SERIES_MAX = 500
+OTHER = "(other)"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BY_KEY = {figure.key: figure for figure in FIGURES}
 
 
 class _Suite(Collector):
-    def __init__(self, stats_by_service: Mapping[str, Stats]) -> None:
+    def __init__(self, stats_by_service: Mapping[str, Stats], source: str) -> None:
         self._stats_by_service = stats_by_service
+        self._source = source
 
     def collect(self) -> Iterable[Metric]:
         for figure in FIGURES:
-            make = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-            family = make(f"headrace_{figure.key}", figure.explain, labels=["service"])
+            family = _family(figure)
             for service, stats in sorted(self._stats_by_service.items()):
                 value = stats.get(figure.key)
-                if isinstance(value, int | float):
-                    family.add_metric([service], value)
+                if value is not None:
+                    _add(family, figure, [service, self._source], value)
             if family.samples:
                 yield family
+
+
+def _family(figure: Figure) -> Metric:
+    make: type[Metric] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }[figure.kind]
+    labels = ["service", "source", *figure.labels]
+    family: Metric = make(f"headrace_{figure.key}", figure.explain, labels=labels)  # type: ignore[call-arg]  # all have it
+    return family
+
+
+def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
+    """The samples of one service; what it has no right form for is not shown."""
+    if isinstance(family, HistogramMetricFamily):
+        if isinstance(value, list) and len(value) == len(figure.bounds) + 2:
+            bounds = [*(f"{bound:g}" for bound in figure.bounds), "+Inf"]
+            family.add_metric(own, list(zip(bounds, accumulate(value[1:]), strict=True)), sum_value=value[0])
+    elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
+        for labels, number in _series(figure, value):
+            family.add_metric([*own, *labels], number)
+
+
+def _series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
+    if not figure.labels:
+        if isinstance(value, int | float):
+            yield [], value
+    elif isinstance(value, dict):
+        for joined, number in value.items():
+            labels = joined.split(".", len(figure.labels) - 1)
+            yield labels + [""] * (len(figure.labels) - len(labels)), number
 
 
 class _Bridge(Collector):
@@ -108,14 +93,51 @@ def bridge_exposition(values: Mapping[str, float]) -> bytes:
     return generate_latest(registry)
 
 
-def exposition(stats_by_service: Mapping[str, Stats]) -> bytes:
+def exposition(stats_by_service: Mapping[str, Stats], source: str) -> bytes:
     """The Prometheus text of these services' figures."""
     registry = CollectorRegistry()
-    registry.register(_Suite(stats_by_service))
+    registry.register(_Suite(stats_by_service, source))
     return generate_latest(registry)
 
 
 def count(stats: Stats, key: str, by: float = 1) -> None:
     """Add to a declared figure."""
     assert key in _BY_KEY, key
-    stats[key] = stats.get(key, 0) + by  # type: ignore[operator]  # figures are numbers; only labels are text
+    stats[key] = stats.get(key, 0) + by  # type: ignore[operator]  # a figure without labels is a number
+
+
+def count_in(stats: Stats, key: str, series: str, by: float = 1) -> None:
+    """Add to one series of a declared figure, named by the values of its labels, joined with dots."""
+    held = stats.setdefault(key, {})
+    assert key in _BY_KEY, key
+    assert isinstance(held, dict), key
+    if series not in held and len(held) >= SERIES_MAX:
+        series = ".".join([OTHER, *series.split(".")[1:]])
+    held[series] = held.get(series, 0) + by
+
+
+def observe(stats: Stats, key: str, value: float) -> None:
+    """Put a value into a declared histogram."""
+    bounds = _BY_KEY[key].bounds
+    held = stats.get(key)
+    if not isinstance(held, list):
+        held = stats[key] = [0.0] * (len(bounds) + 2)
+    held[0] += value
+    held[1 + bisect_left(bounds, value)] += 1
+
+
+def one_of(choices: Iterable[str], chosen: str) -> dict[str, float]:
+    """A state as the series of a figure: 1 for the one it is, 0 for the others."""
+    return {choice: float(choice == chosen) for choice in choices}
+
+
+def quantile(figure: str, held: Value | None, share: float) -> float | None:
+    """About below which value this share of a histogram's observations was; None without any."""
+    if not isinstance(held, list) or not (total := sum(held[1:])):
+        return None
+    bounds, seen, floor = _BY_KEY[figure].bounds, 0.0, 0.0
+    for bound, number in zip(bounds, held[1:], strict=False):
+        if number and seen + number >= share * total:
+            return floor + (bound - floor) * (share * total - seen) / number
+        seen, floor = seen + number, bound
+    return floor

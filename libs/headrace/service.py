@@ -21,7 +21,7 @@ async def on_the_bus(
     The service stops when its work is done. Told to stop before NATS was ever there, it ends like any other.
     """
     port = http_port if settings.process.http_port is None else settings.process.http_port
-    async with serving(application(scope.health), settings.process.http_host, port):
+    async with serving(application(scope.health, settings.source.slot), settings.process.http_host, port):
         try:
             async with connected(scope, settings.nats) as client:
                 reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))

@@ -116,8 +116,8 @@ async def test_status_and_metrics_have_every_name_of_the_bridge_with_the_suites_
     assert status["reconnect_count"] == metrics["bridge_reconnects_total"] == 3
     assert status["services"]["wal-reader"]["state"] == "ready"
     assert set(BRIDGE_METRICS) <= set(metrics)
-    assert metrics['headrace_cdc_events_total{service="publisher"}'] == 288
-    assert metrics['headrace_up{service="telemetry"}'] == 1
+    assert metrics[f'headrace_cdc_events_total{{service="publisher",source="{names.slot}"}}'] == 288
+    assert metrics[f'headrace_up{{service="telemetry",source="{names.slot}"}}'] == 1
 
 
 async def test_the_metrics_line_has_the_bridges_form_in_every_log_format(
@@ -145,8 +145,8 @@ async def test_a_silent_service_keeps_its_counts_and_loses_its_state(
         metrics = values((await telemetry.get("/metrics"))[1])
     assert status["services"]["wal-reader"]["state"] == "silent"
     assert status["wal_messages_received"] == 1797
-    assert metrics['headrace_up{service="wal-reader"}'] == 0
-    assert 'headrace_pg_connected{service="wal-reader"}' not in metrics
+    assert metrics[f'headrace_up{{service="wal-reader",source="{names.slot}"}}'] == 0
+    assert not [name for name in metrics if name.startswith("headrace_pg_connected")]
 
 
 async def test_lag_and_state_of_the_slot_are_postgresqls_own(

@@ -25,7 +25,7 @@ from headrace import log as logs
 from headrace.bus import link
 from headrace.health import Health
 from headrace.jetstream.connection import shown
-from headrace.metrics import bridge_exposition, exposition
+from headrace.metrics import CONTENT_TYPE, bridge_exposition, exposition
 from headrace.settings import Settings
 from headrace.telemetry.suite import Suite
 
@@ -77,8 +77,9 @@ class Routes:
         now = time.monotonic()
         exposed = self._suite.exposed(now)
         exposed[self._health.service] = {**self._health.stats, "up": 1}
-        body = bridge_exposition(self._suite.totals(now).bridge()) + exposition(exposed)
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        bridge = bridge_exposition(self._suite.totals(now).bridge())
+        body = bridge + exposition(exposed, self._settings.source.slot)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def stream_info(self, request: web.Request) -> web.Response:
         name = request.query.get("stream", "")

@@ -37,7 +37,8 @@ async def run(scope: Scope, settings: Settings) -> None:
     port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
     suite = Suite(time.monotonic(), settings.process.stats_interval_s)
     routes = Routes(settings, suite, scope.health)
-    async with serving(application(scope.health, routes.extend), settings.process.http_host, port):
+    app = application(scope.health, settings.source.slot, routes.extend)
+    async with serving(app, settings.process.http_host, port):
         watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
         lines = scope.spawn("metrics-lines", _metrics_lines(scope, settings, suite))
         try:
