@@ -195,6 +195,20 @@ class SnapshotSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveSettings:
+    """The log as files in object storage. With a required archive, PostgreSQL's slot waits for what it holds."""
+
+    url: str | None = setting("HEADRACE_ARCHIVE_URL", None, "where: file:///…, s3://…, gs://…, az://…; unset: none")
+    required: bool = setting("HEADRACE_ARCHIVE_REQUIRED", False, "the slot keeps all that the archive lacks")
+    patience_s: float = setting("HEADRACE_ARCHIVE_PATIENCE_S", 10.0, "an optional one is awaited so long", least=0.1)
+    file_rows_max: int = setting("HEADRACE_ARCHIVE_FILE_ROWS_MAX", 500_000, "changes in a file", least=1)
+    file_bytes_max: int = setting("HEADRACE_ARCHIVE_FILE_BYTES_MAX", 64 * _MIB, "bytes of rows in one", least=1024)
+    file_age_max_s: float = setting("HEADRACE_ARCHIVE_FILE_AGE_MAX_S", 2.0, "a file waits no longer", least=0.01)
+    put_timeout_s: float = setting("HEADRACE_ARCHIVE_PUT_TIMEOUT_S", 30.0, "one request to the store", least=0.1)
+    keep_s: int | None = setting("HEADRACE_ARCHIVE_KEEP_S", None, "files older than this are removed", least=1)
+
+
+@dataclass(frozen=True, slots=True)
 class WatchSettings:
     """How often the suite looks at what it is not told about, and what it calls too much."""
 
@@ -231,6 +245,7 @@ class Settings:
     delivery: DeliverySettings = field(default_factory=DeliverySettings)
     bus: BusSettings = field(default_factory=BusSettings)
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
 

@@ -24,6 +24,7 @@ _TITLES = {
     "format": "Messages",
     "bus": "Internal bus and publishing",
     "snapshot": "Snapshots",
+    "archive": "Archive",
     "watch": "Watching",
     "process": "Every process",
 }

@@ -14,21 +14,25 @@ from typing import Any
 
 from headrace.bus.control import Control
 from headrace.bus.frame import Opening
-from headrace.bus.receiver import FrameReceiver
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
-from headrace.publisher.ledger import Ledger
+from property.bus_confirmers import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    ARCHIVER,
+    PUBLISHER,
+    Archive,
+    Archiver,
+    Confirmer,
+    Publisher,
+)
 from property.bus_durable import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-    MESSAGE,
     BrokenPromiseError,
-    ChangeId,
     JetStream,
     Postgres,
     Sent,
 )
 
-FRAME_BYTES, CREDIT_BYTES, WINDOW = 96, 400, 6
+FRAME_BYTES, CREDIT_BYTES = 96, 400
 PING_S, HEAL_ROUNDS = 0.5, 600
-PUBLISHER, ARCHIVER = "publisher", "archiver"
+PATIENCE_S = 10.0
 
 
 class Reader:
@@ -38,7 +42,9 @@ class Reader:
         self.world = world
         self.clock_ns = clock_ns
         self.sender = FrameSender(
-            frozenset({PUBLISHER, ARCHIVER}),
+            frozenset({PUBLISHER}) if world.optional else frozenset({PUBLISHER, ARCHIVER}),
+            optional=frozenset({ARCHIVER}) if world.optional else frozenset(),
+            patience_s=PATIENCE_S,
             frame_bytes_max=FRAME_BYTES,
             in_flight_bytes_max=CREDIT_BYTES,
             life=world.chance.getrandbits(LIFE_BITS),
@@ -50,6 +56,7 @@ class Reader:
         self.pinged_at = -1.0
 
     def step(self) -> None:
+        self.sender.tick(self.world.now)
         if self.source is None or self.reopen:
             self._begin()
         else:
@@ -112,188 +119,6 @@ class Reader:
             self.reopen = True
 
 
-class Confirmer:
-    """What both confirmers have in common: a receiver, and the order in which entries become marks."""
-
-    name = ""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.receiver = FrameReceiver(self.name, self.session())
-        self.inside = False
-        self.send(self.receiver.join())
-
-    def session(self) -> str:
-        return f"{self.name}-{self.world.chance.getrandbits(40)}"
-
-    def send(self, message: Control) -> None:
-        self.world.controls.append(message)
-
-    def on_frame(self, data: bytes) -> None:
-        received = self.receiver.receive(data, self.world.now)
-        if received.reply is not None:
-            self.send(received.reply)
-        if received.opening is not None:
-            self.inside = False
-            self.begin()
-        for lsn, message in received.entries:
-            self._entry(lsn, message)
-        if received.entries or received.confirm:
-            self.confirm()
-
-    def _entry(self, lsn: int, message: bytes) -> None:
-        if not message:
-            if not self.inside:
-                self.mark(lsn)
-            return
-        kind, number, seq = MESSAGE.unpack_from(message)
-        if kind == b"c":
-            assert self.inside
-            self.change((number, seq))
-        else:
-            assert self.inside is (kind == b"C")
-            self.inside = kind == b"B"
-            if kind == b"C":
-                self.mark(self.world.postgres.transactions[number].end)
-
-    def tick(self) -> None:
-        join = self.receiver.tick(self.world.now)
-        if join is not None:
-            self.send(join)
-
-    def begin(self) -> None: ...
-
-    def change(self, change: ChangeId) -> None: ...
-
-    def mark(self, lsn: int) -> None: ...
-
-    def confirm(self) -> None:
-        if self.receiver.following:
-            self.send(self.receiver.confirm(settled=self.settled))
-
-    @property
-    def settled(self) -> bool:
-        return True
-
-    def step(self) -> None:
-        self.tick()
-
-
-class Archiver(Confirmer):
-    """Keeps what it hears in memory, and writes it out from time to time."""
-
-    name = ARCHIVER
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.memory: list[ChangeId] = []
-        self.heard = 0
-
-    def begin(self) -> None:
-        self.memory, self.heard = [], 0
-
-    def change(self, change: ChangeId) -> None:
-        self.memory.append(change)
-
-    def mark(self, lsn: int) -> None:
-        self.heard = max(self.heard, lsn)
-
-    @property
-    def settled(self) -> bool:
-        return self.receiver.confirmed_lsn >= self.heard
-
-    def step(self) -> None:
-        self.tick()
-        if self.receiver.following:
-            self.world.archived.update(self.memory)
-            self.memory = []
-            self.receiver.confirmed_lsn = max(self.receiver.confirmed_lsn, self.heard)
-            self.confirm()
-
-
-class Publisher(Confirmer):
-    """Publishes in a chain behind the stream's tail; any doubt begins a new follower in the same session."""
-
-    name = PUBLISHER
-
-    def __init__(self, world: World, own_session: str | None = None) -> None:
-        self._session = own_session
-        self.line: deque[Sent] = deque()
-        self.waiting: deque[tuple[int, bytes]] = deque()
-        super().__init__(world)
-        self._session = self.receiver._session
-        self.ledger = Ledger()
-        self.position = world.jetstream.place()
-        self.answers: deque[tuple[int, bool]] = deque()
-        self.expected = len(world.jetstream.stored)
-        self.last: ChangeId | None = None
-        self.acked = self.published = 0
-        self.published_ids: list[ChangeId] = []
-        self.doubt = False
-        world.lines.append(self.line)
-
-    def session(self) -> str:
-        return self._session or super().session()
-
-    def begin(self) -> None:
-        self.ledger = Ledger()
-
-    def change(self, change: ChangeId) -> None:
-        if change <= self.position:
-            return
-        self.position = change
-        head = self.published == 0
-        after_seq = self.expected if head else None
-        self.line.append(Sent(change, None if head else self.last, after_seq, self.answers, self.published))
-        self.last = change
-        self.published += 1
-        self.published_ids.append(change)
-
-    def mark(self, lsn: int) -> None:
-        self.ledger.mark(lsn, self.published, whole=True)
-
-    @property
-    def settled(self) -> bool:
-        return not self.ledger.waiting
-
-    @property
-    def full(self) -> bool:
-        return self.published - self.acked >= WINDOW
-
-    def hear(self) -> None:
-        """Take the next answer of the server."""
-        if self.answers:
-            index, fits = self.answers.popleft()
-            if fits and index == self.acked:
-                self.acked += 1
-            else:
-                self.doubt = True
-
-    def step(self) -> None:
-        self.hear()
-        self.tick()
-        if not self.doubt:
-            self.write_progress()
-            self.confirm()
-
-    def write_progress(self) -> None:
-        lsn = self.ledger.settle(self.acked)
-        jetstream = self.world.jetstream
-        if self.acked:
-            stored = self.published_ids[self.acked - 1]
-            if stored > jetstream.progress:
-                jetstream.progress, jetstream.progress_seq = stored, jetstream.stored.index(stored) + 1
-        elif self.position > jetstream.progress and not self.published:
-            jetstream.progress = self.position
-            jetstream.progress_seq = jetstream.stored.index(self.position) + 1
-        self.receiver.confirmed_lsn = max(self.receiver.confirmed_lsn, lsn)
-
-    def again(self) -> Publisher:
-        """The next follower of the same process. What this one sent is still on its way."""
-        self.send(self.receiver.restart("the publisher finds its place again"))
-        return Publisher(self.world, self.receiver._session)
-
-
 class World:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -301,7 +126,11 @@ class World:
         self.clock_ns = 1_000_000
         self.postgres = Postgres()
         self.jetstream = JetStream()
-        self.archived: set[ChangeId] = set()
+        self.archive = Archive(self.postgres.confirmed)
+        # Whether PostgreSQL forgets what the archive lacks; and then, whether nobody starts a dead archiver again.
+        self.optional = seed % 2 == 1
+        self.abandoned = self.optional and seed % 8 == 1
+        self.away_rounds = 150 if self.optional and seed % 8 == 3 else 0
         self.controls: deque[Control] = deque()
         self.lines: list[deque[Sent]] = []
         self.frames: dict[str, deque[bytes]] = {PUBLISHER: deque(), ARCHIVER: deque()}
@@ -326,7 +155,8 @@ class World:
             return
         needed = self.postgres.changes(before=lsn)
         stored = {change for change in self.jetstream.stored if change is not None}
-        if not stored.issuperset(needed) or not self.archived.issuperset(needed):
+        archived = stored if self.optional else set(self.archive.changes)
+        if not stored.issuperset(needed) or not archived.issuperset(needed):
             raise BrokenPromiseError(f"PostgreSQL was told {lsn}, while something before it is not durable")
         self.postgres.confirmed = lsn
 
@@ -337,6 +167,17 @@ class World:
         own = [change for change in self.jetstream.stored if change is not None]
         if own != self.postgres.changes()[: len(own)]:
             raise BrokenPromiseError(f"the stream is not what was committed: {own}")
+
+    def check_archive(self) -> None:
+        """It holds what was committed, in order, and what it lacks is told."""
+        told = {change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[1])}
+        told -= {change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[0])}
+        held = self.archive.changes
+        due = [change for change in self.postgres.changes() if change not in told or change in set(held)]
+        if held != due[: len(held)]:
+            raise BrokenPromiseError(f"the archive is not what was committed: {held}, without {sorted(told)}")
+        if self.archive.gaps and not self.optional:
+            raise BrokenPromiseError(f"a required archive has gaps: {self.archive.gaps}")
 
     def deliver(self, queue: deque[bytes], confirmer: Confirmer) -> None:
         blocked = isinstance(confirmer, Publisher) and (confirmer.full or confirmer.doubt)
@@ -464,28 +305,42 @@ class World:
                 self.harm()
             self.turn()
             self.check_stream()
+        self.check_archive()
 
     def heal(self) -> None:
         """Without faults, everything that was committed arrives and is confirmed."""
         self.zombie = None
-        for _ in range(HEAL_ROUNDS):
+        for number in range(HEAL_ROUNDS):
             self.now += 0.1
-            self.reader.step()
-            for _ in range(8):
-                self.deliver(self.frames[PUBLISHER], self.publisher)
-                self.deliver(self.frames[ARCHIVER], self.archiver)
-                self.deliver_control()
-                self.serve()
-                self.publisher.hear()
-            self.step_publisher()
-            self.archiver.step()
-            self.reader.tell()
-            if self.done():
+            away = self.abandoned or number < self.away_rounds
+            if number < self.away_rounds and number % 10 == 0:
+                self.postgres.commit(self.chance)
+            self._round(away=away)
+            if self.done() and number >= self.away_rounds:
+                self.check_archive()
                 return
         raise BrokenPromiseError("without faults, the line stands still")
+
+    def _round(self, *, away: bool) -> None:
+        """Everybody does what is due; an archiver that is away hears nothing."""
+        self.reader.step()
+        for _ in range(8):
+            self.deliver(self.frames[PUBLISHER], self.publisher)
+            if not away:
+                self.deliver(self.frames[ARCHIVER], self.archiver)
+            self.deliver_control()
+            self.serve()
+            self.publisher.hear()
+        self.step_publisher()
+        if away:
+            self.frames[ARCHIVER].clear()
+        else:
+            self.archiver.step()
+        self.reader.tell()
 
     def done(self) -> bool:
         if self.postgres.confirmed < self.postgres.end or not self.reader.sender.open:
             return False
         own = [change for change in self.jetstream.stored if change is not None]
-        return own == self.postgres.changes() and self.reader.sender.settled
+        whole = self.abandoned or self.archive.held_lsn >= self.postgres.end
+        return own == self.postgres.changes() and self.reader.sender.settled and whole

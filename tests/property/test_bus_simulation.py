@@ -17,6 +17,7 @@ from headrace.bus.frame import Header
 from headrace.bus.receiver import FrameReceiver, Received
 from headrace.bus.sender import FrameSender
 from headrace.publisher.ledger import Ledger
+from property.bus_confirmers import Archiver  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from property.bus_world import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
     BrokenPromiseError,
     World,
@@ -96,6 +97,14 @@ def forget_the_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FrameSender, "begin", naive)
 
 
+def wait_for_the_optional_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FrameSender, "tick", lambda *_args: [])
+
+
+def overlook_what_the_slot_forgot(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Archiver, "begin", lambda self, _: self._find_place())
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -105,6 +114,8 @@ def forget_the_clock(patch: pytest.MonkeyPatch) -> None:
         follow_one_confirmer_only,
         never_ask_for_a_new_epoch,
         forget_the_clock,
+        wait_for_the_optional_for_ever,
+        overlook_what_the_slot_forgot,
     ],
 )
 def test_the_simulation_finds_what_is_broken_on_purpose(

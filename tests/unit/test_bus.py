@@ -304,3 +304,61 @@ def test_silence_makes_a_receiver_join_again_and_again() -> None:
     assert receiver.tick(0.0) == Join("publisher", "s1", 0)
     assert receiver.tick(0.1) is None
     assert receiver.tick(SILENCE_S) is not None
+
+
+def with_archive() -> FrameSender:
+    one = FrameSender(
+        frozenset({"publisher"}),
+        optional=frozenset({"archiver"}),
+        patience_s=10.0,
+        frame_bytes_max=100,
+        in_flight_bytes_max=50,
+        life=5,
+    )
+    one.on_control(Join("publisher", "s1", 0), 0.0)
+    assert one.missing == ["archiver"]
+    assert one.on_control(Join("archiver", "a1", 0), 0.0) is Action.OPEN
+    one.begin(OPENING, clock_ns=1 << 40, now=0.0)
+    return one
+
+
+def test_an_optional_confirmer_holds_the_slot_and_the_credit_for_its_patience_and_no_longer() -> None:
+    one = with_archive()
+    pack(one, [(1, b"x" * 60)])
+    one.on_control(Confirm("publisher", "s1", one.epoch, 1, 500, True), 0.0)
+    assert (one.has_credit, one.confirmed_lsn) == (False, 0)
+    left = [name for second in range(12) for name in one.tick(float(second))]
+    assert left == ["archiver"]
+    assert (one.has_credit, one.confirmed_lsn) == (True, 500)
+
+
+def test_an_optional_confirmer_that_never_came_does_not_keep_the_line_from_opening() -> None:
+    one = FrameSender(
+        frozenset({"publisher"}), optional=frozenset({"a"}), frame_bytes_max=100, in_flight_bytes_max=50, life=5
+    )
+    one.on_control(Join("publisher", "s1", 0), 0.0)
+    for second in range(12):
+        one.tick(float(second))
+    assert one.missing == []
+
+
+def test_what_was_confirmed_without_an_optional_confirmer_stays_confirmed_when_it_has_caught_up() -> None:
+    one = with_archive()
+    pack(one, [(1, b"x" * 60)])
+    one.on_control(Confirm("publisher", "s1", one.epoch, 1, 500, True), 0.0)
+    for second in range(12):
+        one.tick(float(second))
+    one.on_control(Confirm("archiver", "a1", one.epoch, 1, 300, False), 13.0)
+    assert one.confirmed_lsn == 500
+    pack(one, [(2, b"y" * 10)])
+    one.on_control(Confirm("publisher", "s1", one.epoch, 2, 600, True), 14.0)
+    assert one.confirmed_lsn == 500
+    one.on_control(Confirm("archiver", "a1", one.epoch, 2, 600, True), 15.0)
+    assert one.confirmed_lsn == 600
+
+
+def test_an_optional_confirmer_interrupts_the_others_only_now_and_then() -> None:
+    one = with_archive()
+    assert one.on_control(Join("archiver", "a2", 0), 1.0) is Action.NONE
+    assert one.open
+    assert one.on_control(Join("archiver", "a2", 0), 6.0) is Action.OPEN

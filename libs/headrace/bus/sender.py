@@ -1,8 +1,10 @@
 """The wal-reader's end of the bus, as a pure state machine: packs frames, counts credit, knows what is confirmed.
 
-Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest confirmer; the
-confirmed LSN is the least that all required confirmers gave in this epoch and never goes back within it. Whoever
-drives it sends the bytes it returns, in order, and begins a new epoch when `on_control` says so.
+Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest awaited confirmer; the
+confirmed LSN is the least that all awaited confirmers gave in this epoch and never goes back within it. Required
+confirmers are always awaited; an optional one until it has held the others up for longer than the patience, and again
+when it has caught up or joins anew (docs/adr/0013). Whoever drives it sends the bytes it returns, in order, calls
+`tick` at intervals, and begins a new epoch when `on_control` says so.
 """
 
 from __future__ import annotations
@@ -21,6 +23,11 @@ from headrace.bus.frame import Kind, Opening, Part
 LIFE_BITS = 20
 # A Join that crossed the OPEN meant for it on the wire is no reason for a new epoch.
 JOIN_GRACE_S = 2.0
+# An optional confirmer may interrupt the others no more often than this.
+OPTIONAL_EPOCH_INTERVAL_S = 5.0
+PATIENCE_S = 10.0
+# A driver that was busy elsewhere for long must not count all of it against a confirmer.
+TICK_S_MAX = 1.0
 
 
 class Action(Enum):
@@ -38,10 +45,35 @@ class _Confirmer:
     settled: bool = False
 
 
+@dataclass(slots=True)
+class _Hold:
+    """For how long an optional confirmer has stood in the way: of the slot, and of credit."""
+
+    slot_s: float = 0.0
+    credit_s: float = 0.0
+    # What it had confirmed when it was let go of.
+    left_lsn: int = 0
+
+
 class FrameSender:
-    def __init__(self, required: frozenset[str], *, frame_bytes_max: int, in_flight_bytes_max: int, life: int) -> None:
+    def __init__(
+        self,
+        required: frozenset[str],
+        *,
+        frame_bytes_max: int,
+        in_flight_bytes_max: int,
+        life: int,
+        optional: frozenset[str] = frozenset(),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """`life` is a random number that no other life of this wal-reader has."""
         self._required = required
+        self._optional = optional
+        self._patience_s = patience_s
+        self._awaited = set(required | optional)
+        self._holds = {name: _Hold() for name in optional}
+        self._ticked_at = 0.0
+        self._floor_lsn = 0
         self._life = life & ((1 << LIFE_BITS) - 1)
         self._frame_bytes_max = frame_bytes_max
         self._in_flight_bytes_max = in_flight_bytes_max
@@ -58,15 +90,15 @@ class FrameSender:
 
     @property
     def missing(self) -> list[str]:
-        """Required confirmers that have not joined."""
-        return sorted(self._required - self._confirmers.keys())
+        """Awaited confirmers that have not joined."""
+        return sorted(self._awaited - self._confirmers.keys())
 
     @property
     def confirmed_lsn(self) -> int:
-        """What every required confirmer has made durable in this epoch; 0 while that isn't known."""
+        """What every awaited confirmer has made durable in this epoch; 0 while that isn't known."""
         if not self.open:
             return 0
-        return min(self._confirmers[name].confirmed_lsn for name in self._required)
+        return max(self._floor_lsn, min(self._confirmers[name].confirmed_lsn for name in self._awaited))
 
     @property
     def has_credit(self) -> bool:
@@ -81,7 +113,7 @@ class FrameSender:
     def settled(self) -> bool:
         """Everything sent was consumed, and confirmed as far as it can be."""
         consumed = not self._sent and not self._entries
-        return consumed and all(self._confirmers[name].settled for name in self._required)
+        return consumed and all(self._confirmers[name].settled for name in self._awaited)
 
     def sessions(self) -> dict[str, str]:
         return {name: confirmer.session for name, confirmer in self._confirmers.items()}
@@ -98,6 +130,9 @@ class FrameSender:
             confirmer.consumed_seq = 0
             confirmer.confirmed_lsn = 0
             confirmer.settled = False
+        self._floor_lsn = 0
+        for hold in self._holds.values():
+            hold.slot_s, hold.left_lsn = 0.0, 0
         self._opened_at = now
         self.open = True
         return frame.encode_open(self.epoch, opening)
@@ -165,7 +200,7 @@ class FrameSender:
     def on_control(self, message: Control, now: float) -> Action:
         """Take a control message; OPEN asks the driver for a new epoch."""
         self._highest_epoch = max(self._highest_epoch, message.epoch)
-        if message.confirmer not in self._required:
+        if message.confirmer not in self._required | self._optional:
             return Action.NONE
         match message:
             case Join():
@@ -176,19 +211,69 @@ class FrameSender:
             case Restart():
                 return self._on_restart(message, now)
 
+    def tick(self, now: float) -> list[str]:
+        """Let go of the optional confirmers that held the others up for too long; their names."""
+        since, self._ticked_at = min(TICK_S_MAX, now - self._ticked_at), now
+        late = []
+        for name in sorted(self._awaited - self._required):
+            hold = self._holds[name]
+            slot, credit = self._holds_up(name)
+            hold.slot_s = hold.slot_s + since if slot else 0.0
+            hold.credit_s = max(0.0, hold.credit_s + (since if credit else -since))
+            if max(hold.slot_s, hold.credit_s) > self._patience_s:
+                late.append(name)
+                self._let_go(name)
+        return late
+
+    def _holds_up(self, name: str) -> tuple[bool, bool]:
+        """Whether it alone holds the slot, and the credit."""
+        confirmer = self._confirmers.get(name)
+        if confirmer is None:
+            return True, False
+        if not self.open:
+            return False, False
+        others = [self._confirmers[other] for other in self._required]
+        slot = confirmer.confirmed_lsn < min(other.confirmed_lsn for other in others)
+        credit = not self.has_credit and confirmer.consumed_seq < min(other.consumed_seq for other in others)
+        return slot, credit
+
+    def _let_go(self, name: str) -> None:
+        known = self._confirmers.get(name)
+        self._holds[name] = _Hold(left_lsn=known.confirmed_lsn if known else 0)
+        self._awaited.discard(name)
+        if self.open:
+            self._release()
+
+    def _await(self, name: str) -> None:
+        """From here on it has a say; what was confirmed without it stays confirmed."""
+        if name not in self._awaited:
+            self._floor_lsn = self.confirmed_lsn
+            self._holds[name] = _Hold()
+            self._awaited.add(name)
+
+    def _may_interrupt(self, name: str, now: float) -> bool:
+        return name in self._required or not self.open or now - self._opened_at >= OPTIONAL_EPOCH_INTERVAL_S
+
     def _on_join(self, join: Join, now: float) -> Action:
         known = self._confirmers.get(join.confirmer)
         if known is None or known.session != join.session:
+            if not self._may_interrupt(join.confirmer, now):
+                return Action.NONE
+            self._await(join.confirmer)
             self._confirmers[join.confirmer] = _Confirmer(join.session)
             self.open = False
-        elif not self.open or join.epoch == self.epoch or now - self._opened_at < JOIN_GRACE_S:
+            return Action.NONE if self.missing else Action.OPEN
+        follows = not self.open or join.epoch == self.epoch or now - self._opened_at < JOIN_GRACE_S
+        if follows or self.missing or not self._may_interrupt(join.confirmer, now):
             return Action.NONE
-        return Action.NONE if self.missing else Action.OPEN
+        return Action.OPEN
 
     def _on_restart(self, restart: Restart, now: float) -> Action:
         known = self._confirmers.get(restart.confirmer)
         if known is None or known.session != restart.session:
             return self._on_join(Join(restart.confirmer, restart.session, restart.epoch), now)
+        if not self._may_interrupt(restart.confirmer, now):
+            return Action.NONE
         return Action.OPEN if self.open and restart.epoch >= self.epoch else Action.NONE
 
     def _on_confirm(self, confirm: Confirm) -> None:
@@ -196,9 +281,22 @@ class FrameSender:
         if known is None or known.session != confirm.session or confirm.epoch != self.epoch or not self.open:
             return
         known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
-        known.confirmed_lsn = max(known.confirmed_lsn, confirm.confirmed_lsn)
+        if confirm.confirmed_lsn > known.confirmed_lsn:
+            known.confirmed_lsn = confirm.confirmed_lsn
+            if confirm.confirmer in self._holds:
+                self._holds[confirm.confirmer].slot_s = 0.0
         if confirm.consumed_seq >= known.consumed_seq:
             known.settled = confirm.settled
-        consumed = min(self._confirmers[name].consumed_seq for name in self._required)
+        if confirm.confirmer not in self._awaited and self._has_caught_up(confirm.confirmer, known):
+            self._await(confirm.confirmer)
+        self._release()
+
+    def _has_caught_up(self, name: str, known: _Confirmer) -> bool:
+        consumed = known.consumed_seq >= min(self._confirmers[other].consumed_seq for other in self._required)
+        return consumed and known.confirmed_lsn > self._holds[name].left_lsn
+
+    def _release(self) -> None:
+        """Give back the credit of what every awaited confirmer has consumed."""
+        consumed = min(self._confirmers[name].consumed_seq for name in self._awaited)
         while self._sent and self._sent[0][0] <= consumed:
             self.in_flight_bytes -= self._sent.popleft()[1]

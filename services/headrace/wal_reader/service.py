@@ -46,7 +46,7 @@ log = logs.logger("wal-reader")
 
 SERVICE = "wal-reader"
 HTTP_PORT = 9091
-REQUIRED = frozenset({"publisher"})
+PUBLISHER, ARCHIVER = "publisher", "archiver"
 HELLO_INTERVAL_S = 0.5
 PING_INTERVAL_S = 0.5
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 10.0
@@ -66,6 +66,15 @@ async def run(scope: Scope, settings: Settings) -> None:
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
+def _confirmers(settings: Settings) -> tuple[frozenset[str], frozenset[str]]:
+    """Who must confirm, and who is waited for within bounds."""
+    if not settings.archive.url:
+        return frozenset({PUBLISHER}), frozenset()
+    if settings.archive.required:
+        return frozenset({PUBLISHER, ARCHIVER}), frozenset()
+    return frozenset({PUBLISHER}), frozenset({ARCHIVER})
+
+
 class WalReader:
     def __init__(self, scope: Scope, settings: Settings, client: Client) -> None:
         self._scope = scope
@@ -73,8 +82,11 @@ class WalReader:
         self._client = client
         self._stats = scope.health.stats
         self._frames = link.frames_subject(settings.source.slot)
+        required, optional = _confirmers(settings)
         self._sender = FrameSender(
-            REQUIRED,
+            required,
+            optional=optional,
+            patience_s=settings.archive.patience_s,
             frame_bytes_max=min(settings.bus.frame_bytes_max, client.max_payload // 2),
             in_flight_bytes_max=settings.bus.in_flight_bytes_max,
             life=secrets.randbits(LIFE_BITS),
@@ -155,6 +167,7 @@ class WalReader:
         while not self._scope.stopping.is_set() and (self._sender.missing or not self._connected()):
             missing = ", ".join(self._sender.missing) or "NATS"
             self._scope.health.ail("bus", f"waiting for {missing}")
+            self._let_go_of_the_late()
             self._attention.clear()
             if self._client.is_connected and self._sender.missing:
                 await self._client.publish(self._frames, self._sender.hello())
@@ -331,6 +344,11 @@ class WalReader:
             await self._await_credit()
         return not self._over
 
+    def _let_go_of_the_late(self) -> None:
+        for name in self._sender.tick(time.monotonic()):
+            count(self._stats, "confirmers_dropped")
+            log.warning("confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s)
+
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()
         due = now - self._told_at >= self._settings.bus.status_interval_s
@@ -338,6 +356,7 @@ class WalReader:
             await self._tell(connection)
         if now - self._pinged_at >= PING_INTERVAL_S and self._client.is_connected:
             self._pinged_at = now
+            self._let_go_of_the_late()
             await self._client.publish(self._frames, self._sender.ping())
 
     async def _tell(self, connection: ReplicationConnection) -> None:
@@ -350,7 +369,7 @@ class WalReader:
     async def _drain(self, connection: ReplicationConnection) -> None:
         """Stop intake, wait for what is in flight to be confirmed, tell PostgreSQL, leave."""
         deadline = time.monotonic() + self._scope.process.shutdown_timeout_s * DRAIN_SHARE
-        with self._scope.waiting_for("the publisher to confirm what is in flight"):
+        with self._scope.waiting_for("what is in flight to be confirmed"):
             while not self._sender.settled and not self._reopen and time.monotonic() < deadline:
                 if self._connected():
                     await self._client.publish(self._frames, self._sender.flush_request())
