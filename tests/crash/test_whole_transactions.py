@@ -1,6 +1,8 @@
 """In transaction mode no reader sees part of a transaction, whenever it looks and however often the publisher dies.
 
-The reader asks for the last message, and consumes all there is, without a pause.
+One reader asks for the last message without a pause, the other follows by transactions with the library. (A consumer is
+given messages one by one, and a fetch may end between two of them while the server stores a group; the rest is then in
+the server already, and needs no publisher.)
 """
 
 from __future__ import annotations
@@ -9,29 +11,29 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import nats
-import orjson
 import pytest
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
+from headrace.consumer import MemoryWatermarks, Subscription, Transactions, follow
 from headrace.contract import events
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.lsn import Position
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
-from headrace.testing.oracle import Oracle, stored
+from headrace.testing.oracle import Change, Oracle, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 
 KILLS = 12
 SETTLED_S = 60.0
-FETCH = 1000
 
 
 async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) -> int:
@@ -63,7 +65,7 @@ async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) ->
 
 @dataclass
 class Reader:
-    """Looks at the stream as often as it can; whatever it is shown must end where a transaction ends.
+    """Looks at the stream as often as it can; whatever it is shown must be whole.
 
     By reading messages, as any reader does: the sequence that the server's stream info names while it stores a batch is
     ahead of what it lets anybody read.
@@ -71,42 +73,57 @@ class Reader:
 
     client: Client
     looks: int = 0
-    fetches: int = 0
-    # Looks that fell into the moment in which the server stores a group.
-    glimpses: int = 0
+    # Of each transaction that was given out, its events' positions; and how often following began anew.
+    given: list[list[Position]] = field(default_factory=list)
+    lives: int = 0
 
     async def last_messages(self, done: asyncio.Event) -> None:
-        """The stream's last message, by the leader and by a direct get."""
+        """The stream's last message, by the leader and by a direct get: it is always the end of a transaction."""
         js = self.client.jetstream()
         while not done.is_set():
             for direct in (False, True):
                 with contextlib.suppress(NotFoundError):
-                    self._look(events.decode((await js.get_last_msg("CDC", "cdc.>", direct=direct)).data or b""))
+                    message = await js.get_last_msg("CDC", "cdc.>", direct=direct)
+                    assert is_an_end(events.decode(message.data or b"")), (direct, message.seq)
                     self.looks += 1
 
-    async def consume(self, done: asyncio.Event) -> None:
-        """Everything there is, then everything there is since."""
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
-        made = await self.client.jsm().add_consumer("CDC", config)
-        inbox = self.client.new_inbox()
-        answers = await self.client.subscribe(inbox)
-        request = orjson.dumps({"batch": FETCH, "no_wait": True})
+    async def follow(self, done: asyncio.Event) -> None:
+        """Whole transactions, by the library; every now and then from its watermark on, like one that was killed."""
+        marks, chance = MemoryWatermarks(), random.Random(3)
         while not done.is_set():
-            await self.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.CDC.{made.name}", request, reply=inbox)
-            last, count = None, 0
-            while count < FETCH and "Status" not in ((message := await answers.next_msg(timeout=10)).headers or {}):
-                last, count = message, count + 1
-            if last is not None and count < FETCH:
-                self._look(events.decode(last.data))
-                self.fetches += 1
+            self.lives += 1
+            async with follow(self.client, Subscription(), marks) as consumer:
+                reader = Transactions(consumer)
+                for _ in range(chance.randint(1, 40)):
+                    # Now and then it dies with a transaction in hand that it has not applied.
+                    if (transaction := await reader.next(0.05)) is not None and chance.random() < 0.95:
+                        assert transaction.ends
+                        self.given.append([event.position for event in transaction.events if event.advances])
+                        await reader.done(transaction)
+                    elif transaction is not None:
+                        break
 
-    def _look(self, payload: events.Payload) -> None:
-        told_by_the_catalog = payload["tx"]["xid"] == 0
-        self.glimpses += not (payload["tx"]["last"] or told_by_the_catalog)
+    def judge(self, committed: list[Change]) -> None:
+        """What was given out is what was committed, transaction by transaction."""
+        by_transaction = [list(group) for _, group in groupby((one.position for one in committed), lambda at: at.lsn)]
+        given = [transaction for transaction in self.given if transaction]
+        assert given == by_transaction[: len(given)]
+        assert len(given) > KILLS
 
-    def judge(self) -> None:
-        """nats-server 2.15 lets about one look in ten thousand fall into the storing of a group; no more than that."""
-        assert self.glimpses <= 1 + (self.looks + self.fetches) // 2000, self
+
+def is_an_end(payload: events.Payload) -> bool:
+    return bool(payload["tx"]["last"]) or payload["tx"]["xid"] == 0
+
+
+async def ends_whole(url: str) -> None:
+    """With nobody publishing, the stream ends where a transaction ends: what any reader has begun to see is there."""
+    client = await nats.connect(url)
+    try:
+        with contextlib.suppress(NotFoundError):
+            message = await client.jetstream().get_last_msg("CDC", "cdc.>")
+            assert is_an_end(events.decode(message.data or b"")), message.seq
+    finally:
+        await client.close()
 
 
 @contextlib.asynccontextmanager
@@ -115,7 +132,7 @@ async def reading(url: str) -> AsyncIterator[Reader]:
     client = await nats.connect(url)
     done = asyncio.Event()
     reader = Reader(client)
-    tasks = [asyncio.create_task(work) for work in (reader.last_messages(done), reader.consume(done))]
+    tasks = [asyncio.create_task(work) for work in (reader.last_messages(done), reader.follow(done))]
     try:
         yield reader
         done.set()
@@ -151,6 +168,7 @@ async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_
             for number in range(KILLS):
                 await asyncio.sleep(chance.uniform(0.3, 1.0))
                 await suite.kill("publisher")
+                await ends_whole(server.url)
                 await suite.start("publisher", **_failpoint(chance))
                 # One that only stands by for the lease is not worth a kill.
                 await joined(suite, number + 2)
@@ -160,8 +178,8 @@ async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_
             transactions = await writer
             committed = await oracle.changes()
             await settled(server.url, len(committed))
-        assert min(reader.looks, reader.fetches) > KILLS
-        reader.judge()
+        assert min(reader.looks, reader.lives) > KILLS
+        reader.judge(committed)
     found = [event for event in await stored(server.url) if event.payload["operation"] != "SCHEMA"]
     assert [event.change for event in found] == committed
     assert len({event.change.position.lsn for event in found}) == transactions

@@ -12,6 +12,7 @@ point repeats nothing and loses nothing.
 
 from headrace.consumer.event import Event
 from headrace.consumer.follow import Consumer, RetentionGapError, Start, Subscription, follow
+from headrace.consumer.transactions import MixedError, Transaction, Transactions
 from headrace.consumer.watermark import FileWatermarks, MemoryWatermarks, Watermark, WatermarkStore
 
 __all__ = [
@@ -19,9 +20,12 @@ __all__ = [
     "Event",
     "FileWatermarks",
     "MemoryWatermarks",
+    "MixedError",
     "RetentionGapError",
     "Start",
     "Subscription",
+    "Transaction",
+    "Transactions",
     "Watermark",
     "WatermarkStore",
     "follow",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -97,27 +97,36 @@ class Consumer:
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
         """The next event that is not applied yet; None when none came within `wait_s`."""
+        if await self.peek(wait_s) is None:
+            return None
+        event, message = self._ready[0]
+        # Before it is taken: what can't be had now can be asked for again.
+        self._current = (await self._whole(event), message)
+        self._ready.popleft()
+        return self._current[0]
+
+    async def peek(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
+        """What `next` will give out, without taking it (and as the message has it, be it a reference)."""
         if not self._ready:
             await self._fetch(wait_s)
         while self._ready:
-            event, message = self._ready[0]
-            applied = self._applied(event)
-            # Before it is taken: what can't be had now can be asked for again.
-            self._current = (event if applied else await self._whole(event), message)
-            self._ready.popleft()
-            if not applied:
-                return self._current[0]
-            await self._close(*self._current)
+            if not self._applied(self._ready[0][0]):
+                return self._ready[0][0]
+            await self._close(*self._ready.popleft())
         return None
 
-    async def done(self, event: Event) -> None:
-        """The event is applied: keep the watermark, acknowledge its message."""
+    async def done(self, event: Event, *, with_those_before: Sequence[Event] = ()) -> None:
+        """The event is applied: keep the watermark, acknowledge its message.
+
+        So are those given out before it and not said to be done yet, if they are named.
+        """
         assert self._current is not None, "done() before an event was taken"
         assert self._current[0] is event, "done() must name the event that was given out last"
-        if event.advances:
-            mark = Watermark(event.position, event.stream_seq if event.closes else self._seen_seq)
-            self._marks[event.lane] = mark
-            await self._store.save(event.lane, mark)
+        advancing = next((one for one in (event, *reversed(with_those_before)) if one.advances), None)
+        if advancing is not None:
+            mark = Watermark(advancing.position, event.stream_seq if event.closes else self._seen_seq)
+            self._marks[advancing.lane] = mark
+            await self._store.save(advancing.lane, mark)
         await self._close(*self._current)
 
     def _applied(self, event: Event) -> bool:
