@@ -80,6 +80,11 @@ def header(kind: Kind, epoch: int, seq: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, kind, epoch, seq)
 
 
+def frame_name(epoch: int, seq: int) -> str:
+    """What a frame is called in logs and traces, from its sending to its acknowledgement."""
+    return f"{epoch:x}-{seq}"
+
+
 def encode_open(epoch: int, opening: Opening) -> bytes:
     body = {name: getattr(opening, name) for name in Opening.__slots__}
     return header(Kind.OPEN, epoch, 0) + bytes(msgpack.packb(body))

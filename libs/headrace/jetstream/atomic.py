@@ -25,6 +25,7 @@ from headrace.failpoint import failpoint
 from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
 from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
+from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 log = logs.logger("atomic")
@@ -71,6 +72,7 @@ class AtomicPipe:
         self._created = ""
         self._reconnects = 0
         self._duplicates = False
+        self._acked_at = 0.0
 
     @property
     def acked(self) -> int:
@@ -81,6 +83,11 @@ class AtomicPipe:
     def published(self) -> int:
         """How many were handed over, with those of the group that is being made."""
         return self._acked + len(self._group)
+
+    @property
+    def acked_at(self) -> float:
+        """When the server answered last."""
+        return self._acked_at
 
     @property
     def stored_seq(self) -> int:
@@ -147,7 +154,8 @@ class AtomicPipe:
             if message.advances:
                 self._stored_seq = first_seq + offset
             count(self._stats, "published_bytes", len(message.payload))
-        count(self._stats, "cdc_events", len(self._group))
+        tally(self._stats, self._group)
+        self._acked_at = time.monotonic()
         self._last_seq = last_seq
         self._acked += len(self._group)
         self._group, self._group_bytes, self._duplicates = [], 0, False
@@ -199,6 +207,7 @@ class AtomicPipe:
             await self._behind_the_tail()
         elif code == _DUPLICATE and not self._duplicates:
             await self._behind_the_tail()
+            count(self._stats, "duplicates_refused", len(self._group))
             log.warning("duplicates_refused", first=self._group[0].msg_id, messages=len(self._group))
             self._duplicates = True
         elif code == _DISABLED:

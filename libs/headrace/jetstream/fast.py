@@ -26,6 +26,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
+from itertools import islice
 
 import orjson
 from nats.aio.client import Client
@@ -48,6 +49,7 @@ from headrace.jetstream.ingest import (
 )
 from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
+from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 log = logs.logger("ingest")
@@ -134,6 +136,11 @@ class FastIngest:
     def published(self) -> int:
         """How many were handed over."""
         return self._acked + self._pending
+
+    @property
+    def acked_at(self) -> float:
+        """When the server answered last."""
+        return self._heard_at
 
     @property
     def stored_seq(self) -> int:
@@ -309,6 +316,7 @@ class FastIngest:
         if new < 0 or new > len(self._sent):
             self._fail(IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent"))
             return
+        tally(self._stats, list(islice(self._sent, new)))
         size = 0
         for seq in range(self._base + self._kept + 1, self._base + up_to + 1):
             message = self._sent.popleft()
@@ -320,7 +328,6 @@ class FastIngest:
         self._kept = up_to
         self._acked += new
         self._pending_bytes -= size
-        count(self._stats, "cdc_events", new)
         count(self._stats, "published_bytes", size)
 
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:

@@ -28,6 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream.message import Outgoing
 from headrace.jetstream.tail import StreamTail, Tail
+from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 log = logs.logger("ingest")
@@ -122,6 +123,11 @@ class Ingest:
     @property
     def published(self) -> int:
         return self._acked + len(self._pending)
+
+    @property
+    def acked_at(self) -> float:
+        """When the server answered last."""
+        return self._heard_at
 
     @property
     def stored_seq(self) -> int:
@@ -262,13 +268,14 @@ class Ingest:
         if answer.get("duplicate"):
             # The duplicate window knows an id that the stream's tail did not show: it was stored, then removed. Where
             # the chain breaks by it the next message is refused, and all is as after any other break.
+            count(self._stats, "duplicates_refused")
             log.warning("duplicate_refused", msg_id=message.msg_id)
         else:
             self._last_seq = seq
         self._own_seq, self._own_id = seq, message.msg_id
         if message.advances:
             self._stored_seq = seq
-        count(self._stats, "cdc_events")
+        tally(self._stats, (message,))
         count(self._stats, "published_bytes", len(message.payload))
 
     def _refused(self, index: int, error: dict[str, object]) -> None:

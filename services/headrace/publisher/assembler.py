@@ -92,6 +92,8 @@ class Assembler:
         self._large_bucket = large_bucket
         self._shapes: dict[int, Shape] = {}
         self._begin: Begin | None = None
+        # When the first transaction was committed that had something in the frame at hand.
+        self.oldest_commit_us: int | None = None
         self._ts = ""
         self._seq = 0
         self._held: _Held | None = None
@@ -119,6 +121,10 @@ class Assembler:
         if self._begin is None:
             raise ProtocolError("a relation was described outside a transaction")
         return self._begin.xid
+
+    def begin_frame(self) -> None:
+        """From here on `oldest_commit_us` is of what comes next."""
+        self.oldest_commit_us = self._begin.commit_ts_us if self._begin is not None else None
 
     def learn(self, shape: Shape) -> None:
         """Rows of this relation have this shape from here on."""
@@ -163,6 +169,8 @@ class Assembler:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
         self._begin, self._seq = begin, 0
+        if self.oldest_commit_us is None:
+            self.oldest_commit_us = begin.commit_ts_us
         self._ts = pg_timestamp_iso(begin.commit_ts_us)
 
     def _commit(self, _: int, commit: Commit) -> None:

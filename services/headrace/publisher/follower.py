@@ -17,10 +17,11 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
 from headrace.bus import control, link
-from headrace.bus.frame import Opening
+from headrace.bus.frame import Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError
 from headrace.failpoint import failpoint
+from headrace.figures import INGEST_MODES
 from headrace.jetstream.atomic import AtomicPipe
 from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
 from headrace.jetstream.ingest import HEADERS_BYTES_MAX, Ingest
@@ -29,7 +30,7 @@ from headrace.jetstream.state import Cell, bucket
 from headrace.jetstream.tail import StreamTail
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
-from headrace.metrics import count
+from headrace.metrics import count, one_of
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Relation
 from headrace.publisher.assembler import Assembler, Event, Mark
@@ -38,6 +39,7 @@ from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.gaps import Gap, gap_event
+from headrace.publisher.lag import AckLag, Frame, unix_s
 from headrace.publisher.parking import Parking
 from headrace.publisher.progress import (
     Place,
@@ -72,6 +74,7 @@ class Follower:
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
+        self.lag = AckLag(self._stats)
         self._progress = Progress()
         self._written_at = 0.0
         self._confirmable = 0
@@ -122,6 +125,7 @@ class Follower:
             await self._control(self._receiver.join())
             while not self._scope.stopping.is_set():
                 message = await self._next(subscription)
+                self.lag.settle(self._pipe.acked, self._pipe.acked_at, self.reached_lsn)
                 if message is not None:
                     await self._on_frame(message.data)
                 await self._between_frames(idle=message is None)
@@ -141,11 +145,13 @@ class Follower:
 
     async def _on_frame(self, data: bytes) -> None:
         count(self._stats, "frames_received")
+        began, before = time.time(), self._delivery.accepted
         received = self._receiver.receive(data, time.monotonic())
         if received.reply is not None:
             await self._control(received.reply)
         if received.opening is not None:
             await self._on_opening(received.opening)
+        self._assembler.begin_frame()
         for lsn, message in received.entries:
             if self._scope.stopping.is_set():
                 return
@@ -156,6 +162,17 @@ class Follower:
             await self._write_progress()
         if received.entries or received.confirm:
             await self._confirm()
+        if received.entries:
+            self._note_frame(began, before)
+
+    def _note_frame(self, began: float, before: int) -> None:
+        """What took how long, once for a frame; one that brought nothing new has nothing to say."""
+        self._stats["last_processing_time_us"] = round((time.time() - began) * 1e6)
+        name, accepted = frame_name(self._receiver.epoch, self._receiver.seq), self._delivery.accepted
+        oldest = self._assembler.oldest_commit_us
+        if oldest is not None and accepted > before:
+            log.debug("frame_handed_over", frame=name, messages=accepted - before)
+            self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, began))
 
     async def _on_opening(self, opening: Opening) -> None:
         place = replace(self._place, progress=self._progress)
@@ -180,6 +197,7 @@ class Follower:
 
     async def _tell_divergence(self, place: Place, opening: Opening) -> None:
         """The last that this stream can say of its source: what follows there is another history."""
+        count(self._stats, "gaps")
         up_to = opening.current_lsn or opening.confirmed_lsn
         event = gap_event(
             Gap(place.position.lsn, up_to, "source_diverged"), self._source, self._settings.format.encoding
@@ -190,6 +208,7 @@ class Follower:
             await self._pipe.drain()
 
     async def _tell_gap(self, gap: Gap) -> None:
+        count(self._stats, "gaps")
         log.error(
             "gap",
             after=format_lsn(gap.after),
@@ -218,6 +237,7 @@ class Follower:
     async def _new_pipe(self, tail: StreamTail) -> Ingest | FastIngest | AtomicPipe:
         bus, delivery = self._settings.bus, self._settings.delivery
         if delivery.mode is DeliveryMode.TRANSACTION:
+            self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
             return AtomicPipe(
                 self._client,
                 tail,
@@ -227,7 +247,9 @@ class Follower:
                 ack_timeout_s=bus.ack_timeout_s,
             )
         kind = FastIngest if await self._is_fast(delivery.ingest) else Ingest
-        log.info("ingest_chosen", kind="fast" if kind is FastIngest else "chain")
+        mode = "fast" if kind is FastIngest else "chain"
+        self._stats["ingest_mode"] = one_of(INGEST_MODES, mode)
+        log.info("ingest_chosen", kind=mode)
         return kind(
             self._client,
             tail,

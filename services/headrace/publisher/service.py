@@ -21,7 +21,7 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.objects import ensure_patiently
 from headrace.jetstream.state import Cell, Lease, bucket
 from headrace.lifecycle import Scope
-from headrace.metrics import count
+from headrace.metrics import Stats, count
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
 from headrace.publisher.tables import Tables
@@ -82,6 +82,12 @@ async def _publish(
 ) -> None:
     backoff = BACKOFF_S
     follower: Follower | None = None
+
+    def refresh(stats: Stats) -> None:
+        if follower is not None:
+            follower.lag.refresh(stats)
+
+    scope.refreshers.append(refresh)
     while not scope.stopping.is_set():
         before, follower = follower, Follower(scope, settings, client, tables, watch, session)
         if before is not None:

@@ -1,0 +1,37 @@
+"""Counts what JetStream acknowledged: events, bytes, and how many of which table and operation.
+
+Called with all that one answer acknowledged, so that nothing is counted message by message where answers are few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter
+
+from headrace.contract.naming import CDC
+from headrace.jetstream.message import Outgoing
+from headrace.metrics import Stats, count, count_in
+
+_BATCH = ".batch"
+_SUBJECT = attrgetter("subject")
+_PREFIX = len(CDC) + 1
+
+
+def tally(stats: Stats, messages: Sequence[Outgoing]) -> None:
+    """These messages are stored."""
+    total = len(messages)
+    # Subject by subject, at the speed of C: cdc.{table}.{operation} has the labels' values, with their dot.
+    for subject, number in Counter(map(_SUBJECT, messages)).items():
+        events = number
+        if subject.endswith(_BATCH):
+            events = sum(_events(message) for message in messages if message.subject == subject)
+            total += events - number
+        count_in(stats, "table_events", subject[_PREFIX:], events)
+    count(stats, "cdc_events", total)
+
+
+def _events(message: Outgoing) -> int:
+    """How many events a batch holds, as its id says."""
+    number = message.msg_id.rpartition("-")[2]
+    return int(number) if number.isdigit() else 1

@@ -1,0 +1,64 @@
+"""How long it took, and how much WAL, from a commit to JetStream's acknowledgement: noted once for each frame.
+
+A frame has what the acknowledgement of its last event says of the commit of its first: the most that any of its events
+took. Times are PostgreSQL's clock against this machine's. Pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from headrace import log as logs
+from headrace.metrics import Stats, observe
+
+log = logs.logger("publisher")
+
+_POSTGRES_EPOCH_S = 946_684_800
+# A frame of keepalives and old events leaves none; the window and the credit bound those that wait.
+FRAMES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame whose events were handed over: the first `accepted` messages, with those before it."""
+
+    name: str
+    accepted: int
+    commit_s: float
+    lsn: int
+    received_s: float
+
+
+class AckLag:
+    """The frames that are not acknowledged yet."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._frames: deque[Frame] = deque(maxlen=FRAMES_MAX)
+
+    def handed_over(self, frame: Frame) -> None:
+        self._frames.append(frame)
+
+    def settle(self, acked: int, acked_at: float, reached_lsn: int) -> list[Frame]:
+        """The first `acked` messages are stored, the last since `acked_at`; the frames that are done by it."""
+        done: list[Frame] = []
+        while self._frames and self._frames[0].accepted <= acked:
+            done.append(self._frames.popleft())
+        if done:
+            acked_s = time.time() - (time.monotonic() - acked_at)
+            for frame in done:
+                lag_s = max(0.0, acked_s - frame.commit_s)
+                observe(self._stats, "ack_lag_seconds", lag_s)
+                observe(self._stats, "ack_lag_bytes", max(0, reached_lsn - frame.lsn))
+                log.debug("frame_acknowledged", frame=frame.name, lag_ms=round(lag_s * 1000, 3))
+        return done
+
+    def refresh(self, stats: Stats) -> None:
+        stats["lag_seconds"] = round(max(0.0, time.time() - self._frames[0].commit_s), 3) if self._frames else 0
+
+
+def unix_s(postgres_us: int) -> float:
+    """PostgreSQL counts microseconds since 2000."""
+    return _POSTGRES_EPOCH_S + postgres_us / 1e6
