@@ -13,8 +13,8 @@ import pytest
 from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_request_subject
 from headrace.settings import PostgresSettings, Settings, SourceSettings
-from headrace.snapshot_responder.request import SnapshotRequest
-from headrace.snapshot_responder.source import RefusedError, held_snapshot
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import RefusedError, held_snapshot
 from headrace.testing.responder import (
     PUBLICATION,
     RESULT_TIMEOUT_S,

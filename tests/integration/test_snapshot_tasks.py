@@ -27,11 +27,11 @@ from headrace.settings import (
 from headrace.snapshot_responder import task, tickets
 from headrace.snapshot_responder.driver import local_configuration
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
-from headrace.snapshot_responder.plan import SnapshotPlan
-from headrace.snapshot_responder.request import SnapshotRequest
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.source import HeldSnapshot, RefusedError, find_table, held_snapshot
 from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
+from headrace.spark.plan import SnapshotPlan
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import HeldSnapshot, RefusedError, find_table, held_snapshot
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 

@@ -20,10 +20,10 @@ from headrace.postgres.connection import connect
 from headrace.settings import FormatSettings, NatsSettings, PostgresSettings, Settings, SourceSettings
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.driver_process import SparkDriver
-from headrace.snapshot_responder.request import SnapshotRequest
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.source import held_snapshot
 from headrace.snapshot_responder.tickets import TicketOffice
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.value_cases import ARRAYS, CASES, EMBEDDED, TEXT, Both, Case

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.contract.values import SESSION_SETTINGS, Encoding, TypeInfo, TypeKind, ValueOptions, converter
 from headrace.postgres.connection import connect
-from headrace.snapshot_responder.csv_rows import CsvRows
+from headrace.spark.csv_rows import CsvRows
 from headrace.testing.responder import (
     Consumer,
     Responder,

@@ -21,9 +21,9 @@ from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
 from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
-from headrace.snapshot_responder.request import SnapshotRequest
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.source import held_snapshot
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.responder import jvm_of

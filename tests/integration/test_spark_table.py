@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.embedded.postgres import SUPERUSER
-from headrace.snapshot_responder.table_plan import TableOptions
-from headrace.snapshot_responder.table_source import SnapshotGoneError, TableReader
+from headrace.spark.table_plan import TableOptions
+from headrace.spark.table_source import SnapshotGoneError, TableReader
 from headrace.testing.database import Database
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -22,7 +22,7 @@ import os, sys, tempfile
 from pathlib import Path
 from headrace.settings import load
 from headrace.snapshot_responder.driver import _session
-from headrace.snapshot_responder.table_source import TableSource
+from headrace.spark.table_source import TableSource
 
 with tempfile.TemporaryDirectory() as folder:
     spark = _session(load(os.environ), Path(folder))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from headrace.contract import type_oids
 from headrace.contract.values import Converter, ValueOptions, converter, text
 from headrace.snapshot_responder.chunks import Block
-from headrace.snapshot_responder.csv_rows import CsvRows
 from headrace.snapshot_responder.packed_rows import PackedRows
+from headrace.spark.csv_rows import CsvRows
 
 TEXT = 25
 characters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])

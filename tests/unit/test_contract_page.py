@@ -44,7 +44,7 @@ from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
 from headrace.snapshot_responder.chunks import Chunk, block_of, key_only, message
 from headrace.snapshot_responder.desk import Answer
-from headrace.snapshot_responder.request import parse_request
+from headrace.spark.request import parse_request
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = re.compile(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", re.DOTALL)

@@ -13,9 +13,9 @@ from headrace.settings import SnapshotValues
 from headrace.snapshot_responder.answers import Pairing
 from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
-from headrace.snapshot_responder.plan import PlannedColumn, SnapshotPlan
-from headrace.snapshot_responder.ranges import PageRange, Storage, cut_ranges, deal
-from headrace.snapshot_responder.request import Condition, RequestError, parse_request
+from headrace.spark.plan import PlannedColumn, SnapshotPlan
+from headrace.spark.ranges import PageRange, Storage, cut_ranges, deal
+from headrace.spark.request import Condition, RequestError, parse_request
 
 both_encodings = pytest.mark.parametrize("encoding", list(Encoding))
 

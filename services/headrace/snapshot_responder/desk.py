@@ -32,10 +32,10 @@ from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Settings
 from headrace.snapshot_responder.answers import Pairing
 from headrace.snapshot_responder.driver_process import SparkDriver
-from headrace.snapshot_responder.request import RequestError, SnapshotRequest, parse_request
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.source import RefusedError, find_table
+from headrace.spark.request import RequestError, SnapshotRequest, parse_request
+from headrace.spark.source import RefusedError, find_table
 
 log = logs.logger("snapshot-responder")
 

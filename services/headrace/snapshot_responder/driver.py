@@ -178,7 +178,7 @@ class Driver:
 
 
 def task_count(plan: bytes) -> int:
-    from headrace.snapshot_responder.plan import SnapshotPlan  # noqa: PLC0415  # after the session: starts sooner
+    from headrace.spark.plan import SnapshotPlan  # noqa: PLC0415  # after the session: starts sooner
 
     return len(SnapshotPlan.unpack(plan).tasks)
 

@@ -19,7 +19,7 @@ import pyarrow.compute
 from headrace.contract import scalars
 from headrace.contract.values import Converter, text
 from headrace.snapshot_responder.chunks import Block
-from headrace.snapshot_responder.csv_rows import CsvRows, iso_timestamps
+from headrace.spark.csv_rows import CsvRows, iso_timestamps
 
 # pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
 Array = Any

@@ -28,11 +28,11 @@ from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
-from headrace.snapshot_responder.plan import SnapshotPlan
-from headrace.snapshot_responder.ranges import cut_ranges, deal
-from headrace.snapshot_responder.request import SnapshotRequest
-from headrace.snapshot_responder.source import HeldSnapshot, held_snapshot
 from headrace.snapshot_responder.tickets import TicketOffice, tickets_subject
+from headrace.spark.plan import SnapshotPlan
+from headrace.spark.ranges import cut_ranges, deal
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import HeldSnapshot, held_snapshot
 
 log = logs.logger("snapshot-responder")
 

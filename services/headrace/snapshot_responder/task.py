@@ -34,11 +34,11 @@ from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import tickets
 from headrace.snapshot_responder.chunks import Block, Chunk, ChunkCutter, block_of, key_only, message
-from headrace.snapshot_responder.csv_rows import CsvRows
 from headrace.snapshot_responder.packed_rows import PackedRows
-from headrace.snapshot_responder.plan import SnapshotPlan
-from headrace.snapshot_responder.ranges import PageRange
-from headrace.snapshot_responder.session import COPY_SESSION
+from headrace.spark.csv_rows import CsvRows
+from headrace.spark.plan import SnapshotPlan
+from headrace.spark.ranges import PageRange
+from headrace.spark.session import COPY_SESSION
 
 # Below that, what a block costs however few its rows begins to show.
 PARSE_BYTES = 4 * 1024 * 1024

@@ -30,12 +30,12 @@ from headrace.errors import HeadraceError
 from headrace.postgres.connection import connect, explained
 from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
-from headrace.snapshot_responder import table_holder
-from headrace.snapshot_responder.csv_rows import CsvRows
-from headrace.snapshot_responder.plan import SnapshotPlan
-from headrace.snapshot_responder.session import COPY_SESSION
-from headrace.snapshot_responder.source import describe_table
-from headrace.snapshot_responder.table_plan import TableOptions, plan_of
+from headrace.spark import table_holder
+from headrace.spark.csv_rows import CsvRows
+from headrace.spark.plan import SnapshotPlan
+from headrace.spark.session import COPY_SESSION
+from headrace.spark.source import describe_table
+from headrace.spark.table_plan import TableOptions, plan_of
 
 PARSE_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2

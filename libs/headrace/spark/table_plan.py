@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from headrace.contract.values import ArrayForm, Encoding, JsonForm
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, SnapshotValues, load
-from headrace.snapshot_responder.plan import SnapshotPlan
-from headrace.snapshot_responder.ranges import cut_ranges
-from headrace.snapshot_responder.request import SnapshotRequest
-from headrace.snapshot_responder.source import HeldSnapshot
+from headrace.spark.plan import SnapshotPlan
+from headrace.spark.ranges import cut_ranges
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import HeldSnapshot
 
 HOLD_S = 60.0
 PAGE_BYTES = 8192

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError
 from headrace.postgres.connection import connect
-from headrace.snapshot_responder.source import held_snapshot
-from headrace.snapshot_responder.table_plan import TableOptions, plan_of
+from headrace.spark.source import held_snapshot
+from headrace.spark.table_plan import TableOptions, plan_of
 
 POLL_S = 1.0
 _READERS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
@@ -45,7 +45,7 @@ def start(options: TableOptions) -> Held:
     request = options.request
     given = [request.table, request.schema, options.publication, str(options.hold_s), application, str(_spark_pid())]
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.snapshot_responder.table_holder", *given],
+        [sys.executable, "-m", "headrace.spark.table_holder", *given],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         start_new_session=True,

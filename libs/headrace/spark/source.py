@@ -25,12 +25,12 @@ from headrace.postgres.connection import PostgresError, PostgresUnreachableError
 from headrace.postgres.facts import PublishedTable
 from headrace.postgres.replication import ExportedSnapshot, ReplicationConnection, quote_literal, quote_name
 from headrace.settings import Settings
-from headrace.snapshot_responder.plan import PlannedColumn
-from headrace.snapshot_responder.ranges import Storage
-from headrace.snapshot_responder.request import SnapshotRequest
-from headrace.snapshot_responder.session import HOLDER_SESSION
+from headrace.spark.plan import PlannedColumn
+from headrace.spark.ranges import Storage
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.session import HOLDER_SESSION
 
-log = logs.logger("snapshot-responder")
+log = logs.logger("snapshot")
 
 LOCK_TIMEOUT_S = 10
 ATTEMPTS = 3

@@ -24,7 +24,7 @@ from headrace.contract.values import (
 )
 from headrace.postgres.replication import quote_name
 from headrace.settings import SnapshotValues
-from headrace.snapshot_responder.ranges import PageRange
+from headrace.spark.ranges import PageRange
 
 
 @dataclass(frozen=True, slots=True)
