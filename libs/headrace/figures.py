@@ -10,8 +10,8 @@ from typing import Literal
 
 EVERY = "every service"
 READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
-SCHEMAS, TELEMETRY = "schema-publisher", "telemetry"
-SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, TELEMETRY)
+SCHEMAS, ARCHIVER, TELEMETRY = "schema-publisher", "archiver", "telemetry"
+SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, TELEMETRY)
 
 _KIB = 1024
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
@@ -66,7 +66,7 @@ _READER = (
     Figure("confirmers_dropped", "counter", "Optional confirmers no longer waited for", READER),
 )
 _PUBLISHER = (
-    Figure("frames_received", "counter", "Frames received from the internal bus", PUBLISHER),
+    Figure("frames_received", "counter", "Frames received from the internal bus", f"{PUBLISHER}, archiver"),
     Figure("cdc_events", "counter", "Change events acknowledged by JetStream", PUBLISHER),
     Figure(
         "table_events",
@@ -119,6 +119,16 @@ _RESPONDER = (
 _SCHEMAS = (
     Figure("schemas_published", "counter", "Table schemas written to the KV bucket", SCHEMAS),
     Figure("tables", "gauge", "Tables of the publication", SCHEMAS),
+)
+_ARCHIVER = (
+    Figure("archive_files", "counter", "Files written to the archive", ARCHIVER),
+    Figure("archive_rows", "counter", "Changes written to the archive", ARCHIVER),
+    Figure("archive_bytes", "counter", "Bytes of the files written to the archive", ARCHIVER),
+    Figure("archive_file_id", "gauge", "Id of the archive's last file", ARCHIVER),
+    Figure("archive_confirmed_lsn", "gauge", "LSN before which the archive holds everything", ARCHIVER),
+    Figure("archive_waiting_rows", "gauge", "Changes taken and not in a file yet", ARCHIVER),
+    Figure("archive_gaps", "counter", "Gaps told in the archive", ARCHIVER),
+    Figure("archive_recoveries", "counter", "Times the archiver found its place again", ARCHIVER),
 )
 _TELEMETRY = (
     Figure("up", "gauge", "1 while the service named by the label reports to telemetry", TELEMETRY),
@@ -196,7 +206,7 @@ _TELEMETRY = (
         ("stream", "consumer"),
     ),
 )
-FIGURES = (*_PROCESS, *_READER, *_PUBLISHER, *_RESPONDER, *_SCHEMAS, *_TELEMETRY)
+FIGURES = (*_PROCESS, *_READER, *_PUBLISHER, *_RESPONDER, *_SCHEMAS, *_ARCHIVER, *_TELEMETRY)
 # What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
 BRIDGE_FIGURES = (
     Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),

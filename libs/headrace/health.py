@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from aiohttp import web
 
 from headrace import log as logs
+from headrace import process
 from headrace.errors import HeadraceError
 from headrace.metrics import CONTENT_TYPE, Stats, exposition
 
@@ -28,6 +29,8 @@ class Health:
     def __init__(self, service: str) -> None:
         self.service = service
         self.stats: Stats = {}
+        # Bring figures up to date that nobody counts as they change.
+        self.refreshers: list[Callable[[Stats], None]] = [process.refresh]
         self._reasons: dict[str, str] = {"start": "starting"}
 
     def started(self) -> None:
@@ -51,6 +54,14 @@ class Health:
     def ready(self) -> bool:
         return not self._reasons
 
+    def refreshed(self) -> Stats:
+        """The figures, as of now."""
+        self.stats["ready"] = int(self.ready)
+        self.stats["not_ready"] = dict.fromkeys(self._reasons, 1.0)
+        for refresh in self.refreshers:
+            refresh(self.stats)
+        return self.stats
+
 
 def application(
     health: Health, source: str, extend: Callable[[web.Application], None] | None = None
@@ -66,7 +77,7 @@ def application(
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
-            body=exposition({health.service: health.stats}, source), headers={"Content-Type": CONTENT_TYPE}
+            body=exposition({health.service: health.refreshed()}, source), headers={"Content-Type": CONTENT_TYPE}
         )
 
     app = web.Application(client_max_size=64 * 1024)

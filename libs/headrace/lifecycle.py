@@ -37,8 +37,11 @@ class Scope:
     health: Health
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     waits: list[str] = field(default_factory=list)
-    # Bring figures up to date that nobody counts as they change.
-    refreshers: list[Callable[[Stats], None]] = field(default_factory=list)
+
+    @property
+    def refreshers(self) -> list[Callable[[Stats], None]]:
+        """Bring figures up to date that nobody counts as they change."""
+        return self.health.refreshers
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a part of the service; its death is the service's, within the time that a stop may take."""

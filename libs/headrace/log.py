@@ -15,6 +15,9 @@ from typing import TextIO
 
 import orjson
 
+# How often what grave event was told, under "{level} {event}" and whatever level is shown. Events are names in the
+# code, so there is a bounded number of them.
+told: dict[str, float] = {}
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
 
@@ -40,14 +43,22 @@ class EventLogger:
         self._emit(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
+        _tell("warning", event, fields)
         self._emit(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
+        _tell("error", event, fields)
         self._emit(logging.ERROR, event, fields)
 
     def crash(self, event: str, error: BaseException, **fields: object) -> None:
         """An error nobody foresaw: the one place where a traceback is wanted."""
+        _tell("critical", event, fields)
         self._emit(logging.CRITICAL, event, fields, error)
+
+
+def _tell(level: str, event: str, fields: dict[str, object]) -> None:
+    kind = f"{level} {event}_{fields['part']}" if "part" in fields else f"{level} {event}"
+    told[kind] = told.get(kind, 0) + 1
 
 
 def logger(name: str) -> EventLogger:

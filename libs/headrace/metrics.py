@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from headrace.figures import BRIDGE_FIGURES, FIGURES, Figure
 
-# A number; a text that is no figure of its own; the series of a figure with labels, by their values joined with dots;
+# A number; a text that is no figure of its own; the series of a figure with labels, by their values joined with blanks;
 # a histogram: the sum, then how many were in each bucket, the last without a bound.
 Value = int | float | str | dict[str, float] | list[float]
 Stats = dict[str, Value]
@@ -72,7 +72,7 @@ def _series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
             yield [], value
     elif isinstance(value, dict):
         for joined, number in value.items():
-            labels = joined.split(".", len(figure.labels) - 1)
+            labels = joined.split(" ", len(figure.labels) - 1)
             yield labels + [""] * (len(figure.labels) - len(labels)), number
 
 
@@ -107,12 +107,12 @@ def count(stats: Stats, key: str, by: float = 1) -> None:
 
 
 def count_in(stats: Stats, key: str, series: str, by: float = 1) -> None:
-    """Add to one series of a declared figure, named by the values of its labels, joined with dots."""
+    """Add to one series of a declared figure, named by the values of its labels, joined with blanks."""
     held = stats.setdefault(key, {})
     assert key in _BY_KEY, key
     assert isinstance(held, dict), key
     if series not in held and len(held) >= SERIES_MAX:
-        series = ".".join([OTHER, *series.split(".")[1:]])
+        series = " ".join([OTHER, *series.split(" ")[1:]])
     held[series] = held.get(series, 0) + by
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import time
 from dataclasses import dataclass
 
 import msgpack
@@ -83,13 +82,9 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
         scope.stopping.set()
 
     await client.subscribe(stop_subject(slot), cb=stop)
-    started = time.monotonic()
-    stats = scope.health.stats
     while True:
-        stats["uptime_seconds"] = round(time.monotonic() - started, 3)
-        stats["ready"] = int(scope.health.ready)
-        for refresh in scope.refreshers:
-            refresh(stats)
+        stats = scope.health.refreshed()
+        stats["nats_connected"] = int(client.is_connected)
         if client.is_connected:
             with contextlib.suppress(NatsError):
                 await client.publish(stats_subject(slot, scope.service), encode_stats(stats, scope.health.reasons))

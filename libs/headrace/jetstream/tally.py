@@ -21,13 +21,13 @@ _PREFIX = len(CDC) + 1
 def tally(stats: Stats, messages: Sequence[Outgoing]) -> None:
     """These messages are stored."""
     total = len(messages)
-    # Subject by subject, at the speed of C: cdc.{table}.{operation} has the labels' values, with their dot.
+    # Subject by subject, at the speed of C: cdc.{table}.{operation} has the labels' values.
     for subject, number in Counter(map(_SUBJECT, messages)).items():
         events = number
         if subject.endswith(_BATCH):
             events = sum(_events(message) for message in messages if message.subject == subject)
             total += events - number
-        count_in(stats, "table_events", subject[_PREFIX:], events)
+        count_in(stats, "table_events", subject[_PREFIX:].replace(".", " "), events)
     count(stats, "cdc_events", total)
 
 

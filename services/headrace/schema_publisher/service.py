@@ -65,6 +65,7 @@ class SchemaPublisher:
         """Compare once; how long to wait for the next time."""
         try:
             tables = await self._reading.schemas()
+            self._scope.health.stats["tables"] = len(tables)
             self._scope.health.heal("postgres")
             await self._bucket.sync(tables, self._events.told)
         except (HeadraceError, NatsError, APIError, TimeoutError, asyncpg.PostgresError) as error:

@@ -76,7 +76,7 @@ class Routes:
     async def metrics(self, _: web.Request) -> web.Response:
         now = time.monotonic()
         exposed = self._suite.exposed(now)
-        exposed[self._health.service] = {**self._health.stats, "up": 1}
+        exposed[self._health.service] = {**self._health.refreshed(), "up": 1}
         bridge = bridge_exposition(self._suite.totals(now).bridge())
         body = bridge + exposition(exposed, self._settings.source.slot)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})

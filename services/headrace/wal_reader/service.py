@@ -19,7 +19,7 @@ from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.bus import control, link
-from headrace.bus.frame import Opening
+from headrace.bus.frame import Opening, frame_name
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
 from headrace.failpoint import failpoint
@@ -103,6 +103,7 @@ class WalReader:
 
     def refresh(self, stats: Stats) -> None:
         stats["in_flight_bytes"] = self._sender.in_flight_bytes
+        stats["credit_bytes"] = max(0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes)
         stats["received_lsn"] = self._received
         stats["confirmed_lsn"] = self._told
         stats["pg_connected"] = int(self._connection is not None)
@@ -156,6 +157,8 @@ class WalReader:
             log.warning("control_message_ignored", reason=str(error))
             return
         self._heard_at = time.monotonic()
+        if isinstance(body, control.Confirm):
+            log.debug("frames_consumed", frame=frame_name(body.epoch, body.consumed_seq), by=body.confirmer)
         if isinstance(body, control.Restart):
             log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
         if self._sender.on_control(body, time.monotonic()) is Action.OPEN:
@@ -260,6 +263,7 @@ class WalReader:
     async def _send(self, data: bytes) -> None:
         failpoint("wal_reader.before_frame")
         count(self._stats, "frames_sent")
+        log.debug("frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data))
         await self._client.publish(self._frames, data)
 
     async def _stream(self, connection: ReplicationConnection) -> None:
