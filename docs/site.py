@@ -1,0 +1,55 @@
+"""What the site needs beyond the pages: files of the repository that a page links to come along with it.
+
+Loaded by mkdocs (mkdocs.yml names it). A link that leaves docs/ leads to the file itself in a checkout; in the site it
+leads to a copy, and where it names a folder its text alone stays.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = re.compile(r"\[([^\]]*)\]\((\.\./[^)#\s]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a copy of each file outside docs/ that some page links to."""
+    for page in files.documentation_pages():
+        for _, link in OUTSIDE.findall(page.content_string):
+            if (target := _target(page.src_uri, link)) is not None and _copy(target) not in files.src_uris:
+                files.append(File.generated(config, _copy(target), content=(ROOT / target).read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  # mkdocs calls it so
+    """Point links that leave docs/ at the copies."""
+
+    def inside(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = _target(page.file.src_uri, link)
+        if target is None:
+            return match[0] if _stays(page.file.src_uri, link) else text
+        return f"[{text}]({posixpath.relpath(_copy(target), posixpath.dirname(page.file.src_uri) or '.')})"
+
+    return OUTSIDE.sub(inside, markdown)
+
+
+def _target(page: str, link: str) -> str | None:
+    """The path from the repository's root of a file that lies outside docs/."""
+    path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link))
+    return None if path.startswith("docs/") or not (ROOT / path).is_file() else path
+
+
+def _stays(page: str, link: str) -> bool:
+    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link)).startswith("docs/")
+
+
+def _copy(target: str) -> str:
+    # A page's copy would become a page of the site.
+    return f"files/{target}.txt" if target.endswith(".md") else f"files/{target}"
