@@ -31,9 +31,15 @@ PURE = (
     "libs/headrace/bus/control.py",
     "libs/headrace/bus/sender.py",
     "libs/headrace/bus/receiver.py",
+    "libs/headrace/archive/entry.py",
+    "libs/headrace/archive/errors.py",
+    "libs/headrace/archive/layout.py",
+    "libs/headrace/archive/metadata.py",
     "libs/headrace/consumer/event.py",
     "libs/headrace/errors.py",
     "libs/headrace/lsn.py",
+    "services/headrace/archiver/builder.py",
+    "services/headrace/archiver/forms.py",
     "services/headrace/publisher/assembler.py",
     "services/headrace/publisher/ledger.py",
     "services/headrace/publisher/shape.py",
@@ -89,8 +95,9 @@ def failures(found: list[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-def test_all_five_services_are_there() -> None:
-    assert services() == {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
+def test_all_services_are_there() -> None:
+    five = {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
+    assert services() == five | {"archiver"}
 
 
 def test_a_lib_imports_no_service() -> None:
@@ -140,6 +147,23 @@ def test_a_pure_module_sees_no_input_and_no_output_even_through_others() -> None
                 if name.split(".")[0] in IO_MODULES:
                     found.append(f"{way} imports {name}")
                 ours = module_file(name) if inside(name, "headrace") else None
+                if ours is not None and ours not in seen:
+                    seen.add(ours)
+                    queue.append((ours, f"{way} -> {ours}"))
+    failures(found)
+
+
+def test_the_archive_is_read_without_a_database_nats_or_spark() -> None:
+    """Whoever only reads files should not have to install what writes them. Followed through our own modules."""
+    found = []
+    for start in modules("libs/headrace/archive"):
+        queue, seen = [(start, str(start))], {start}
+        while queue:
+            module, way = queue.pop()
+            for name in imports(module):
+                if name.split(".")[0] in {"asyncpg", "psycopg", "nats", "pyspark", "aiohttp"}:
+                    found.append(f"{way} imports {name}")
+                ours = module_file(name)
                 if ours is not None and ours not in seen:
                     seen.add(ours)
                     queue.append((ours, f"{way} -> {ours}"))

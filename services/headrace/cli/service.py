@@ -22,6 +22,7 @@ SERVICES = {
     "publisher": "Publish changes to JetStream, exactly once and in commit order.",
     "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
     "schema-publisher": "Keep table schemas in the NATS KV bucket.",
+    "archiver": "Keep the log as numbered files in object storage, exactly once and in commit order.",
     "telemetry": "Serve metrics, status and health of the whole suite.",
 }
 

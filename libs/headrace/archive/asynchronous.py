@@ -1,0 +1,136 @@
+"""`AsyncWalReader`: as `WalReader`, for asyncio. The steps are the same; only who waits differs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime
+
+import pyarrow as pa
+
+from headrace.archive import columns, steps
+from headrace.archive.entry import RowEntry
+from headrace.archive.metadata import SegmentInfo
+from headrace.archive.reader import Reading, Start
+from headrace.archive.segment import ALL, Selection
+from headrace.archive.steps import Opened, ReaderMetrics, Steps, T, WalReaderOptions
+from headrace.archive.store import ObjectMetadata, Store, Wait
+
+
+class AsyncWalFile:
+    """A file that is there."""
+
+    def __init__(self, reader: AsyncWalReader, opened: Opened) -> None:
+        self._reader = reader
+        self._opened = opened
+
+    @property
+    def id(self) -> int:
+        return self._opened.info.id
+
+    @property
+    def next_id(self) -> int:
+        return self._opened.info.id + 1
+
+    @property
+    def info(self) -> SegmentInfo:
+        """The file's own account: positions, tables, checksum, gap."""
+        return self._opened.info
+
+    async def metadata(self) -> ObjectMetadata | None:
+        """The object as the store has it now; None when it is there no more."""
+        return await self._reader.run(steps.head(self.id))
+
+    async def __aiter__(self) -> AsyncIterator[RowEntry]:
+        async for entry in self.entries():
+            yield entry
+
+    async def entries(self, selection: Selection = ALL) -> AsyncIterator[RowEntry]:
+        """The rows in order."""
+        self._reader.reading.check(self.info)
+        async for batch in self.batches(selection):
+            for entry in columns.entries(batch):
+                yield entry
+
+    async def batches(self, selection: Selection = ALL) -> AsyncIterator[pa.RecordBatch]:
+        """The rows in order, as Arrow has them."""
+        reading = self._reader.reading
+        if not steps.interesting(self.info, reading.options):
+            reading.metrics.files_skipped += 1
+            return
+        data = await self._reader.run(steps.whole(self._opened))
+        for batch in reading.batches(self._opened, data, selection):
+            yield batch
+            # Others want the event loop too: a batch is some ten milliseconds.
+            await asyncio.sleep(0)
+
+
+class AsyncWalReader:
+    """Reads an archive; `url` is a folder in any store that obstore knows."""
+
+    def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
+        self.reading = Reading(options or WalReaderOptions())
+        self._store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
+
+    @property
+    def metrics(self) -> ReaderMetrics:
+        return self.reading.metrics
+
+    async def run(self, work: Steps[T]) -> T:
+        """Carry out what is asked for, step by step."""
+        answer: object = None
+        try:
+            while True:
+                request = work.send(answer)
+                if isinstance(request, Wait):
+                    await asyncio.sleep(request.seconds)
+                    answer = None
+                else:
+                    answer = await self._store.ask_async(request)
+                    self.metrics.count(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def list(self, first: int = 1, stop: int | None = None) -> list[tuple[int, ObjectMetadata]]:
+        """The files that are there, with ids from `first` to before `stop`."""
+        return await self.run(steps.list_files(first, stop))
+
+    async def get(self, file_id: int) -> AsyncWalFile | None:
+        """The file with this id; None when it is not there yet; `WalFileCollectedError` when it is there no more."""
+        opened = await self.run(steps.open_file(file_id, self.reading.options, self.reading.seen))
+        return None if opened is None else AsyncWalFile(self, opened)
+
+    async def files(
+        self,
+        from_id: int | None = None,
+        from_lsn: int | None = None,
+        from_time: datetime | None = None,
+        *,
+        wait: bool = False,
+    ) -> AsyncIterator[AsyncWalFile]:
+        """Files from a place on; at the tail it ends, or waits for the next one."""
+        options, seen = self.reading.options, self.reading.seen
+        file_id = await self.run(Start(from_id, from_lsn, from_time).first_id(options, seen))
+        while True:
+            opened = await self.run(
+                steps.await_file(file_id, options, seen) if wait else steps.open_file(file_id, options, seen)
+            )
+            if opened is None:
+                return
+            yield AsyncWalFile(self, opened)
+            file_id += 1
+
+    async def follow(
+        self,
+        from_id: int | None = None,
+        from_lsn: int | None = None,
+        from_time: datetime | None = None,
+        *,
+        wait: bool = True,
+    ) -> AsyncIterator[RowEntry]:
+        """Rows from a place on, in order; waits at the tail unless told not to."""
+        selection = Start(from_id, from_lsn, from_time).selection
+        async for file in self.files(from_id, from_lsn, from_time, wait=wait):
+            async for entry in file.entries(selection):
+                yield entry

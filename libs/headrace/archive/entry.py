@@ -1,0 +1,73 @@
+"""A change as the archive has it. Pure.
+
+A named tuple of plain values in the file's own forms, because a reader makes half a million of them a second: whatever
+needs work (a date, parsed JSON) is a property.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import orjson
+
+from headrace.lsn import Position
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RowKind(StrEnum):
+    """What a change does to the row with its key; no change is ever a merge."""
+
+    PUT = "put"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+    MESSAGE = "message"
+    GAP = "gap"
+
+
+_KINDS = {"insert": RowKind.PUT, "update": RowKind.PUT} | {str(kind): kind for kind in RowKind}
+
+
+class RowEntry(NamedTuple):
+    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts."""
+
+    commit_lsn: int
+    ordinal: int
+    lsn: int
+    xid: int
+    commit_time_us: int | None
+    schema: str | None
+    table: str | None
+    operation: str
+    key_json: str | None
+    before_json: str | None
+    after_json: str | None
+    unchanged: list[str] | None
+    schema_version: int | None
+
+    @property
+    def position(self) -> Position:
+        """Strictly increasing through the archive: what to store with your output, and compare with."""
+        return Position(self.commit_lsn, self.ordinal)
+
+    @property
+    def kind(self) -> RowKind:
+        return _KINDS[self.operation]
+
+    @property
+    def commit_time(self) -> datetime | None:
+        return None if self.commit_time_us is None else _EPOCH + timedelta(microseconds=self.commit_time_us)
+
+    @property
+    def key(self) -> dict[str, Any] | None:
+        return None if self.key_json is None else orjson.loads(self.key_json)
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        return None if self.before_json is None else orjson.loads(self.before_json)
+
+    @property
+    def after(self) -> dict[str, Any] | None:
+        return None if self.after_json is None else orjson.loads(self.after_json)

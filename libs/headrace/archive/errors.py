@@ -1,0 +1,40 @@
+"""What can go wrong with an archive, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+from headrace.errors import HeadraceError
+
+
+class ArchiveError(HeadraceError):
+    """The archive can't be used as it is."""
+
+
+class ArchiveUnreachableError(ArchiveError):
+    """The object store does not answer, or refuses."""
+
+    retry = True
+    remedy = "Check the archive's URL, the store's credentials (AWS_*, GOOGLE_*, AZURE_*) and that it can be reached."
+
+
+class FileTakenError(ArchiveError):
+    """Another archiver has written the file with this id."""
+
+    retry = True
+
+
+class WalFileCollectedError(ArchiveError):
+    """The file was there once, and was removed by garbage collection."""
+
+    remedy = "Go on with the first file that is left (`list`), and load what it lacks from a snapshot."
+
+
+class WalFileCorruptError(ArchiveError):
+    """A file of the archive does not hold what it says."""
+
+    remedy = "Run `headrace archive verify`; restore the file from a copy of the store."
+
+
+class WalGapError(ArchiveError):
+    """The archive tells of changes that it does not have."""
+
+    remedy = "Take a snapshot of the tables that matter, or read on with on_gap='tell'."

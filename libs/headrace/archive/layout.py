@@ -1,0 +1,35 @@
+"""The names of an archive's objects. Pure.
+
+    00000000000000000001.parquet …   log files, ids from 1 without gaps
+    readers/{name}.json              registered readers and where each is
+
+The first file that is left and the last one are told by a listing alone: nothing else has to be kept right.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import DecodeError
+
+FIRST_ID = 1
+_DIGITS = 20
+SUFFIX = ".parquet"
+READERS = "readers"
+
+
+def file_name(file_id: int) -> str:
+    return f"{file_id:0{_DIGITS}d}{SUFFIX}"
+
+
+def file_id(name: str) -> int | None:
+    """The id in an object's name; None for what is no log file."""
+    stem = name.removesuffix(SUFFIX)
+    if len(stem) != _DIGITS or stem == name or not (stem.isascii() and stem.isdigit()):
+        return None
+    return int(stem)
+
+
+def reader_name(reader: str) -> str:
+    """Where a registered reader's place is kept."""
+    if not reader or not all(c.isascii() and (c.isalnum() or c in "_-") for c in reader):
+        raise DecodeError(f"{reader!r} is no name for a reader", remedy="Use letters, digits, - and _.")
+    return f"{READERS}/{reader}.json"

@@ -1,0 +1,201 @@
+"""The object store, by obstore: what the archive asks of it, blocking and not.
+
+Promises that `put_new` never overwrites, and that with a local folder what it wrote is on the disk when it returns.
+Owns the translation of obstore's errors, the only ones that leave here being ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import LocalStore, from_url
+
+from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
+
+LIST_MAX = 1000
+_FAILURES = (exceptions.BaseError, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMetadata:
+    """An object, as its store tells of it."""
+
+    location: str
+    size: int
+    last_modified: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Bytes at the end of an object, or all of it."""
+
+    metadata: ObjectMetadata
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Ask for an object: its last bytes, or all of it."""
+
+    name: str
+    tail_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Ask for an object's metadata."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Ask for the objects after a name, in order; `limit` of them or all."""
+
+    after: str
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask for time to pass."""
+
+    seconds: float
+
+
+Request = Get | Head | Names | Wait
+
+
+class Store:
+    """One archive's objects. Names are relative to its URL."""
+
+    def __init__(self, url: str, options: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+        self.url = url
+        try:
+            self._store: Any = _open(url, dict(options or {}), timeout_s)
+        except _FAILURES as error:
+            raise ArchiveUnreachableError(f"the archive {url} can't be opened: {_first_line(error)}") from error
+        self._folder = Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
+
+    def ask(self, request: Request) -> Any:
+        """Carry a request out, blocking; what is not there is None."""
+        with self._errors(request):
+            match request:
+                case Get(name, None):
+                    return self._fetched(obstore.get(self._store, name))
+                case Get(name, size):
+                    return self._fetched(obstore.get(self._store, name, options={"range": {"suffix": size or 0}}))
+                case Head(name):
+                    return self._metadata(obstore.head(self._store, name))
+                case Names(after, limit):
+                    found: list[ObjectMetadata] = []
+                    for chunk in obstore.list(self._store, offset=after, chunk_size=limit or LIST_MAX):
+                        found += [self._metadata(item) for item in chunk]
+                        if limit is not None and len(found) >= limit:
+                            break
+                    return sorted(found, key=lambda item: item.location)[:limit]
+        return None
+
+    async def ask_async(self, request: Request) -> Any:
+        """Carry a request out."""
+        with self._errors(request):
+            match request:
+                case Get(name, None):
+                    return await self._fetched_async(await obstore.get_async(self._store, name))
+                case Get(name, size):
+                    ranged = await obstore.get_async(self._store, name, options={"range": {"suffix": size or 0}})
+                    return await self._fetched_async(ranged)
+                case Head(name):
+                    return self._metadata(await obstore.head_async(self._store, name))
+                case _:
+                    return await asyncio.to_thread(self.ask, request)
+        # What is not there.
+        return None  # type: ignore[unreachable]  # the context swallowed an error
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Create an object; raises `FileTakenError` where there is one."""
+        if self._folder is not None:
+            self._link_new(self._folder / name, data)
+            return
+        with self._errors(Head(name)):
+            obstore.put(self._store, name, data, mode="create", use_multipart=False)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object anew, for small state that is read as a whole."""
+        with self._errors(Head(name)):
+            obstore.put(self._store, name, data, use_multipart=False)
+
+    def delete(self, name: str) -> None:
+        """Remove an object; one that is gone is no error."""
+        with self._errors(Head(name)):
+            obstore.delete(self._store, name)
+
+    def _link_new(self, path: Path, data: bytes) -> None:
+        """On a disk before it has its name: a machine that fails leaves the file whole, or none."""
+        draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        try:
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except FileExistsError as error:
+            raise FileTakenError(f"{path.name} was written by somebody else") from error
+        except OSError as error:
+            raise ArchiveUnreachableError(f"{path} can't be written: {error.strerror}") from error
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _fetched(self, result: Any) -> Fetched:
+        return Fetched(self._metadata(result.meta), bytes(result.bytes()))
+
+    async def _fetched_async(self, result: Any) -> Fetched:
+        return Fetched(self._metadata(result.meta), bytes(await result.bytes_async()))
+
+    def _metadata(self, item: Mapping[str, Any]) -> ObjectMetadata:
+        return ObjectMetadata(item["path"], item["size"], item["last_modified"])
+
+    @contextlib.contextmanager
+    def _errors(self, request: Request) -> Iterator[None]:
+        """What is not there is no error; whatever else is wrong is one of ours."""
+        try:
+            yield
+        except (FileNotFoundError, exceptions.NotFoundError):
+            return
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            raise FileTakenError(f"{request} was written by somebody else") from error
+        except _FAILURES as error:
+            raise ArchiveUnreachableError(f"{self.url}: {_first_line(error)}") from error
+
+
+def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
+    if url.startswith("file:"):
+        return from_url(url, mkdir=True)
+    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
+    client: Any = {"timeout": timedelta(seconds=timeout_s)}
+    if endpoint.startswith("http://"):
+        client["allow_http"] = True
+    # Trying again is the caller's: only it knows whether what was lost was an answer.
+    retry: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
+    # Which store's options these are, the URL decides.
+    config: Any = options or None
+    return from_url(url, config=config, client_options=client, retry_config=retry)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,437 @@
+"""The open file: changes in, rows of it out. Pure; one instance per epoch.
+
+Promises: rows are in commit order; what is at or before the place it began from is left out, whatever is replayed; the
+same log gives the same rows. Positions and times are kept once a run of rows and not once a row, since this is the hot
+path. Nothing here knows where files go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from headrace.archive.columns import SCHEMA
+from headrace.archive.metadata import Gap, TableInfo
+from headrace.archiver.forms import Form
+from headrace.errors import HeadraceError
+from headrace.lsn import Position
+from headrace.pgoutput.messages import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    PgoutputMessage,
+    Truncate,
+    Update,
+)
+
+CHUNK_ROWS = 16_384
+_PG_EPOCH_US = 946_684_800_000_000
+_ALL = 1 << 62
+
+
+class ProtocolError(HeadraceError):
+    """PostgreSQL's messages came in an order that its protocol excludes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a file is full; a transaction that is larger by itself is cut at twice that."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A file's rows, ready to be written."""
+
+    rows: pa.Table
+    first: Position
+    last: Position
+    end_lsn: int
+    whole: bool
+    time_us: int
+    tables: tuple[TableInfo, ...]
+    versions: Mapping[str, tuple[int, str]]
+    gap: Gap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What the files before say: where to go on, and the tables' versions."""
+
+    last: Position
+    end_lsn: int
+    time_us: int = 0
+    versions: Mapping[str, tuple[int, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    schema: str | None
+    table: str | None
+    operation: str
+    version: int | None
+
+
+class Builder:
+    def __init__(self, begun: Begun, limits: Limits) -> None:
+        self._limits = limits
+        self._last = begun.last
+        self._time_us = begun.time_us
+        self._versions = dict(begun.versions or {})
+        # Everything before this was taken or is in the files, in whole transactions.
+        self.complete_lsn = begun.end_lsn
+        self._forms: dict[bytes, Form] = {}
+        self._kind_of: dict[tuple[bytes, str], int] = {}
+        self._begin: Begin | None = None
+        self._seq = 0
+        self._skip_below = 0
+        self._takers: dict[type, Callable[[int, Any], None]] = {
+            Begin: self._on_begin,
+            Commit: self._on_commit,
+            Insert: self._on_insert,
+            Update: self._on_update,
+            Delete: self._on_delete,
+            Truncate: self._on_truncate,
+            Message: self._on_message,
+        }
+        self._empty()
+
+    def _empty(self) -> None:
+        self._chunks: list[pa.RecordBatch] = []
+        self._chunked_rows = 0
+        self._bytes = 0
+        self._first: Position | None = None
+        self._tables: dict[tuple[str, str, int], TableInfo] = {}
+        self._kinds_known: dict[_Kind, int] = {}
+        self._kind_of.clear()
+        self._empty_chunk()
+
+    def _empty_chunk(self) -> None:
+        self._lsns: list[int] = []
+        self._kinds: list[int] = []
+        self._keys: list[bytes | None] = []
+        self._afters: list[bytes | None] = []
+        self._befores: dict[int, bytes] = {}
+        self._unchanged: dict[int, list[str]] = {}
+        # Where in the chunk each run of positions without a step begins, and with what.
+        self._runs: list[tuple[int, int, int, int, int | None]] = []
+        self._run_next = -1
+
+    @property
+    def rows(self) -> int:
+        return self._chunked_rows + len(self._lsns)
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._begin is not None
+
+    @property
+    def xid(self) -> int:
+        """The transaction that is being read."""
+        if self._begin is None:
+            raise ProtocolError("a relation was described outside a transaction")
+        return self._begin.xid
+
+    @property
+    def full(self) -> bool:
+        return self.rows >= self._limits.rows or self._bytes >= self._limits.bytes
+
+    @property
+    def overfull(self) -> bool:
+        """A transaction that no file holds."""
+        return self.rows >= 2 * self._limits.rows or self._bytes >= 2 * self._limits.bytes
+
+    def learn(self, form: Form) -> None:
+        """Rows of this relation have this form from here on."""
+        raw = form.relation.relation_id.to_bytes(4, "big")
+        self._forms[raw] = form
+        for known in [known for known in self._kind_of if known[0] == raw]:
+            del self._kind_of[known]
+
+    def keepalive(self, lsn: int) -> None:
+        """PostgreSQL says that it sent everything before."""
+        if self._begin is None:
+            self.complete_lsn = max(self.complete_lsn, lsn)
+
+    def insert(self, lsn: int, data: bytes) -> bool:
+        """Take the bytes of an Insert message; False when it has to be decoded for that."""
+        seq = self._seq
+        if seq < self._skip_below:
+            self._seq = seq + 1
+            return True
+        raw = data[1:5]
+        kind = self._kind_of.get((raw, "insert"))
+        # The first row of a kind goes the plain way, which makes the kind known.
+        if kind is None or (quick := self._forms[raw].quick) is None or (row := quick(data)) is None:
+            return False
+        self._seq = seq + 1
+        if seq != self._run_next:
+            self._run(seq)
+        self._run_next = seq + 1
+        key, after = row
+        self._lsns.append(lsn)
+        self._kinds.append(kind)
+        self._keys.append(key)
+        self._afters.append(after)
+        self._bytes += len(after) + 32
+        if len(self._lsns) >= CHUNK_ROWS:
+            self._close_chunk()
+        return True
+
+    def feed(self, lsn: int, message: PgoutputMessage) -> None:
+        """Take a decoded message; types and origins carry nothing of their own, relations come through `learn`."""
+        take = self._takers.get(type(message))
+        if take is not None:
+            take(lsn, message)
+
+    def tell_gap(self, gap: Gap) -> Sealed:
+        """A file that says what is missing; only where nothing is open."""
+        assert not self.rows, "a gap is told before anything that follows it"
+        # Before the first change that may follow: a commit's record may begin where the last one ended.
+        position = Position(gap.up_to - 1, 0)
+        body = orjson.dumps({"after": gap.after, "up_to": gap.up_to, "reason": gap.reason})
+        self._put_alone(gap.up_to, "gap", position, None, body)
+        self.complete_lsn = gap.up_to
+        return replace(self.seal(), gap=gap)
+
+    def seal(self) -> Sealed:
+        """What was taken since the last time, as a file; the builder goes on behind it."""
+        self._close_chunk()
+        rows = pa.Table.from_batches(self._chunks, SCHEMA)
+        sealed = Sealed(
+            rows,
+            self._first or self._last,
+            self._last,
+            self.complete_lsn,
+            self._begin is None,
+            self._time_us,
+            tuple(self._tables.values()),
+            dict(self._versions),
+        )
+        self._empty()
+        return sealed
+
+    def _on_begin(self, _: int, begin: Begin) -> None:
+        if self._begin is not None:
+            raise ProtocolError("a transaction began inside another")
+        self._begin, self._seq, self._run_next = begin, 0, -1
+        self._skip_below = 0
+        if begin.final_lsn < self._last.lsn:
+            self._skip_below = _ALL
+        elif begin.final_lsn == self._last.lsn:
+            self._skip_below = self._last.seq + 1
+
+    def _on_commit(self, _: int, commit: Commit) -> None:
+        if self._begin is None:
+            raise ProtocolError("a transaction ended that never began")
+        self._note_last()
+        self._begin = None
+        self.complete_lsn = max(self.complete_lsn, commit.end_lsn)
+
+    def _note_last(self) -> None:
+        """The quick way counts no positions: the last one follows from the run."""
+        if self._begin is not None and self._run_next > 0:
+            self._last = max(self._last, Position(self._begin.final_lsn, self._run_next - 1))
+
+    def _on_insert(self, lsn: int, message: Insert) -> None:
+        form = self._form(message.relation_id)
+        after, unchanged = form.plain(message.new)
+        self._row(lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged)
+
+    def _on_update(self, lsn: int, message: Update) -> None:
+        form = self._form(message.relation_id)
+        after, unchanged = form.plain(message.new)
+        before = None
+        if message.old is not None:
+            before = form.plain(message.old)[0]
+        elif message.key is not None:
+            before = form.identity(message.key)
+        key = form.key_of(message.new, message.old or message.key)
+        self._row(lsn, form, "update", key, after, before=before, unchanged=unchanged)
+
+    def _on_delete(self, lsn: int, message: Delete) -> None:
+        form = self._form(message.relation_id)
+        if message.old is not None:
+            self._row(lsn, form, "delete", form.key_of(message.old), None, before=form.plain(message.old)[0])
+        elif message.key is not None:
+            key = form.key_of(message.key)
+            self._row(lsn, form, "delete", key, None, before=form.identity(message.key))
+
+    def _on_truncate(self, lsn: int, message: Truncate) -> None:
+        for relation_id in message.relation_ids:
+            self._row(lsn, self._form(relation_id), "truncate", None, None)
+
+    def _on_message(self, lsn: int, message: Message) -> None:
+        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
+        body = orjson.dumps({"content": _content(message.content)})
+        key = orjson.dumps({"prefix": message.prefix})
+        if message.transactional:
+            if self._next() is not None:
+                self._put(lsn, self._number(_Kind(None, None, "message", None)), key, body)
+            return
+        if self._begin is not None:
+            raise ProtocolError("a non-transactional message inside a transaction")
+        # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
+        position = Position(message.lsn - 1, 0)
+        if position > self._last:
+            self._put_alone(message.lsn, "message", position, key, body)
+
+    def _form(self, relation_id: int) -> Form:
+        form = self._forms.get(relation_id.to_bytes(4, "big"))
+        if form is None:
+            raise ProtocolError(f"a change of relation {relation_id}, which was never described")
+        return form
+
+    def _next(self) -> int | None:
+        """The ordinal of the change at hand; None when the archive has it already."""
+        if self._begin is None:
+            raise ProtocolError("a change outside a transaction")
+        seq = self._seq
+        self._seq = seq + 1
+        return None if seq < self._skip_below else seq
+
+    def _row(
+        self,
+        lsn: int,
+        form: Form,
+        operation: str,
+        key: bytes | None,
+        after: bytes | None,
+        *,
+        before: bytes | None = None,
+        unchanged: list[str] | None = None,
+    ) -> None:
+        seq = self._next()
+        if seq is None or form.excluded:
+            return
+        place = len(self._lsns)
+        if before is not None:
+            self._befores[place] = before
+            self._bytes += len(before)
+        if unchanged:
+            self._unchanged[place] = unchanged
+        of = form.relation.relation_id.to_bytes(4, "big"), operation
+        if of not in self._kind_of:
+            self._kind_of[of] = self._number(self._kind(form, operation))
+        self._put(lsn, self._kind_of[of], key, after)
+
+    def _kind(self, form: Form, operation: str) -> _Kind:
+        """What rows of this kind have in common; a shape not seen before is a new version of its table."""
+        info = form.info
+        name = orjson.dumps([info.schema, info.table]).decode()
+        shape = hashlib.sha256(orjson.dumps([info.relation_id, info.key, info.columns])).hexdigest()[:16]
+        version, known = self._versions.get(name, (0, ""))
+        if known != shape:
+            version += 1
+            self._versions[name] = (version, shape)
+        self._tables[info.schema, info.table, version] = replace(info, version=version)
+        return _Kind(info.schema, info.table, operation, version)
+
+    def _number(self, kind: _Kind) -> int:
+        return self._kinds_known.setdefault(kind, len(self._kinds_known))
+
+    def _put(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
+        """A row at the change's place."""
+        seq = self._seq - 1
+        if seq != self._run_next:
+            self._run(seq)
+        self._run_next = seq + 1
+        self._add(lsn, kind, key, after)
+
+    def _put_alone(self, lsn: int, operation: str, position: Position, key: bytes | None, after: bytes) -> None:
+        """A row outside any transaction, at a place of its own."""
+        self._runs.append((len(self._lsns), position.lsn, position.seq, 0, None))
+        self._run_next = -1
+        self._last = position
+        self._first = self._first or position
+        self._add(lsn, self._number(_Kind(None, None, operation, None)), key, after)
+
+    def _add(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
+        self._lsns.append(lsn)
+        self._kinds.append(kind)
+        self._keys.append(key)
+        self._afters.append(after)
+        self._bytes += (len(after) if after else 0) + 32
+        if len(self._lsns) >= CHUNK_ROWS:
+            self._close_chunk()
+
+    def _run(self, seq: int) -> None:
+        """Positions go on from here one by one."""
+        begin = self._begin
+        if begin is None:
+            raise ProtocolError("a change outside a transaction")
+        time_us = begin.commit_ts_us + _PG_EPOCH_US
+        self._time_us = max(self._time_us, time_us)
+        self._runs.append((len(self._lsns), begin.final_lsn, seq, begin.xid, time_us))
+        self._first = self._first or Position(begin.final_lsn, seq)
+
+    def _close_chunk(self) -> None:
+        """Rows so far as Arrow has them, which takes a fraction of the memory."""
+        self._note_last()
+        count = len(self._lsns)
+        if not count:
+            return
+        starts = np.array([run[0] for run in self._runs])
+        lengths = np.diff(np.append(starts, count))
+        ordinals = np.arange(count) + np.repeat(np.array([run[2] for run in self._runs]) - starts, lengths)
+        kinds = pa.array(self._kinds, pa.int32())
+        columns: dict[str, Any] = {
+            "commit_lsn": np.repeat(np.array([run[1] for run in self._runs]), lengths),
+            "ordinal": ordinals,
+            "lsn": self._lsns,
+            "xid": np.repeat(np.array([run[3] for run in self._runs]), lengths),
+            "commit_time": _repeated([run[4] for run in self._runs], lengths),
+            "schema": _words([kind.schema for kind in self._kinds_known], kinds),
+            "table": _words([kind.table for kind in self._kinds_known], kinds),
+            "operation": _words([kind.operation for kind in self._kinds_known], kinds),
+            "key": self._keys,
+            "before": _sparse(self._befores, count, pa.string()),
+            "after": self._afters,
+            "unchanged": _sparse(self._unchanged, count, pa.list_(pa.string())),
+            "schema_version": pa.array([kind.version for kind in self._kinds_known], pa.int32()).take(kinds),
+        }
+        self._chunks.append(_batch(columns))
+        self._chunked_rows += count
+        self._empty_chunk()
+
+
+def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """Columns of any making as a batch of the archive's schema."""
+    arrays = []
+    for field in SCHEMA:
+        made = columns[field.name]
+        arrays.append(made if isinstance(made, pa.Array) else pa.array(made, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _words(words: list[str | None], places: Any) -> Any:
+    return pa.array(words, pa.string()).take(places)
+
+
+def _repeated(times: list[int | None], lengths: Any) -> Any:
+    places: Any = pa.array(np.repeat(np.arange(len(times)), lengths))
+    return pa.array(times, pa.timestamp("us", tz="UTC")).take(places)
+
+
+def _sparse(values: Mapping[int, Any], count: int, kind: Any) -> Any:
+    if not values:
+        return pa.nulls(count, kind)
+    return [values.get(place) for place in range(count)]
+
+
+def _content(content: bytes) -> str:
+    """Text where it is text; other bytes as bytea has them."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return "\\x" + content.hex()

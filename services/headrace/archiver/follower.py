@@ -1,0 +1,292 @@
+"""Following one run of epochs: frames in, files out, LSNs confirmed.
+
+Lives from one reading of the archive's end to the next doubt: a file that somebody else wrote, a store that does not
+answer, a lost race. Then the service makes a new one, which reads the end anew. An LSN is confirmed only when
+everything before it is in a file that the store has acknowledged. One file is written while the next one fills; no more
+is taken from the bus than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import replace
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import TimeoutError as NatsTimeoutError
+
+from headrace import log as logs
+from headrace.archive import layout, segment
+from headrace.archive.errors import ArchiveUnreachableError
+from headrace.archive.metadata import SegmentInfo
+from headrace.archive.store import Store
+from headrace.archiver.builder import Builder, Limits, Sealed
+from headrace.archiver.place import Mark, check_source, last_info, place_of, read_mark
+from headrace.archiver.tables import Tables
+from headrace.bus import control, link
+from headrace.bus.frame import Opening
+from headrace.bus.receiver import FrameReceiver
+from headrace.failpoint import failpoint
+from headrace.jetstream.state import Cell
+from headrace.lifecycle import Scope
+from headrace.lsn import format_lsn
+from headrace.metrics import Stats, count
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import Commit, Relation
+from headrace.settings import Settings
+
+log = logs.logger("archiver")
+
+TICK_S = 0.25
+PUT_ATTEMPTS = 3
+_INSERT = ord("I")
+# The credit bounds it while the wal-reader waits for this service, and memory when it does not.
+QUEUE_MESSAGES_MAX = 1_000_000
+
+
+class Follower:
+    def __init__(
+        self, scope: Scope, settings: Settings, client: Client, tables: Tables, store: Store, cell: Cell, session: str
+    ) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._tables = tables
+        self._store = store
+        self._cell = cell
+        self._stats = scope.health.stats
+        self._source = settings.source.slot
+        self._session = session
+        self._receiver = FrameReceiver("archiver", session)
+        self._limits = Limits(settings.archive.file_rows_max, settings.archive.file_bytes_max)
+        self._writing: asyncio.Task[None] | None = None
+        self._opened_at = 0.0
+        self._marked_at = 0.0
+        self.progressed = False
+
+    async def run(self) -> None:
+        """Follow until the service stops; raises when the outcome of something is in doubt."""
+        self._mark = await read_mark(self._cell)
+        info = await asyncio.to_thread(last_info, self._store, self._mark.file)
+        self._place = place_of(info, self._mark, self._store.url, self._source)
+        self._builder = Builder(self._place.begun(), self._limits)
+        self._scope.health.heal("store")
+        log.info("place_found", file=self._place.next_id - 1, known=format_lsn(self._place.known_lsn))
+        try:
+            await self._follow()
+        finally:
+            if self._writing is not None:
+                # A thread can't be stopped: what it is about to write must not meet the next follower's.
+                await asyncio.wait({self._writing})
+
+    async def _follow(self) -> None:
+        subscription = await self._client.subscribe(
+            link.frames_subject(self._source),
+            pending_msgs_limit=QUEUE_MESSAGES_MAX,
+            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max + self._client.max_payload,
+        )
+        try:
+            await self._control(self._receiver.join())
+            while not self._scope.stopping.is_set():
+                message = await self._next(subscription)
+                if message is not None:
+                    await self._on_frame(message.data)
+                await self._between_frames(idle=message is None)
+            await self._leave()
+        except BaseException:
+            if self._client.is_connected and not self._scope.stopping.is_set():
+                await asyncio.shield(self._control(self._receiver.restart("the archiver finds its place again")))
+            raise
+        finally:
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+
+    async def _next(self, subscription: object) -> Msg | None:
+        wait_s = TICK_S
+        if self._builder.rows:
+            wait_s = min(wait_s, max(0.001, self._opened_at + self._age_max_s - time.monotonic()))
+        try:
+            return await subscription.next_msg(timeout=wait_s)  # type: ignore[attr-defined,no-any-return]  # nats-py's
+        except NatsTimeoutError:
+            return None
+
+    @property
+    def _age_max_s(self) -> float:
+        return self._settings.archive.file_age_max_s
+
+    async def _on_frame(self, data: bytes) -> None:
+        count(self._stats, "frames_received")
+        received = self._receiver.receive(data, time.monotonic())
+        if received.reply is not None:
+            await self._control(received.reply)
+        if received.opening is not None:
+            await self._on_opening(received.opening)
+        for lsn, message in received.entries:
+            await self._on_entry(lsn, message)
+        if received.flush:
+            await self._write_out()
+        if received.entries or received.confirm:
+            await self._confirm()
+
+    async def _on_opening(self, opening: Opening) -> None:
+        """A new epoch replays from what was confirmed: what is open is dropped, and comes again."""
+        await self._written()
+        check_source(self._place.info, opening)
+        self._opening = opening
+        gap = self._place.gap_before(opening)
+        if not self._place.known_lsn:
+            self._place = replace(self._place, known_lsn=opening.confirmed_lsn)
+        self._builder = Builder(self._place.begun(), self._limits)
+        if gap is not None:
+            log.error("gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason)
+            count(self._stats, "archive_gaps")
+            await self._write(self._builder.tell_gap(gap))
+        self._scope.health.started()
+        self._scope.health.heal("bus")
+        log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+
+    async def _on_entry(self, lsn: int, message: bytes) -> None:
+        builder = self._builder
+        if not message:
+            builder.keepalive(lsn)
+            return
+        if message[0] == _INSERT and builder.insert(lsn, message):
+            if builder.overfull:
+                await self._seal()
+            return
+        decoded = decode(message)
+        if isinstance(decoded, Relation):
+            form = await self._tables.describe(self._scope, decoded, builder.xid)
+            if form is not None:
+                builder.learn(form)
+            return
+        builder.feed(lsn, decoded)
+        if builder.overfull or (builder.full and isinstance(decoded, Commit)):
+            await self._seal()
+
+    async def _between_frames(self, *, idle: bool) -> None:
+        now = time.monotonic()
+        if not self._builder.rows:
+            self._opened_at = now
+        elif now - self._opened_at >= self._age_max_s and not self._builder.in_transaction:
+            await self._seal()
+        if self._writing is not None and self._writing.done():
+            await self._written()
+        await self._pass_idle(now)
+        self._stats["archive_waiting_rows"] = self._builder.rows
+        if idle:
+            join = self._receiver.tick(now)
+            if join is not None:
+                self._scope.health.ail("bus", "no frames from wal-reader")
+                await self._control(join)
+
+    async def _pass_idle(self, now: float) -> None:
+        """With nothing to write, what passed is marked, and then confirmed."""
+        lsn = self._builder.complete_lsn
+        if self._builder.rows or self._writing is not None or lsn <= self._place.known_lsn or not self._place.known_lsn:
+            return
+        if now - self._marked_at < self._settings.bus.progress_interval_s and not self._scope.stopping.is_set():
+            return
+        self._marked_at = now
+        await self._cell.write(Mark(self._place.archive, self._place.next_id - 1, lsn, self._store.url).encode())
+        self._place = replace(self._place, known_lsn=lsn)
+        await self._confirm()
+
+    async def _seal(self) -> None:
+        """Close the open file and write it, once the one before is written."""
+        await self._written()
+        sealed = self._builder.seal()
+        self._opened_at = time.monotonic()
+        self._writing = asyncio.create_task(self._write(sealed), name=f"archive file {self._place.next_id}")
+
+    async def _written(self) -> None:
+        """Wait for the file that is being written; raises what went wrong with it."""
+        if self._writing is not None:
+            with self._scope.waiting_for("the archive's store to take a file"):
+                try:
+                    await self._writing
+                finally:
+                    if self._writing.done():
+                        self._writing = None
+
+    async def _write(self, sealed: Sealed) -> None:
+        data, info = await asyncio.to_thread(segment.encode, sealed.rows, self._info(sealed))
+        failpoint("archiver.before_put")
+        await self._put(layout.file_name(info.id), data)
+        failpoint("archiver.after_put_before_confirm")
+        self._place = replace(
+            self._place, info=info, known_lsn=max(self._place.known_lsn, info.end_lsn), next_id=info.next_id
+        )
+        self.progressed = True
+        _tell(self._stats, info, len(data))
+        await self._confirm()
+
+    async def _put(self, name: str, data: bytes) -> None:
+        """Ask again where no answer came; whose file it is that is there then, the next follower finds out."""
+        for attempt in range(PUT_ATTEMPTS):
+            try:
+                await asyncio.to_thread(self._store.put_new, name, data)
+            except ArchiveUnreachableError as error:
+                self._scope.health.ail("store", str(error))
+                if attempt == PUT_ATTEMPTS - 1:
+                    raise
+                await self._scope.pause(0.2 * (attempt + 1))
+            else:
+                self._scope.health.heal("store")
+                return
+
+    def _info(self, sealed: Sealed) -> SegmentInfo:
+        before = self._place.info
+        return SegmentInfo(
+            id=self._place.next_id,
+            archive=self._place.archive,
+            epoch=self._place.epoch,
+            writer=self._session,
+            source=self._source,
+            database=self._opening.database,
+            system_id=self._opening.system_id,
+            timeline=self._opening.timeline,
+            from_lsn=self._place.known_lsn,
+            end_lsn=sealed.end_lsn,
+            rows=sealed.rows.num_rows,
+            first=sealed.first,
+            last=sealed.last,
+            whole=sealed.whole,
+            time_us=sealed.time_us,
+            gap=sealed.gap,
+            tables=sealed.tables,
+            versions=sealed.versions,
+            previous=before.checksum if before else "",
+        )
+
+    async def _confirm(self) -> None:
+        self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, self._place.known_lsn)
+        self._stats["archive_confirmed_lsn"] = self._receiver.confirmed_lsn
+        if self._receiver.following:
+            settled = not self._builder.rows and self._writing is None
+            await self._control(self._receiver.confirm(settled=settled))
+
+    async def _control(self, message: control.Control) -> None:
+        await self._client.publish(link.control_subject(self._source), control.encode(message))
+
+    async def _write_out(self) -> None:
+        """Whatever is whole goes into a file now."""
+        if self._builder.rows and not self._builder.in_transaction:
+            await self._seal()
+        await self._written()
+
+    async def _leave(self) -> None:
+        """Stop in order: what is whole is written and confirmed; the rest comes again."""
+        await self._write_out()
+        with contextlib.suppress(TimeoutError):
+            await self._confirm()
+            await self._client.flush()
+
+
+def _tell(stats: Stats, info: SegmentInfo, size: int) -> None:
+    count(stats, "archive_files")
+    count(stats, "archive_rows", info.rows)
+    count(stats, "archive_bytes", size)
+    stats["archive_file_id"] = info.id

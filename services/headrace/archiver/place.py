@@ -1,0 +1,126 @@
+"""Where the archive ends: read from its last file, and from the mark that says what passed since then.
+
+The last file says all that is needed to go on. The mark, in the state bucket, says how far the log was seen to have
+nothing more for the archive: without it, an idle hour could not be told from a lost one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.archive import layout, segment
+from headrace.archive.errors import ArchiveError
+from headrace.archive.metadata import Gap, SegmentInfo
+from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
+from headrace.archiver.builder import Begun
+from headrace.bus.frame import Opening
+from headrace.jetstream.state import Cell
+from headrace.lsn import ORIGIN, format_lsn
+
+_TAIL_BYTES = 256 * 1024
+
+
+class ArchiveDivergedError(ArchiveError):
+    """The archive is of another history than this PostgreSQL."""
+
+    remedy = "Point HEADRACE_ARCHIVE_URL at a new, empty place; the old archive stays as it is."
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What passed up to here without a change since this file."""
+
+    archive: str
+    file: int
+    lsn: int
+    url: str
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any] | None) -> Mark:
+        known = value or {}
+        return cls(known.get("archive", ""), known.get("file", 0), known.get("lsn", 0), known.get("url", ""))
+
+    def encode(self) -> dict[str, Any]:
+        return {"archive": self.archive, "file": self.file, "lsn": self.lsn, "url": self.url}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The archive's end."""
+
+    archive: str
+    info: SegmentInfo | None
+    # Everything before is in the archive; 0 where it has not begun.
+    known_lsn: int
+    next_id: int = layout.FIRST_ID
+    epoch: int = 1
+
+    def begun(self) -> Begun:
+        if self.info is None:
+            return Begun(ORIGIN, self.known_lsn)
+        return Begun(self.info.last, self.known_lsn, self.info.time_us, self.info.versions)
+
+    def gap_before(self, opening: Opening) -> Gap | None:
+        """What the slot no longer has and the archive does not have."""
+        if self.known_lsn and opening.confirmed_lsn > self.known_lsn:
+            return Gap(self.known_lsn, opening.confirmed_lsn, "slot_moved")
+        return None
+
+
+def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
+    """The last file's own account; `hint` is the id of one that was there."""
+    after = layout.file_name(max(hint, layout.FIRST_ID) - 1)
+    found: list[ObjectMetadata] = store.ask(Names(after)) or []
+    numbered = [number for item in found if (number := layout.file_id(item.location)) is not None]
+    if not numbered:
+        return last_info(store) if hint else None
+    fetched: Fetched | None = store.ask(Get(layout.file_name(numbered[-1]), _TAIL_BYTES))
+    if fetched is not None and segment.footer_bytes(fetched.data) > len(fetched.data):
+        fetched = store.ask(Get(layout.file_name(numbered[-1])))
+    if fetched is None:
+        raise ArchiveError(f"file {numbered[-1]} of the archive vanished while it was read")
+    return segment.info_of(fetched.data)
+
+
+def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Place:
+    """Where to go on. The mark counts where it is of this very archive and file."""
+    if info is None:
+        if mark.url != url:
+            return Place(secrets.token_hex(8), None, 0)
+        # With files gone that were there, ids go on, and what they held is a gap.
+        return Place(mark.archive, None, mark.lsn, mark.file + 1)
+    if info.source != source:
+        raise ArchiveDivergedError(f"the archive {url} is of the source {info.source}, not of {source}")
+    fits = mark.archive == info.archive and mark.file == info.id
+    known = max(info.end_lsn, mark.lsn) if fits else info.end_lsn
+    return Place(info.archive, info, known, info.next_id, info.epoch + 1)
+
+
+async def read_mark(cell: Cell) -> Mark:
+    return Mark.of(await cell.read())
+
+
+def check_source(info: SegmentInfo | None, opening: Opening) -> None:
+    """Refuse to go on where LSNs no longer mean what they meant."""
+    if info is None:
+        return
+    if info.system_id != opening.system_id:
+        raise ArchiveDivergedError(
+            f"PostgreSQL's system identifier is {opening.system_id}, the archive's is {info.system_id}"
+        )
+    if opening.timeline < info.timeline:
+        raise ArchiveDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the archive on {info.timeline}")
+    at = info.last.lsn
+    fork = min((lsn for timeline, lsn in opening.forks if timeline >= info.timeline), default=None)
+    if fork is not None and fork <= at:
+        raise ArchiveDivergedError(
+            f"PostgreSQL's timeline {opening.timeline} left timeline {info.timeline} at {format_lsn(fork)}, before "
+            f"{format_lsn(at)}, where the archive is: it has changes that this server never had"
+        )
+    if opening.current_lsn and opening.current_lsn < at:
+        raise ArchiveDivergedError(
+            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, where the archive is"
+        )

@@ -1,0 +1,110 @@
+"""The archiver's process: holds the lease, finds the archive's end, follows one epoch after another.
+
+One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the archive's last file,
+ask the wal-reader for a new epoch. Promises: files hold exactly what was committed, in commit order, ids without gaps;
+an LSN is confirmed only when what is before it is in a file; a file is created or refused, never overwritten, so that
+an archiver that lost its lease in its sleep does no harm.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from nats.js.kv import KeyValue
+
+from headrace import log as logs
+from headrace.archive.errors import ArchiveUnreachableError
+from headrace.archive.store import Store
+from headrace.archiver.follower import Follower
+from headrace.archiver.tables import Tables
+from headrace.bus import link
+from headrace.errors import HeadraceError, SettingError
+from headrace.jetstream.objects import ensure_patiently
+from headrace.jetstream.state import Cell, Lease, bucket
+from headrace.lifecycle import Scope
+from headrace.metrics import count
+from headrace.service import on_the_bus
+from headrace.settings import Settings
+
+log = logs.logger("archiver")
+
+SERVICE = "archiver"
+HTTP_PORT = 9095
+BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    if not settings.archive.url:
+        raise SettingError(
+            "HEADRACE_ARCHIVE_URL is not set",
+            remedy="Set it to a folder (file:///…) or a bucket (s3://…, gs://…, az://…).",
+        )
+    store = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
+
+    async def work(client: Client) -> None:
+        await ensure_patiently(scope, client.jetstream(), settings.streams)
+        await _hold_lease_and_archive(scope, settings, client, store)
+
+    await on_the_bus(scope, settings, HTTP_PORT, work)
+
+
+async def _state(scope: Scope, settings: Settings, client: Client) -> KeyValue | None:
+    """The suite's bucket; None when the service stops before JetStream answers."""
+    while not scope.stopping.is_set():
+        try:
+            found = await bucket(client.jetstream(), settings.streams.state)
+        except (NatsError, APIError, TimeoutError) as error:
+            scope.health.ail("jetstream", str(error) or type(error).__name__)
+            await scope.pause(BACKOFF_S)
+        else:
+            scope.health.heal("jetstream")
+            return found
+    return None
+
+
+async def _hold_lease_and_archive(scope: Scope, settings: Settings, client: Client, store: Store) -> None:
+    session = secrets.token_hex(8)
+    state = await _state(scope, settings, client)
+    if state is None:
+        return
+    slot = settings.source.slot
+    lease = Lease(Cell(state, f"lease.{slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
+    if not await lease.acquire(scope):
+        return
+    keeper = scope.spawn("lease", lease.keep(scope))
+    tables = Tables(settings)
+    try:
+        await _archive(scope, settings, client, tables, store, state, session)
+    finally:
+        await tables.close()
+    scope.stopping.set()
+    await keeper
+    await lease.release()
+
+
+async def _archive(
+    scope: Scope, settings: Settings, client: Client, tables: Tables, store: Store, state: KeyValue, session: str
+) -> None:
+    backoff = BACKOFF_S
+    while not scope.stopping.is_set():
+        cell = Cell(state, f"archive.{settings.source.slot}")
+        follower = Follower(scope, settings, client, tables, store, cell, session)
+        try:
+            await follower.run()
+        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+            if isinstance(error, HeadraceError) and not error.retry:
+                raise
+            if client.is_closed:
+                raise link.BusClosedError("the NATS client gave up") from error
+            count(scope.health.stats, "archive_recoveries")
+            part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
+            scope.health.ail(part, str(error) or type(error).__name__)
+            log.warning("archive_recovery", reason=str(error) or type(error).__name__)
+            if follower.progressed:
+                backoff = BACKOFF_S
+            await scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            backoff = min(backoff * 2, BACKOFF_S_MAX)
