@@ -188,7 +188,15 @@ class SnapshotSettings:
     attempts_max: int = setting("HEADRACE_SNAPSHOT_ATTEMPTS_MAX", 3, "attempts at a request over restarts", least=1)
     chunk_rows_max: int = setting("HEADRACE_CHUNK_ROWS_MAX", 10_000, "rows in a snapshot's chunk", least=1)
     range_bytes: int = setting("HEADRACE_SNAPSHOT_RANGE_BYTES", 32 * _MIB, "storage that one COPY reads", least=8192)
-    tasks_max: int = setting("HEADRACE_SNAPSHOT_TASKS_MAX", 256, "Spark tasks of one snapshot", least=1)
+    tasks_max: int = setting(
+        "HEADRACE_SNAPSHOT_TASKS_MAX", 16, "Spark tasks of one snapshot; each reads on one connection", least=1
+    )
+    rate_bytes_s_max: int | None = setting(
+        "HEADRACE_SNAPSHOT_RATE_BYTES_S_MAX", None, "all snapshots together read no more rows than that", least=1
+    )
+    copy_timeout_s: float = setting(
+        "HEADRACE_SNAPSHOT_COPY_TIMEOUT_S", 3600.0, "one COPY may take so long (0: any time)", least=0
+    )
     slot_wait_s: float = setting("HEADRACE_SNAPSHOT_SLOT_WAIT_S", 60.0, "wait for older transactions", least=0.1)
     ack_wait_s: float = setting("HEADRACE_SNAPSHOT_ACK_WAIT_S", 30.0, "an abandoned request comes again", least=1)
     progress_interval_s: float = setting("HEADRACE_SNAPSHOT_PROGRESS_S", 1.0, "progress is told this often", least=0.05)
@@ -217,6 +225,9 @@ class WatchSettings:
     wal_interval_s: float = setting("HEADRACE_WAL_INTERVAL_S", 30.0, "the slot's lag is judged", least=0.05)
     wal_warning_bytes: int = setting("HEADRACE_WAL_WARNING_BYTES", 512 * _MIB, "a lag to warn about", least=1)
     wal_critical_bytes: int = setting("HEADRACE_WAL_CRITICAL_BYTES", 1024 * _MIB, "a critical lag", least=1)
+    wal_loss_warning_s: float = setting("HEADRACE_WAL_LOSS_WARNING_S", 3600.0, "projected loss of the slot", least=0)
+    stream_interval_s: float = setting("HEADRACE_STREAM_INTERVAL_S", 10.0, "streams, consumers are read", least=0.05)
+    consumer_left_min: float = setting("HEADRACE_CONSUMER_LEFT_MIN", 0.25, "share of retention left: warn", least=0)
     catalog_interval_s: float = setting("HEADRACE_CATALOG_INTERVAL_S", 5.0, "tables are compared", least=0.05)
 
 

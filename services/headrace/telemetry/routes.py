@@ -69,6 +69,8 @@ class Routes:
                 "slot": asdict(watch.slot) if watch.slot else None,
                 "postgres": {"reachable": watch.reachable, "reason": watch.reason},
                 "nats": {"connected": self._connected is not None, "server": shown(self._settings.nats)},
+                "streams": [asdict(view) for view in self._suite.streams],
+                "consumers": [asdict(view) for view in self._suite.consumers],
                 "services": self._suite.services(now),
             }
         )

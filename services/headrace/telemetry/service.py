@@ -23,6 +23,7 @@ from headrace.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.routes import Routes
 from headrace.telemetry.slot_watch import SlotWatch
+from headrace.telemetry.stream_watch import StreamWatch
 from headrace.telemetry.suite import Suite, summary
 
 log = logs.logger("telemetry")
@@ -55,6 +56,7 @@ async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes
             routes.client = client
             await _hear(client, settings, suite)
             scope.health.started()
+            scope.spawn("stream-watch", StreamWatch(scope, settings, suite, client).run())
             reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
             await scope.stopping.wait()
             await reports

@@ -13,10 +13,13 @@ import asyncpg
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.figures import WAL_ALARMS, WAL_STATUSES
 from headrace.lifecycle import Scope
+from headrace.metrics import observe, one_of
 from headrace.postgres import connection
-from headrace.settings import Settings
+from headrace.settings import Settings, WatchSettings
 from headrace.telemetry.suite import SlotView, Suite, Watch
+from headrace.telemetry.trend import Trend, seconds_left
 
 log = logs.logger("telemetry")
 
@@ -29,7 +32,7 @@ SELECT s.slot_name IS NOT NULL AS found, s.active, coalesce(s.wal_status, '') AS
        coalesce(s.confirmed_flush_lsn - '0/0'::pg_lsn, 0)::int8 AS confirmed_lsn,
        greatest(coalesce(here.lsn - s.confirmed_flush_lsn, 0), 0)::int8 AS lag_bytes,
        greatest(coalesce(here.lsn - s.restart_lsn, 0), 0)::int8 AS retained_bytes,
-       s.safe_wal_size AS safe_bytes
+       s.safe_wal_size AS safe_bytes, coalesce(here.lsn - '0/0'::pg_lsn, 0)::int8 AS wal_lsn
 FROM here LEFT JOIN pg_replication_slots s ON s.slot_name = $1
 """
 
@@ -42,6 +45,7 @@ class SlotWatch:
         self._connection: asyncpg.Connection | None = None
         self._judged_at = 0.0
         self._high = False
+        self._written, self._safe = Trend(), Trend()
 
     async def run(self) -> None:
         try:
@@ -61,6 +65,8 @@ class SlotWatch:
             reason = str(error) or type(error).__name__
             # What was seen last stays in sight, apart from what a server that is away can't be doing.
             self._suite.watch = Watch(reachable=False, slot=_left_alone(before.slot), reason=reason)
+            self._written.forget()
+            self._safe.forget()
         self._tell_turn(before, self._suite.watch)
         self._figures()
         if time.monotonic() - self._judged_at >= self._settings.watch.wal_interval_s:
@@ -81,8 +87,22 @@ class SlotWatch:
             row["lag_bytes"],
             row["retained_bytes"],
             row["safe_bytes"],
+            row["wal_lsn"],
         )
-        return Watch(reachable=True, slot=view, reason="")
+        return Watch(reachable=True, slot=self._projected(view), reason="")
+
+    def _projected(self, slot: SlotView) -> SlotView:
+        """With the pace of WAL, and what it leads to."""
+        now = time.monotonic()
+        self._written.add(now, slot.wal_lsn)
+        loss_s = None
+        if slot.safe_bytes is not None:
+            self._safe.add(now, slot.safe_bytes)
+            # A slot that nobody reads loses room as fast as WAL is written, even before a segment is full.
+            pace = -self._safe.per_second if slot.active else max(-self._safe.per_second, self._written.per_second)
+            loss_s = seconds_left(slot.safe_bytes, pace)
+        paced = replace(slot, wal_rate_bytes=round(self._written.per_second, 1), loss_s=loss_s)
+        return replace(paced, alarm=alarm(paced, self._settings.watch))
 
     def _tell_turn(self, before: Watch, after: Watch) -> None:
         if after.reason and after.reason != before.reason:
@@ -96,26 +116,60 @@ class SlotWatch:
         stats["slot_active"] = int(watch.slot.active) if watch.slot else 0
         stats["lag_bytes"] = watch.slot.lag_bytes if watch.slot else 0
         stats["retained_bytes"] = watch.slot.retained_bytes if watch.slot else 0
+        if not watch.reachable:
+            return
+        status = watch.slot.wal_status if watch.slot else "missing"
+        stats["slot_wal_status"] = one_of(WAL_STATUSES, status)
+        for key in ("safe_wal_bytes", "slot_loss_seconds"):
+            stats.pop(key, None)
+        if watch.slot is None:
+            return
+        observe(stats, "slot_lag_bytes", watch.slot.lag_bytes)
+        stats["wal_lsn"] = watch.slot.wal_lsn
+        stats["wal_rate_bytes"] = watch.slot.wal_rate_bytes
+        stats["wal_alarm"] = one_of(WAL_ALARMS, watch.slot.alarm)
+        if watch.slot.safe_bytes is not None:
+            stats["safe_wal_bytes"] = watch.slot.safe_bytes
+        if watch.slot.loss_s is not None:
+            stats["slot_loss_seconds"] = round(watch.slot.loss_s, 1)
 
     def _judge(self) -> None:
         slot, watch = self._suite.watch.slot, self._settings.watch
         if slot is None or not self._suite.watch.reachable:
             return
-        said = {"slot": self._settings.source.slot, "lag_bytes": slot.lag_bytes, "wal_status": slot.wal_status}
+        said: dict[str, object] = {
+            "slot": self._settings.source.slot,
+            "lag_bytes": slot.lag_bytes,
+            "wal_status": slot.wal_status,
+        }
+        if slot.loss_s is not None:
+            said["loss_in_s"] = round(slot.loss_s)
         if slot.wal_status == "lost":
             log.error("slot_lost", **said, remedy="run headrace doctor")
-        elif slot.lag_bytes >= watch.wal_critical_bytes:
+        elif slot.alarm == "critical":
             log.error("wal_lag_critical", **said, limit=watch.wal_critical_bytes, active=slot.active)
-        elif slot.lag_bytes >= watch.wal_warning_bytes:
+        elif slot.loss_s is not None and slot.loss_s <= watch.wal_loss_warning_s:
+            log.warning("slot_loss_near", **said, safe_bytes=slot.safe_bytes, active=slot.active)
+        elif slot.alarm == "warning":
             log.warning("wal_lag_high", **said, limit=watch.wal_warning_bytes, active=slot.active)
         elif self._high:
             log.info("wal_lag_normal", **said)
-        self._high = slot.wal_status == "lost" or slot.lag_bytes >= watch.wal_warning_bytes
+        self._high = slot.alarm != "ok"
 
     def _close(self) -> None:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+
+
+def alarm(slot: SlotView, watch: WatchSettings) -> str:
+    """One of `WAL_ALARMS`."""
+    if slot.wal_status == "lost":
+        return "lost"
+    if slot.lag_bytes >= watch.wal_critical_bytes:
+        return "critical"
+    near = slot.loss_s is not None and slot.loss_s <= watch.wal_loss_warning_s
+    return "warning" if near or slot.lag_bytes >= watch.wal_warning_bytes else "ok"
 
 
 def _left_alone(slot: SlotView | None) -> SlotView | None:

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.bus.link import Report
 from headrace.lsn import format_lsn
 from headrace.metrics import Stats
+from headrace.telemetry.retention import ConsumerView, StreamView
 
 # Names of services, and no import of them: what each one counts is known here by its metric's name alone.
 READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
@@ -31,6 +32,11 @@ class SlotView:
     lag_bytes: int
     retained_bytes: int
     safe_bytes: int | None
+    wal_lsn: int = 0
+    # At today's pace: how fast WAL is written, and when `safe_bytes` are used up.
+    wal_rate_bytes: float = 0.0
+    loss_s: float | None = None
+    alarm: str = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Suite:
     started_at: float
     stats_interval_s: float
     watch: Watch = field(default_factory=Watch)
+    streams: tuple[StreamView, ...] = ()
+    consumers: tuple[ConsumerView, ...] = ()
     _heard: dict[tuple[str, str], _Heard] = field(default_factory=dict)
 
     def hear(self, service: str, report: Report, now: float) -> None:
@@ -116,7 +124,8 @@ class Suite:
     def exposed(self, now: float) -> dict[str, Stats]:
         """What `headrace_*` shows: of a silent service only that it is."""
         return {
-            name: {**member.stats, "up": 1} if member.live else {"up": 0} for name, member in self.members(now).items()
+            name: {**(member.stats if member.live else {}), "up": int(member.live), "instances": member.instances}
+            for name, member in self.members(now).items()
         }
 
     def services(self, now: float) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""What of a stream's retention is left to a consumer: how soon, at today's pace, it loses an event. Pure.
+
+A stream discards its oldest messages by age, by bytes and by number. A consumer loses what is discarded before it has
+acknowledged it. Bytes are reckoned with the stream's average message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.telemetry.trend import seconds_left
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream, as JetStream shows it; 0 for a bound that isn't there."""
+
+    name: str
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    consumers: int
+    bytes_max: int
+    messages_max: int
+    age_max_s: float
+    discards_old: bool
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> StreamView:
+        config, state = info["config"], info["state"]
+        return cls(
+            name=config["name"],
+            messages=state["messages"],
+            bytes=state["bytes"],
+            first_seq=state["first_seq"],
+            last_seq=state["last_seq"],
+            consumers=state["consumer_count"],
+            bytes_max=max(0, config.get("max_bytes", 0)),
+            messages_max=max(0, config.get("max_msgs", 0)),
+            age_max_s=config.get("max_age", 0) / _NS,
+            discards_old=config.get("discard", "old") == "old",
+        )
+
+    @property
+    def message_bytes(self) -> float:
+        """The average message."""
+        return self.bytes / self.messages if self.messages else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """A durable consumer, and what is left to it; None where the stream has no such bound."""
+
+    stream: str
+    name: str
+    pending: int
+    unacknowledged: int
+    lag_s: float
+    left_s: float | None
+    left_bytes: float | None
+    left_ratio: float
+    lost: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.stream} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a consumer stands: everything up to `floor_seq` is acknowledged, or was given out without asking for it."""
+
+    name: str
+    pending: int
+    unacknowledged: int
+    floor_seq: int
+    subject: str
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> Standing:
+        config = info["config"]
+        filters = config.get("filter_subjects") or []
+        one = config.get("filter_subject") or (filters[0] if len(filters) == 1 else ">")
+        asked = config.get("ack_policy", "explicit") != "none"
+        floor = info["ack_floor" if asked else "delivered"]["stream_seq"]
+        unacknowledged = info.get("num_ack_pending", 0) if asked else 0
+        return cls(info["name"], info.get("num_pending", 0), unacknowledged, floor, one)
+
+    @property
+    def behind(self) -> bool:
+        return bool(self.pending or self.unacknowledged)
+
+
+def judge(stream: StreamView, standing: Standing, oldest_age_s: float, bytes_per_s: float) -> ConsumerView:
+    """`oldest_age_s`: the age of the oldest message that it has not acknowledged."""
+    ahead = max(0, standing.floor_seq + 1 - stream.first_seq)
+    seconds: list[float] = []
+    ratios = [1.0]
+    left_bytes = None
+    if stream.age_max_s:
+        left_age_s = stream.age_max_s - oldest_age_s
+        seconds.append(left_age_s)
+        ratios.append(left_age_s / stream.age_max_s)
+    if stream.bytes_max and stream.discards_old:
+        left_bytes = max(0.0, stream.bytes_max - stream.bytes + ahead * stream.message_bytes)
+        ratios.append(left_bytes / stream.bytes_max)
+        paced = seconds_left(left_bytes, bytes_per_s)
+        seconds += [paced] if paced is not None else []
+    if stream.messages_max and stream.discards_old:
+        ratios.append((stream.messages_max - stream.messages + ahead) / stream.messages_max)
+    behind = standing.behind
+    return ConsumerView(
+        stream=stream.name,
+        name=standing.name,
+        pending=standing.pending,
+        unacknowledged=standing.unacknowledged,
+        lag_s=round(oldest_age_s, 3) if behind else 0.0,
+        left_s=round(max(0.0, min(seconds)), 3) if behind and seconds else None,
+        left_bytes=left_bytes if behind else None,
+        left_ratio=round(min(1.0, max(0.0, min(ratios))), 4) if behind else 1.0,
+        lost=max(0, stream.first_seq - standing.floor_seq - 1) if behind else 0,
+    )

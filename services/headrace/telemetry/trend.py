@@ -1,0 +1,38 @@
+"""How fast a figure changes, over the last minutes, and when at that pace it reaches an end. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOW_S = 300.0
+SAMPLES_MAX = 600
+SPAN_S_MIN = 5.0
+
+
+class Trend:
+    """Samples of one figure; the oldest go when they are too old or too many."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, now: float, value: float) -> None:
+        self._samples.append((now, value))
+        while now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+
+    def forget(self) -> None:
+        """What was is no guide: another server, another slot."""
+        self._samples.clear()
+
+    @property
+    def per_second(self) -> float:
+        """The change, up or down; 0 while too little was seen."""
+        if not self._samples:
+            return 0.0
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (ended - began) if ended - began >= SPAN_S_MIN else 0.0
+
+
+def seconds_left(amount: float, per_second: float) -> float | None:
+    """When an amount is used up at this pace; None: never."""
+    return max(0.0, amount) / per_second if per_second > 0 else None
