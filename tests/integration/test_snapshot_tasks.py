@@ -27,6 +27,7 @@ from headrace.settings import (
 from headrace.snapshot_responder import task, tickets
 from headrace.snapshot_responder.driver import local_configuration
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
+from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
 from headrace.spark.plan import SnapshotPlan
@@ -86,7 +87,7 @@ async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(setting
         await asyncio.wait({broken})
         await asyncio.sleep(0.3)
         outcomes = [await task._run(plan, number, settings) for number in range(len(plan.tasks))]
-        await office.close()
+        office.close()
     assert outcomes[0] == first
     snapshot.numbers.settle(sum(o.chunks for o in outcomes), sum(o.rows for o in outcomes))
     await snapshot._verify()
@@ -111,6 +112,51 @@ async def test_a_task_of_a_snapshot_that_is_over_publishes_nothing(
     assert await stored(client, plan) == {}
 
 
+async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_told_at_once(
+    settings: Settings, client: Client
+) -> None:
+    async with held_snapshot(settings, REQUEST) as held:
+        snapshot, plan = planned(settings, client, held)
+        # So slow that the second chunk still waits for its turn.
+        office = TicketOffice(client, plan.tickets, snapshot.numbers, tickets.Throttle(50_000))
+        await office.open()
+        copying = asyncio.create_task(task._run(plan, 0, settings))
+        while not len(snapshot.numbers):  # noqa: ASYNC110  # no event tells the middle of a task
+            await asyncio.sleep(0.001)
+        office.close()
+        begun = len(snapshot.numbers)
+        with pytest.raises(SnapshotOverError, match="over"):
+            await asyncio.wait_for(copying, tickets.TICKET_PATIENCE_S / 2)
+    assert len(snapshot.numbers) == begun
+    assert len(await stored(client, plan)) <= begun
+    await Results(client, settings).purge("t", plan.snapshot_id, begun)
+    assert await stored(client, plan) == {}
+
+
+async def test_a_rate_bounds_what_all_tasks_read_together(settings: Settings, client: Client) -> None:
+    async with held_snapshot(settings, REQUEST) as held:
+        snapshot, plan = planned(settings, client, held)
+        office = TicketOffice(client, plan.tickets, snapshot.numbers, tickets.Throttle(2_000_000))
+        await office.open()
+        began = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            for number in range(len(plan.tasks)):
+                group.create_task(task._run(plan, number, settings))
+        took_s = asyncio.get_running_loop().time() - began
+        office.close()
+    assert snapshot.numbers.rows == 20000
+    largest = snapshot.numbers.bytes / len(snapshot.numbers) * 2
+    assert took_s >= (snapshot.numbers.bytes - largest) / 2_000_000
+
+
+async def test_a_copy_that_takes_too_long_is_ended_and_its_setting_named(settings: Settings, client: Client) -> None:
+    hasty = replace(settings, snapshot=replace(settings.snapshot, copy_timeout_s=0.001))
+    async with held_snapshot(settings, REQUEST) as held:
+        _, plan = planned(settings, client, held)
+        with pytest.raises(task.CopyEndedError, match="HEADRACE_SNAPSHOT_COPY_TIMEOUT_S"):
+            await task._run(plan, 0, hasty)
+
+
 async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(settings: Settings, client: Client) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
@@ -118,7 +164,7 @@ async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(setting
         await office.open()
         for number in range(len(plan.tasks)):
             await task._run(plan, number, settings)
-        await office.close()
+        office.close()
     await snapshot._verify()
     await client.jsm().purge_stream("INIT", subject=f"init.snap.t.{plan.snapshot_id}.0")
     with pytest.raises(Exception, match=r"has \d+ of \d+ chunks"):

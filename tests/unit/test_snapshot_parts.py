@@ -10,9 +10,10 @@ import pytest
 from headrace.contract.events import decode
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
-from headrace.snapshot_responder.answers import Pairing
+from headrace.snapshot_responder.answers import Pairing, may_be_told
 from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
+from headrace.snapshot_responder.tickets import Throttle
 from headrace.spark.plan import PlannedColumn, SnapshotPlan
 from headrace.spark.ranges import PageRange, Storage, cut_ranges, deal
 from headrace.spark.request import Condition, RequestError, parse_request
@@ -212,6 +213,51 @@ def test_what_waits_too_long_is_forgotten_and_told() -> None:
     pairing.seen(VIEW, "", 0)
     pairing.decided(("other", b""), "outcome of a request that nobody saw", 0)
     assert pairing.expire(4) == []
-    assert pairing.expire(6) == ["never stored"]
+    assert pairing.expire(6) == [(VIEW, "never stored")]
     assert pairing.seen(("other", b""), "later", 6) is None
     assert pairing.decided(VIEW, "later", 6) is None
+
+
+def test_an_outcome_of_before_our_time_is_told_to_who_waits_and_kept_for_nobody() -> None:
+    pairing: Pairing[str] = Pairing(5)
+    assert pairing.decided(VIEW, "of a request from before", 0, keep=False) is None
+    assert pairing.seen(VIEW, "reply", 1) is None
+    assert pairing.decided(VIEW, "its own", 2, keep=False) == "reply"
+
+
+@pytest.mark.parametrize("reply", ["_INBOX.a.b", "answers", "_R_.x1"])
+def test_an_answer_goes_to_an_inbox(reply: str) -> None:
+    assert may_be_told(reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "cdc.users.insert",
+        "init.meta.users",
+        "snapshot.request.users",
+        "headrace.x",
+        "$JS.API.STREAM.DELETE.CDC",
+        "a b",
+        "a..b",
+        "a.*",
+        "a.>",
+        "a\r\nPUB cdc.x 0",
+        "x" * 600,
+    ],
+)
+def test_an_answer_never_goes_into_a_stream_of_the_suite_nor_to_the_server(reply: str) -> None:
+    assert not may_be_told(reply)
+
+
+def test_a_throttle_gives_turns_in_order_and_no_faster_than_its_rate() -> None:
+    throttle = Throttle(100)
+    assert throttle.wait_s(("s", 0, 0), 100, now=10) == 0
+    assert throttle.wait_s(("s", 0, 1), 100, now=10) == 1
+    assert throttle.wait_s(("t", 0, 0), 100, now=10) == 2
+    assert throttle.wait_s(("s", 0, 1), 100, now=10.5) == 0.5
+    assert throttle.wait_s(("s", 0, 1), 100, now=11) == 0
+    throttle.forget("t")
+    assert throttle.wait_s(("s", 0, 2), 100, now=11) == 0
+    assert Throttle(None).wait_s(("s", 0, 0), 10**9, now=0) == 0

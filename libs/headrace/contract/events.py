@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgpack
@@ -40,8 +40,38 @@ def transaction(xid: int, position: Position, ts: str | None, *, last: bool) -> 
     return {"xid": xid, "lsn": position.lsn, "ts": ts, "seq": position.seq, "last": last}
 
 
+def change(  # noqa: PLR0913  # what an event consists of
+    *,
+    subject: str,
+    table: str,
+    operation: str,
+    msg_id: str | None,
+    relation_id: int,
+    data: Payload | None,
+    schema: str,
+    source: str,
+    lsn: int | None,
+    tx: Payload | None,
+) -> Payload:
+    """The payload of a change of a row; None, in a template alone, for what differs from row to row."""
+    return {
+        "subject": subject,
+        "table": table,
+        "operation": operation,
+        "msg_id": msg_id,
+        "relation_id": relation_id,
+        "data": data,
+        "schema": schema,
+        "source": source,
+        "lsn": lsn,
+        "tx": tx,
+    }
+
+
 ID_HEADER = "Headrace-Msg-Id"
 POSITION_HEADER = "Headrace-Position"
+# Where a stored request's answer goes: a stream keeps headers, and no reply subjects.
+REPLY_HEADER = "Headrace-Reply"
 # What the PG→NATS bridge documents of an event, in its order, and nothing else.
 _BRIDGE_KEYS = ("data", "msg_id", "operation", "relation_id", "subject", "table")
 
@@ -88,6 +118,28 @@ def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
             raise DecodeError(f"a value has no form on the wire: {error}") from error
     # A packer is made once: that costs more than packing. After an error it is as new.
     return bytes(_PACK(payload))
+
+
+def writer(encoding: Encoding) -> Callable[[object], bytes]:
+    """`encode` without a look at what is written: its errors are the library's own."""
+    return orjson.dumps if encoding is Encoding.JSON else _PACK
+
+
+def pieces(payload: Payload, holes: Collection[str], encoding: Encoding) -> list[bytes]:
+    """The payload's bytes without the values of these keys: one piece more than there are holes.
+
+    Whoever writes values between the pieces, in the order of the keys, has the bytes of the whole payload.
+    """
+    write, json_ = writer(encoding), encoding is Encoding.JSON
+    cut, piece = [], b"{" if json_ else bytes(msgpack.Packer().pack_map_header(len(payload)))
+    for index, (key, value) in enumerate(payload.items()):
+        piece += (b"," if json_ and index else b"") + write(key) + (b":" if json_ else b"")
+        if key in holes:
+            cut.append(piece)
+            piece = b""
+        else:
+            piece += write(value)
+    return [*cut, piece + (b"}" if json_ else b"")]
 
 
 def join(encoded: list[bytes], encoding: Encoding) -> bytes:

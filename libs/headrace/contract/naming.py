@@ -26,6 +26,7 @@ SNAPSHOT: Final = "snapshot"
 CDC_SUBJECTS: Final = f"{CDC}.>"
 INIT_SUBJECTS: Final = f"{INIT}.>"
 SNAPSHOT_REQUEST_SUBJECTS: Final = f"{SNAPSHOT}.request.>"
+SNAPSHOT_CANCEL_SUBJECTS: Final = f"{SNAPSHOT}.cancel.>"
 
 PUBLIC: Final = "public"
 GAP_SUBJECT: Final = f"{CDC}._gap"
@@ -108,6 +109,11 @@ def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> s
 def snapshot_request_subject(token: str) -> str:
     """Where a consumer asks for a table."""
     return f"{SNAPSHOT}.request.{token}"
+
+
+def snapshot_cancel_subject(token: str) -> str:
+    """The core subject on which running snapshots are cancelled."""
+    return f"{SNAPSHOT}.cancel.{token}"
 
 
 def snapshot_progress_subject(token: str) -> str:

@@ -1,7 +1,8 @@
 """Session settings of the connections that read a table for a snapshot.
 
 The order of the storage must be the order of the rows, at every attempt, so only a TID range scan is left to the
-planner; nothing may end the long transactions from the server's side; names resolve in pg_catalog alone.
+planner; nothing may end the long transactions from the server's side, but no statement may run without end; names
+resolve in pg_catalog alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Final
 HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
     {
         "search_path": "pg_catalog",
-        "statement_timeout": "0",
+        # Of the catalog's queries; a COPY has one of its own.
+        "statement_timeout": "60s",
         "idle_in_transaction_session_timeout": "0",
         "standard_conforming_strings": "on",
         # A policy that hides rows must be an error, since the stream of changes has them.

@@ -154,7 +154,9 @@ async def _copy(
     plan: SnapshotPlan, partition: TablePartition, give: Callable[[bytes], None], over: threading.Event
 ) -> None:
     settings = load(os.environ)
-    connection = await connect(settings.postgres, partition.application, **COPY_SESSION)
+    # Without a bound: COPY waits for as long as Spark takes with what it has.
+    session = {**COPY_SESSION, "statement_timeout": "0"}
+    connection = await connect(settings.postgres, partition.application, **session)
     received = bytearray()
 
     async def receive(data: bytes) -> None:

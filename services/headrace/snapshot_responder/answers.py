@@ -1,16 +1,22 @@
 """Brings the two views of one request together: the message with a reply subject, and its stored copy.
 
-The work queue keeps a request but not its reply subject; the core subscription sees the reply subject but can't tell
-whether the request was kept. Equal requests are interchangeable, so views are paired in order, by subject and payload.
+The work queue keeps a request but not its reply subject, unless a header names it; the core subscription sees the reply
+subject but can't tell whether the request was kept. Equal requests are interchangeable, so views are paired in order,
+by subject and payload.
 An outcome without its view, or the other way round, waits `patience_s` and no longer. Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+_REPLY_CHARS_MAX = 512
+_NO_INBOXES = frozenset({"cdc", "init", "snapshot", "headrace"})
+_TOKEN = re.compile(r"[^$*>\s\x00-\x1f\x7f][^*>\s\x00-\x1f\x7f]*")
 
 Outcome = TypeVar("Outcome")
 View = tuple[str, bytes]
@@ -32,17 +38,21 @@ class Pairing(Generic[Outcome]):
         self._replies.setdefault(view, deque()).append((now, reply))
         return None
 
-    def decided(self, view: View, outcome: Outcome, now: float) -> str | None:
-        """A stored request was judged; the reply subject to tell, if that is known already."""
+    def decided(self, view: View, outcome: Outcome, now: float, *, keep: bool = True) -> str | None:
+        """A stored request was judged; the reply subject to tell, if that is known already.
+
+        Without `keep` the outcome does not wait for a view that may have been before our time.
+        """
         if self._replies.get(view):
             return _pop(self._replies, view)
-        self._outcomes.setdefault(view, deque()).append((now, outcome))
+        if keep:
+            self._outcomes.setdefault(view, deque()).append((now, outcome))
         return None
 
-    def expire(self, now: float) -> list[str]:
-        """Forget what waited too long; the reply subjects of requests that were never stored."""
+    def expire(self, now: float) -> list[tuple[View, str]]:
+        """Forget what waited too long; the reply subjects of requests whose stored copy never came."""
         list(_expired(self._outcomes, now - self.patience_s))
-        return [reply for reply in _expired(self._replies, now - self.patience_s) if reply]
+        return [(view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply]
 
 
 Item = TypeVar("Item")
@@ -56,7 +66,13 @@ def _pop(queues: dict[View, deque[tuple[float, Item]]], view: View) -> Item:
     return item
 
 
-def _expired(queues: dict[View, deque[tuple[float, Item]]], before: float) -> Iterator[Item]:
+def _expired(queues: dict[View, deque[tuple[float, Item]]], before: float) -> Iterator[tuple[View, Item]]:
     for view in list(queues):
         while view in queues and queues[view][0][0] < before:
-            yield _pop(queues, view)
+            yield view, _pop(queues, view)
+
+
+def may_be_told(reply: str) -> bool:
+    """Whether an answer may go there: to an inbox, never into a stream of the suite or the server's own subjects."""
+    tokens = reply.split(".")
+    return len(reply) <= _REPLY_CHARS_MAX and tokens[0] not in _NO_INBOXES and all(map(_TOKEN.fullmatch, tokens))

@@ -2,7 +2,8 @@
 
 A request stays in the work queue until its snapshot has a meta or an error message, so it outlives the responder; a
 small cell of state tells a restarted responder what was begun. An interrupted snapshot gets an error under its id and
-a new attempt gets a new id: two attempts hold different moments, and their chunks must never mix.
+a new attempt gets a new id: two attempts hold different moments, and their chunks must never mix. A request for another
+suite's table is handed on to it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import secrets
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from nats.aio.client import Client
@@ -22,18 +22,26 @@ from nats.js.errors import APIError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.contract.events import encode
-from headrace.contract.naming import PUBLIC, SNAPSHOT, table_token
-from headrace.errors import HeadraceError
+from headrace.contract.events import REPLY_HEADER, decode, encode
+from headrace.contract.naming import (
+    PUBLIC,
+    SNAPSHOT,
+    SNAPSHOT_CANCEL_SUBJECTS,
+    SNAPSHOT_REQUEST_SUBJECTS,
+    table_token,
+)
+from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
 from headrace.lifecycle import Scope
 from headrace.metrics import count
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Settings
-from headrace.snapshot_responder.answers import Pairing
+from headrace.snapshot_responder.answers import Pairing, may_be_told
 from headrace.snapshot_responder.driver_process import SparkDriver
+from headrace.snapshot_responder.neighbours import Neighbours
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.tickets import Throttle
 from headrace.spark.request import RequestError, SnapshotRequest, parse_request
 from headrace.spark.source import RefusedError, find_table
 
@@ -42,6 +50,9 @@ log = logs.logger("snapshot-responder")
 PAIRING_PATIENCE_S = 5.0
 RETRY_S, RETRY_S_MAX = 0.5, 10.0
 ACK_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 30.0
+_JUDGED_MAX = 4096
+_CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,10 @@ class Running:
     cell: Cell
     attempt: int
     requests: dict[int, Msg] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+    # Chunks that had leave to be published.
+    begun: int = 0
 
 
 def new_snapshot_id() -> str:
@@ -79,10 +94,16 @@ class Desk:
         self._driver = driver
         self._state = state
         self._results = Results(client, settings)
+        self._neighbours = Neighbours(client, settings)
+        self._throttle = Throttle(settings.snapshot.rate_bytes_s_max)
         self._pairing: Pairing[Answer] = Pairing(PAIRING_PATIENCE_S)
-        self._listening_since = datetime.now(UTC)
+        # Requests up to here may have come before we listened for their reply subjects.
+        self._deaf_until = 0
+        self._judged: dict[int, None] = {}
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._cancellations: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._turns = asyncio.Semaphore(settings.snapshot.parallel_max)
 
     @property
@@ -90,41 +111,66 @@ class Desk:
         """How many requests wait for the end of their snapshots."""
         return sum(len(running.requests) for running in self._running.values())
 
+    async def open(self) -> None:
+        """Listen to what reaches us beside the work queue: reply subjects, and cancellations."""
+        await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self.seen)
+        await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
+        await self._client.flush()
+        info = await self._client.jetstream().stream_info(self._settings.streams.requests)
+        self._deaf_until = info.state.last_seq
+
     async def seen(self, message: Msg) -> None:
         """A request as the core subscription sees it: with its reply subject."""
+        if REPLY_HEADER in (message.headers or {}):
+            # Its stored copy has all that is needed.
+            return
         answer = self._pairing.seen((message.subject, message.data), message.reply, time.monotonic())
-        if answer is not None and message.reply:
+        if answer is not None:
             await self._tell(message.reply, answer)
 
     async def take(self, message: Msg) -> None:
         """A request as the work queue hands it out."""
-        metadata = message.metadata
-        sequence = metadata.sequence.stream
+        sequence = message.metadata.sequence.stream
         for running in self._running.values():
             if sequence in running.requests:
                 # Its redelivery is the one that an acknowledgement must name.
                 running.requests[sequence] = message
                 return
         answer = await self._judge(message, sequence)
-        if answer is None or metadata.num_delivered > 1 or metadata.timestamp < self._listening_since:
-            return
-        reply = self._pairing.decided((message.subject, message.data), answer, time.monotonic())
-        if reply:
+        if answer is not None:
+            await self._answer(message, sequence, answer)
+
+    async def _answer(self, message: Msg, sequence: int, answer: Answer) -> None:
+        """To where the stored request says; else to where its other view says, if that was seen."""
+        again = sequence in self._judged
+        self._judged[sequence] = None
+        if len(self._judged) > _JUDGED_MAX:
+            del self._judged[next(iter(self._judged))]
+        if reply := (message.headers or {}).get(REPLY_HEADER):
             await self._tell(reply, answer)
+        elif not again:
+            view, keep = (message.subject, message.data), sequence > self._deaf_until
+            await self._tell(self._pairing.decided(view, answer, time.monotonic(), keep=keep) or "", answer)
 
     async def keep(self) -> None:
         """Keep the held requests from being handed out again, and answer those that were never stored."""
         while True:
-            for reply in self._pairing.expire(time.monotonic()):
-                await self._tell(reply, Answer("", "rejected", "the request could not be stored; ask again"))
+            for (subject, _), reply in self._pairing.expire(time.monotonic()):
+                await self._tell_unstored(subject, reply)
             for running in list(self._running.values()):
                 for message in running.requests.values():
                     with contextlib.suppress(NatsError):
                         await message.in_progress()
             await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
 
+    async def _tell_unstored(self, subject: str, reply: str) -> None:
+        with contextlib.suppress(NatsError, APIError, TimeoutError):
+            if not await self._neighbours.have(_token(subject)):
+                await self._tell(reply, Answer("", "rejected", "the request could not be stored; ask again"))
+
     async def close(self) -> None:
         """Give every unfinished request back to the work queue."""
+        self._closing = True
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -135,30 +181,72 @@ class Desk:
                     await message.nak()
 
     async def _tell(self, reply: str, answer: Answer) -> None:
+        await self._send(reply, answer.body())
+
+    async def _send(self, reply: str, body: dict[str, Any]) -> None:
+        if not reply or not may_be_told(reply):
+            return
         with contextlib.suppress(NatsError):
-            await self._client.publish(reply, encode(answer.body(), self._settings.format.encoding))
+            await self._client.publish(reply, encode(body, self._settings.format.encoding))
+
+    async def _cancellation(self, message: Msg) -> None:
+        """Not in the callback: one that takes its time must not hold up the next."""
+        task = asyncio.create_task(self._cancel(message), name="snapshot-cancellation")
+        self._cancellations.add(task)
+        task.add_done_callback(self._cancellations.discard)
+
+    async def _cancel(self, message: Msg) -> None:
+        """End the token's snapshots, or the one that is named; the answer comes when nothing of them comes any more."""
+        token, wanted = _token(message.subject), _named(message.data)
+        found = [
+            running
+            for running in self._running.values()
+            if running.request.token == token and wanted in {None, running.snapshot_id}
+        ]
+        for running in found:
+            running.cancelled = True
+            if running.task is not None:
+                running.task.cancel()
+        if found:
+            await asyncio.wait([running.task for running in found if running.task], timeout=CANCEL_TIMEOUT_S)
+        with contextlib.suppress(NatsError, APIError, TimeoutError):
+            if found or not await self._neighbours.have(token):
+                await self._send(message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]})
 
     async def _judge(self, message: Msg, sequence: int) -> Answer | None:
-        """Accept, join or reject; None for a request whose snapshot turned out to be there."""
-        count(self._scope.health.stats, "snapshots_requested")
+        """Accept, join or reject; None for a request whose snapshot turned out to be there, or that is not for us."""
         try:
             request = parse_request(message.subject, message.data)
         except RequestError as error:
             raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
             return await self._reject(message, table_token(PUBLIC, raw), raw, error)
-        if running := self._running.get(repr(request)):
+        running = self._running.get(repr(request))
+        if running is not None and not running.cancelled:
             running.requests[sequence] = message
+            count(self._scope.health.stats, "snapshots_requested")
             return Answer(running.snapshot_id, "joined")
-        reason = None
+        if running is not None:
+            # The cancelled one must be gone before its equal begins.
+            await message.nak(RETRY_S)
+            return None
+        return await self._judge_table(message, sequence, request)
+
+    async def _judge_table(self, message: Msg, sequence: int, request: SnapshotRequest) -> Answer | None:
+        refusal: HeadraceError | None = None
         try:
             await find_table(self._settings, request)
-        except PostgresUnreachableError as error:
-            reason = str(error)
         except HeadraceError as error:
-            return await self._reject(message, request.token, request.table, error)
-        return await self._accept(message, sequence, request, reason)
+            refusal = error
+        if refusal is not None and await self._neighbours.have(request.token):
+            await self._neighbours.hand_on(message)
+            return None
+        if refusal is None or isinstance(refusal, PostgresUnreachableError):
+            reason = None if refusal is None else str(refusal)
+            return await self._accept(message, sequence, request, reason)
+        return await self._reject(message, request.token, request.table, refusal)
 
     async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
+        count(self._scope.health.stats, "snapshots_requested")
         available = error.available if isinstance(error, RefusedError) else ()
         snapshot_id = new_snapshot_id()
         count(self._scope.health.stats, "snapshots_failed")
@@ -175,8 +263,9 @@ class Desk:
         snapshot_id = str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
         await _note(running, running_now=False)
+        count(self._scope.health.stats, "snapshots_requested")
         self._running[repr(request)] = running
-        task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
+        running.task = task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         log.info("snapshot_accepted", snapshot_id=snapshot_id, token=request.token, attempt=attempt)
@@ -187,12 +276,12 @@ class Desk:
         assert cell.value is not None
         snapshot_id, attempt = str(cell.value["snapshot_id"]), int(cell.value["attempt"])
         completed = await self._results.completed(request.token, snapshot_id)
-        last = attempt >= self._settings.snapshot.attempts_max
+        cancelled = bool(cell.value.get("cancelled"))
+        last = cancelled or attempt >= self._settings.snapshot.attempts_max
         if not completed:
             then = "no further attempt is made" if last else "it begins again under a new id"
-            await self._results.fail(
-                request.token, request.table, snapshot_id, f"interrupted at attempt {attempt}; {then}"
-            )
+            reason = _CANCELLED if cancelled else f"interrupted at attempt {attempt}; {then}"
+            await self._results.fail(request.token, request.table, snapshot_id, reason)
             await self._results.purge(request.token, snapshot_id)
         if completed or last:
             await _acknowledge(message)
@@ -202,6 +291,22 @@ class Desk:
 
     async def _serve(self, running: Running) -> None:
         """The whole of one snapshot; every end but a stop of the service acknowledges its requests."""
+        try:
+            await self._attempt(running)
+        except asyncio.CancelledError:
+            if not running.cancelled or self._closing:
+                raise
+            current = asyncio.current_task()
+            assert current is not None
+            current.uncancel()
+            await self._end_cancelled(running)
+        del self._running[repr(running.request)]
+        for message in running.requests.values():
+            await _acknowledge(message)
+        with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
+            await running.cell.delete()
+
+    async def _attempt(self, running: Running) -> None:
         stats = self._scope.health.stats
         try:
             async with self._turns:
@@ -214,19 +319,33 @@ class Desk:
         except Exception as error:  # noqa: BLE001  # one request's fault must not take the others down
             log.crash("snapshot_crashed", error, snapshot_id=running.snapshot_id)
             await self._give_up(running, error)
-        del self._running[repr(running.request)]
-        for message in running.requests.values():
-            await _acknowledge(message)
+
+    async def _end_cancelled(self, running: Running) -> None:
+        """Noted first, so that a responder that dies here does not let it begin again."""
+        request = running.request
         with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
-            await running.cell.delete()
+            # The cancellation may have cut a write short, whose revision nobody knows.
+            await running.cell.read()
+            await running.cell.write({**_noted(running), "running": True, "cancelled": True})
+        if await self._results.completed(request.token, running.snapshot_id):
+            running.cancelled = False
+            return
+        count(self._scope.health.stats, "snapshots_failed")
+        await self._results.purge(request.token, running.snapshot_id, running.begun)
+        await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
 
     async def _copy(self, running: Running) -> int:
         """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
         pause = RETRY_S
         while True:
-            snapshot = Snapshot(self._settings, self._client, self._driver, running.request, running.snapshot_id)
+            snapshot = Snapshot(
+                self._settings, self._client, self._driver, running.request, running.snapshot_id, self._throttle
+            )
             try:
-                rows = await snapshot.run()
+                try:
+                    rows = await snapshot.run()
+                finally:
+                    running.begun = len(snapshot.numbers)
             except PostgresUnreachableError as error:
                 if len(snapshot.numbers):
                     raise
@@ -246,8 +365,27 @@ class Desk:
         await self._results.purge(request.token, running.snapshot_id)
 
 
+def _noted(running: Running) -> dict[str, Any]:
+    return {"snapshot_id": running.snapshot_id, "attempt": running.attempt}
+
+
 async def _note(running: Running, *, running_now: bool) -> None:
-    await running.cell.write({"snapshot_id": running.snapshot_id, "attempt": running.attempt, "running": running_now})
+    await running.cell.write({**_noted(running), "running": running_now})
+
+
+def _token(subject: str) -> str:
+    return subject.split(".", 2)[2]
+
+
+def _named(payload: bytes) -> str | None:
+    """The snapshot that a cancellation names; all of the table's where it names none."""
+    if not payload:
+        return None
+    try:
+        body = decode(payload)
+        return str(body.get("snapshot_id", ""))
+    except (DecodeError, AttributeError):
+        return ""
 
 
 async def _acknowledge(message: Msg) -> None:

@@ -28,6 +28,10 @@ class ChunkNumbers:
     def __len__(self) -> int:
         return len(self._numbers)
 
+    def has(self, page_range: int, index: int) -> bool:
+        """Whether this chunk has a number."""
+        return (page_range, index) in self._numbers
+
     def number(self, page_range: int, index: int, rows: int, size: int) -> int:
         """The number of this chunk."""
         known = self._numbers.get((page_range, index))

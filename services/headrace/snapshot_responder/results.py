@@ -6,13 +6,14 @@ Promises that an error message gets there or the caller hears of it: NATS is wai
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.api import Header
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 from nats.js.errors import APIError, NotFoundError
 
 from headrace import log as logs
@@ -25,7 +26,15 @@ from headrace.settings import Compat, Settings
 log = logs.logger("snapshot-responder")
 
 RETRY_S = 0.5
+STRAGGLERS_S = 5.0
+_POLL_S = 0.1
+_COUNT_CONSUMER_TTL_S = 10.0
 _NOT_PUBLISHED = "table_not_in_publication"
+
+
+def chunks_subject(token: str, snapshot_id: str) -> str:
+    """Every chunk of a snapshot."""
+    return chunk_subject(token, snapshot_id, 0).rpartition(".")[0] + ".*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +69,33 @@ class Results:
         body = {"snapshot_id": snapshot_id, "table": table, "error": error, "available_tables": tables}
         return encode(body, self.settings.format.encoding)
 
-    async def purge(self, token: str, snapshot_id: str) -> None:
-        """Remove the chunks of an attempt that came to nothing; where that fails they age out."""
-        subject = chunk_subject(token, snapshot_id, 0).rpartition(".")[0] + ".*"
+    async def purge(self, token: str, snapshot_id: str, begun: int = 0) -> None:
+        """Remove the chunks of an attempt that came to nothing; where that fails they age out.
+
+        Waits a little for what was under way when it ended: `begun` chunks had leave to be published.
+        """
+        subject = chunks_subject(token, snapshot_id)
+        deadline = time.monotonic() + STRAGGLERS_S
         try:
+            while time.monotonic() < deadline and await self.stored(token, snapshot_id) < begun:  # noqa: ASYNC110  # no event
+                await asyncio.sleep(_POLL_S)
             await self.client.jsm().purge_stream(self.settings.streams.init, subject=subject)
         except (NatsError, APIError, TimeoutError) as error:
             log.warning("chunks_left", snapshot_id=snapshot_id, reason=str(error))
+
+    async def stored(self, token: str, snapshot_id: str) -> int:
+        """How many chunks the stream has. None can be there twice, so their count tells whether all are."""
+        config = ConsumerConfig(
+            filter_subject=chunks_subject(token, snapshot_id),
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.NONE,
+            inactive_threshold=_COUNT_CONSUMER_TTL_S,
+            mem_storage=True,
+        )
+        manager = self.client.jsm()
+        info = await manager.add_consumer(self.settings.streams.init, config)
+        await manager.delete_consumer(self.settings.streams.init, info.name)
+        return info.num_pending or 0
 
     async def completed(self, token: str, snapshot_id: str) -> bool:
         """Whether the token's last meta message is this snapshot's."""

@@ -53,7 +53,7 @@ async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Clie
     desk = Desk(scope, settings, client, driver, state)
     holding = scope.spawn("requests-kept", desk.keep())
     try:
-        await client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=desk.seen)
+        await desk.open()
         scope.health.started()
         await _take_requests(scope, settings, client, desk)
     finally:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
+from nats.js.api import Header
 
 from headrace import log as logs
 from headrace.contract.events import encode
-from headrace.contract.naming import chunk_subject, meta_subject, snapshot_progress_subject
+from headrace.contract.naming import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
@@ -28,7 +28,8 @@ from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
-from headrace.snapshot_responder.tickets import TicketOffice, tickets_subject
+from headrace.snapshot_responder.results import Results
+from headrace.snapshot_responder.tickets import Throttle, TicketOffice, tickets_subject
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
@@ -37,7 +38,7 @@ from headrace.spark.source import HeldSnapshot, held_snapshot
 log = logs.logger("snapshot-responder")
 
 PAGE_BYTES = 8192
-_COUNT_CONSUMER_TTL_S = 10.0
+META_TIMEOUT_S = 5.0
 # What the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
@@ -57,6 +58,7 @@ class Snapshot:
     driver: SparkDriver
     request: SnapshotRequest
     snapshot_id: str
+    throttle: Throttle = field(default_factory=lambda: Throttle(None))
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     _began: float = field(default_factory=time.monotonic)
 
@@ -67,7 +69,7 @@ class Snapshot:
             async with self._tickets(plan), self._progress(held):
                 await _unless_lost(self._copy(plan), held.lost)
         await self._verify()
-        await self._publish_meta(held)
+        await _wholly(self._publish_meta(held))
         return self.numbers.rows
 
     def _plan(self, held: HeldSnapshot) -> SnapshotPlan:
@@ -98,12 +100,12 @@ class Snapshot:
 
     @contextlib.asynccontextmanager
     async def _tickets(self, plan: SnapshotPlan) -> AsyncIterator[None]:
-        office = TicketOffice(self.client, plan.tickets, self.numbers)
+        office = TicketOffice(self.client, plan.tickets, self.numbers, self.throttle)
         await office.open()
         try:
             yield
         finally:
-            await office.close()
+            office.close()
 
     async def _copy(self, plan: SnapshotPlan) -> None:
         """Through Spark, again where its driver was lost; a table without storage has nothing to copy."""
@@ -146,22 +148,10 @@ class Snapshot:
             await asyncio.sleep(self.settings.snapshot.progress_interval_s)
 
     async def _verify(self) -> None:
-        """Every number is in the stream: none can be there twice, so their count tells."""
-        subject = chunk_subject(self.request.token, self.snapshot_id, 0).rpartition(".")[0] + ".*"
-        config = ConsumerConfig(
-            filter_subject=subject,
-            deliver_policy=DeliverPolicy.ALL,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=_COUNT_CONSUMER_TTL_S,
-            mem_storage=True,
-        )
-        manager = self.client.jsm()
-        info = await manager.add_consumer(self.settings.streams.init, config)
-        await manager.delete_consumer(self.settings.streams.init, info.name)
-        if info.num_pending != len(self.numbers):
-            raise IncompleteError(
-                f"the stream {self.settings.streams.init} has {info.num_pending} of {len(self.numbers)} chunks"
-            )
+        """Every number is in the stream."""
+        stored = await Results(self.client, self.settings).stored(self.request.token, self.snapshot_id)
+        if stored != len(self.numbers):
+            raise IncompleteError(f"the stream {self.settings.streams.init} has {stored} of {len(self.numbers)} chunks")
 
     async def _publish_meta(self, held: HeldSnapshot) -> None:
         body = self._meta(held)
@@ -188,6 +178,16 @@ class Snapshot:
             "bytes": self.numbers.bytes,
             "duration_ms": round((time.monotonic() - self._began) * 1000),
         }
+
+
+async def _wholly(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end even if cancelled: half a meta message's way nobody could tell whether it is there."""
+    task = asyncio.create_task(work, name="snapshot-meta")
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task}, timeout=META_TIMEOUT_S)
+        raise
 
 
 async def _unless_lost(work: Any, lost: asyncio.Event) -> None:

@@ -62,6 +62,12 @@ class GaveWayError(HeadraceError):
     remedy = "Ask again when the ALTER, TRUNCATE or other exclusive lock on the table is done."
 
 
+class CopyEndedError(HeadraceError):
+    """The source ended a COPY that took too long, or somebody did."""
+
+    remedy = "Raise HEADRACE_SNAPSHOT_COPY_TIMEOUT_S, or lower HEADRACE_SNAPSHOT_RANGE_BYTES, and ask again."
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a task did; `error` is one that no other attempt would avoid."""
@@ -98,6 +104,8 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
                 await copy.run(connection)
             except asyncpg.LockNotAvailableError as error:
                 raise GaveWayError(f"an exclusive lock on {page_range.relation} is waited for") from error
+            except asyncpg.QueryCanceledError as error:
+                raise CopyEndedError(f"PostgreSQL ended the COPY of {page_range.relation}: {error}") from error
             except asyncpg.PostgresError as error:
                 raise explained(error.sqlstate, str(error), settings.postgres) from error
             chunks, rows = chunks + copy.chunks, rows + copy.rows
@@ -106,7 +114,9 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
 
 @contextlib.asynccontextmanager
 async def _connected(plan: SnapshotPlan, settings: Settings) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
-    connection = await connect(settings.postgres, "headrace snapshot task", **COPY_SESSION)
+    timeout_ms = round(settings.snapshot.copy_timeout_s * 1000)
+    session = {**COPY_SESSION, "statement_timeout": str(timeout_ms)}
+    connection = await connect(settings.postgres, "headrace snapshot task", **session)
     try:
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
@@ -144,6 +154,7 @@ class RangeCopy:
         self._received_bytes = 0
         self._begun = 0
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._deadlines: dict[int, float] = {}
 
     async def run(self, connection: asyncpg.Connection) -> None:
         try:
@@ -189,7 +200,7 @@ class RangeCopy:
 
     async def _send(self, index: int, chunk: Chunk) -> None:
         plan = self._plan
-        number = await tickets.ask(self._client, plan.tickets, self._range.index, index, chunk.rows, len(chunk.body))
+        number = await self._leave(index, chunk)
         head: dict[str, Any] = {
             "table": plan.table,
             "operation": "snapshot",
@@ -200,9 +211,17 @@ class RangeCopy:
         payload = message(head, chunk, plan.encoding, zstd=plan.zstd)
         if chunk.large:
             payload = await self._refer(number, head, chunk, payload)
-        await self._publish(number, payload)
+        while not await self._publish(number, payload):
+            await asyncio.sleep(_RETRY_S)
+            # Time has passed, in which the snapshot may have been cancelled.
+            await self._leave(index, chunk)
         self.chunks += 1
         self.rows += chunk.rows
+
+    async def _leave(self, index: int, chunk: Chunk) -> int:
+        """The chunk's number, which is the leave to publish it now."""
+        size = len(chunk.body)
+        return await tickets.ask(self._client, self._plan.tickets, self._range.index, index, chunk.rows, size)
 
     async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk, payload: bytes) -> bytes:
         """Keep the whole message apart; a message that refers to it."""
@@ -212,25 +231,24 @@ class RangeCopy:
         small = key_only(chunk, self._plan.key, self._plan.encoding)
         return message({**head, "reference": reference}, small, self._plan.encoding, zstd=self._plan.zstd)
 
-    async def _publish(self, number: int, payload: bytes) -> None:
-        """Until it is acknowledged. What the stream has already is an earlier attempt's, with the same rows."""
+    async def _publish(self, number: int, payload: bytes) -> bool:
+        """One attempt; whether the stream has it. What it has already is an earlier attempt's, with the same rows."""
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
         headers = {
             Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0",
         } | ({"Content-Encoding": "zstd"} if self._plan.zstd else {})
-        deadline = time.monotonic() + PUBLISH_PATIENCE_S
-        while True:
-            try:
-                await self._js.publish(subject, payload, headers=headers)
-            except APIError as error:
-                if error.err_code == _ALREADY_THERE:
-                    return
+        deadline = self._deadlines.setdefault(number, time.monotonic() + PUBLISH_PATIENCE_S)
+        try:
+            await self._js.publish(subject, payload, headers=headers)
+        except APIError as error:
+            if error.err_code != _ALREADY_THERE:
                 if time.monotonic() > deadline:
                     raise PublishError(f"chunk {number} is refused: {error.description}") from error
-            except (NatsError, TimeoutError) as error:
-                if time.monotonic() > deadline:
-                    raise PublishError(f"chunk {number} is not acknowledged: {error}") from error
-            else:
-                return
-            await asyncio.sleep(_RETRY_S)
+                return False
+        except (NatsError, TimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise PublishError(f"chunk {number} is not acknowledged: {error}") from error
+            return False
+        del self._deadlines[number]
+        return True

@@ -1,14 +1,17 @@
 """Tickets: a task asks the responder for a chunk's number, and for the leave to publish it.
 
-One core NATS subject per snapshot; it is answered only while the snapshot is running, so that a task of a cancelled
-snapshot, or of a responder that died, publishes nothing more.
+One core NATS subject per snapshot; leave is given only while the snapshot is running, so that a task of a cancelled
+snapshot, or of a responder that died, publishes nothing more. Where the copy is to spare its source, leave is given no
+faster than the rate allows: tasks keep few chunks, so PostgreSQL waits with them.
+
+An answer is a chunk's number, or seconds to wait before asking again, or False: the snapshot is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgpack
 from nats.aio.client import Client
@@ -24,6 +27,7 @@ log = logs.logger("snapshot-responder")
 
 TICKET_TIMEOUT_S = 5.0
 TICKET_PATIENCE_S = 20.0
+WAIT_S_MAX = 2.0
 _RETRY_S = 0.25
 
 
@@ -36,46 +40,97 @@ def tickets_subject(slot: str, snapshot_id: str) -> str:
 
 
 @dataclass(slots=True)
+class Throttle:
+    """Bytes of rows per second that all snapshots of the responder may take from the source together."""
+
+    bytes_per_s: float | None
+    _free_at: float = 0.0
+    _turns: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+    def wait_s(self, chunk: tuple[str, int, int], size: int, now: float) -> float:
+        """How long a chunk still has to wait for its turn."""
+        if self.bytes_per_s is None:
+            return 0.0
+        turn = self._turns.get(chunk)
+        if turn is None:
+            turn = self._turns[chunk] = max(now, self._free_at)
+            self._free_at = turn + size / self.bytes_per_s
+        if turn <= now:
+            del self._turns[chunk]
+        return max(turn - now, 0.0)
+
+    def forget(self, subject: str) -> None:
+        """A snapshot is over: what it reserved and did not take is free again."""
+        self._turns = {chunk: turn for chunk, turn in self._turns.items() if chunk[0] != subject}
+        if not self._turns:
+            self._free_at = 0.0
+
+
+@dataclass(slots=True)
 class TicketOffice:
-    """The responder's side: answers for as long as it is open."""
+    """The responder's side: gives leave for as long as it is open, and says that it is over for a while after."""
 
     client: Client
     subject: str
     numbers: ChunkNumbers
+    throttle: Throttle = field(default_factory=lambda: Throttle(None))
+    _open: bool = False
     _subscription: Subscription | None = None
+    _closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
+        self._open = True
         self._subscription = await self.client.subscribe(self.subject, cb=self._answer)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """From here on no chunk gets leave to be published."""
+        self._open = False
+        self.throttle.forget(self.subject)
+        self._closing = asyncio.create_task(self._unsubscribe(), name="tickets-close")
+
+    async def _unsubscribe(self) -> None:
+        await asyncio.sleep(TICKET_PATIENCE_S)
         if self._subscription is not None:
-            subscription, self._subscription = self._subscription, None
             try:
-                await subscription.unsubscribe()
+                await self._subscription.unsubscribe()
             except NatsError as error:
                 log.debug("unsubscribe_failed", reason=str(error))
 
     async def _answer(self, message: Msg) -> None:
-        if self._subscription is None or not message.reply:
+        if not message.reply:
             return
         try:
             page_range, index, rows, size = (int(part) for part in msgpack.unpackb(message.data))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             log.warning("ticket_request_ignored", reason=str(error))
             return
-        number = self.numbers.number(page_range, index, rows, size)
-        await message.respond(bytes(msgpack.packb(number)))
+        await message.respond(bytes(msgpack.packb(self._decide(page_range, index, rows, size))))
+
+    def _decide(self, page_range: int, index: int, rows: int, size: int) -> int | float | bool:
+        if not self._open:
+            return False
+        known = self.numbers.has(page_range, index)
+        wait_s = 0.0 if known else self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
+        if wait_s > 0:
+            return float(wait_s)
+        return self.numbers.number(page_range, index, rows, size)
 
 
 async def ask(client: Client, subject: str, page_range: int, index: int, rows: int, size: int) -> int:
-    """The number of a chunk; `SnapshotOverError` when nobody gives it out."""
+    """The number of a chunk, when its turn has come; `SnapshotOverError` when nobody gives it out."""
     request = bytes(msgpack.packb([page_range, index, rows, size]))
     deadline = time.monotonic() + TICKET_PATIENCE_S
     while True:
         try:
-            answer = await client.request(subject, request, timeout=TICKET_TIMEOUT_S)
-            return int(msgpack.unpackb(answer.data))
+            answer = msgpack.unpackb((await client.request(subject, request, timeout=TICKET_TIMEOUT_S)).data)
         except (NatsError, TimeoutError) as error:
             if time.monotonic() > deadline:
-                raise SnapshotOverError("the snapshot was cancelled, or its responder is gone") from error
+                raise SnapshotOverError("the responder of the snapshot is gone") from error
             await asyncio.sleep(_RETRY_S)
+            continue
+        if answer is False:
+            raise SnapshotOverError("the snapshot is over")
+        if isinstance(answer, int):
+            return answer
+        deadline = time.monotonic() + TICKET_PATIENCE_S
+        await asyncio.sleep(min(answer, WAIT_S_MAX))

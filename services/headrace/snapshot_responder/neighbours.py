@@ -1,0 +1,44 @@
+"""Other suites on the same NATS: which tables are theirs.
+
+All suites take requests from one work queue, since a subject can be in one stream only. The bucket of schemas says
+whose a table is. Never answers for another suite: a request for its table goes back to the queue, until that suite
+takes it.
+"""
+
+from __future__ import annotations
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+
+from headrace import log as logs
+from headrace.contract.events import decode
+from headrace.errors import DecodeError
+from headrace.settings import Settings
+
+log = logs.logger("snapshot-responder")
+
+HAND_ON_S, HAND_ON_S_MAX = 0.02, 5.0
+
+
+class Neighbours:
+    """What the bucket of schemas knows of other suites' tables."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self._client = client
+        self._settings = settings
+
+    async def have(self, token: str) -> bool:
+        """Whether a table is another suite's."""
+        try:
+            schemas = await self._client.jetstream().key_value(self._settings.streams.schemas)
+            source = decode((await schemas.get(token)).value or b"").get("source")
+        except (BucketNotFoundError, KeyNotFoundError, DecodeError):
+            return False
+        return source is not None and source != self._settings.source.slot
+
+    async def hand_on(self, message: Msg) -> None:
+        """Give a request back for the suite that it is for; less and less often while that one is away."""
+        delay_s = min(HAND_ON_S * 2 ** min(message.metadata.num_delivered, 10), HAND_ON_S_MAX)
+        log.debug("request_handed_on", subject=message.subject, delay_s=delay_s)
+        await message.nak(delay_s)
