@@ -92,6 +92,7 @@ class NatsSettings:
     tls_cert: Path | None = setting("NATS_TLS_CERT", None, "client certificate for NATS")
     tls_key: Path | None = setting("NATS_TLS_KEY", None, "its key")
     reconnect_wait_s: float = setting("HEADRACE_NATS_RECONNECT_WAIT_S", 2.0, "pause between reconnects", least=0.01)
+    ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
     flush_timeout_s: float = setting("HEADRACE_NATS_FLUSH_TIMEOUT_S", 10.0, "how long a flush may take", least=0.1)
 
 
@@ -241,7 +242,7 @@ class ProcessSettings:
     http_port: int | None = setting("HEADRACE_HTTP_PORT", None, "that port; 0 takes a free one", least=0)
     stats_interval_s: float = setting("HEADRACE_STATS_INTERVAL_S", 1.0, "reports to telemetry", least=0.05)
     shutdown_timeout_s: float = setting("HEADRACE_SHUTDOWN_TIMEOUT_S", 10.0, "how long a stop may take", least=0.1)
-    shutdown_token: str | None = setting("HEADRACE_SHUTDOWN_TOKEN", None, "for POST /shutdown", secret=True)
+    shutdown_token: str | None = setting("HEADRACE_SHUTDOWN_TOKEN", None, "for whoever stops or pauses", secret=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
 `headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite),
-`headrace.{slot}.doctor` (a message to itself, to prove the right).
+`headrace.{slot}.pause` (to the publisher: read again whether it is paused), `headrace.{slot}.doctor` (a message to
+itself, to prove the right).
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from dataclasses import dataclass
 
 import msgpack
@@ -17,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
+from headrace.bus import signed
 from headrace.errors import DecodeError, HeadraceError
 from headrace.lifecycle import Scope
 from headrace.metrics import Stats
@@ -44,6 +47,15 @@ def stats_subject(slot: str, service: str) -> str:
 
 def stop_subject(slot: str) -> str:
     return f"headrace.{slot}.stop"
+
+
+def pause_subject(slot: str) -> str:
+    return f"headrace.{slot}.pause"
+
+
+def stop_command(slot: str, token: str | None) -> bytes:
+    """What every service obeys on the stop subject."""
+    return signed.command(token, "stop", slot, time.time())
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,10 @@ def decode_stats(data: bytes) -> Report:
 async def take_part(scope: Scope, client: Client, slot: str) -> None:
     """What every service does: report its figures, and stop when the suite is told to."""
 
-    async def stop(_: Msg) -> None:
+    async def stop(message: Msg) -> None:
+        if not signed.is_obeyed(scope.process.shutdown_token, "stop", slot, message.data, time.time()):
+            log.warning("stop_refused", reason="not a command of now, signed with HEADRACE_SHUTDOWN_TOKEN")
+            return
         log.info("stop_requested", by="the bus")
         scope.stopping.set()
 

@@ -190,6 +190,27 @@ def status(
     finish(lambda: command.run(settings, url=url, as_json=as_json))
 
 
+@app.command("pause", rich_help_panel=_PANEL)
+def pause(
+    slot: Slot = None,
+    reason: Annotated[str, typer.Option("--reason", help="Shown in the status.")] = "",
+) -> None:
+    """Stop publishing until `headrace resume`, through restarts too; PostgreSQL's slot keeps what comes meanwhile."""
+    from headrace.cli import pause as command
+
+    settings = settings_from(slot)
+    finish(lambda: command.run(settings, paused=True, reason=reason))
+
+
+@app.command("resume", rich_help_panel=_PANEL)
+def resume(slot: Slot = None) -> None:
+    """Go on publishing where `headrace pause` stopped."""
+    from headrace.cli import pause as command
+
+    settings = settings_from(slot)
+    finish(lambda: command.run(settings, paused=False))
+
+
 @app.command("load", rich_help_panel="Trying it out")
 def load_command(
     rate: Annotated[float, typer.Option("--rate", min=0.1, help="Changes per second.")] = 100,

@@ -124,7 +124,10 @@ async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: i
     """An ordered stop by the bus; a reader that doesn't hear it is ended, and with it nothing that was confirmed."""
     try:
         async with nats(settings, "teardown") as (client, _):
-            await client.publish(link.stop_subject(settings.source.slot), b"")
+            await client.publish(
+                link.stop_subject(settings.source.slot),
+                link.stop_command(settings.source.slot, settings.process.shutdown_token),
+            )
             await client.flush()
         if await _released(session, settings.source.slot, _STOP_S):
             return

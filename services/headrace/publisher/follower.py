@@ -92,8 +92,8 @@ class Follower:
     def progressed(self) -> bool:
         return bool(self._stats.get("cdc_events", 0)) and self._confirmable > 0
 
-    async def run(self) -> None:
-        """Follow until the service stops; raises when the outcome of something is in doubt."""
+    async def run(self, paused: asyncio.Event) -> None:
+        """Follow until the service stops or is paused; raises when the outcome of something is in doubt."""
         js = self._client.jetstream()
         state = await bucket(js, self._settings.streams.state)
         cell = Cell(state, f"progress.{self._source}")
@@ -111,11 +111,11 @@ class Follower:
         self._delivery = self._new_delivery()
         await self._pipe.open(self._place.tail)
         try:
-            await self._follow()
+            await self._follow(paused)
         finally:
             await self._pipe.close()
 
-    async def _follow(self) -> None:
+    async def _follow(self, paused: asyncio.Event) -> None:
         subscription = await self._client.subscribe(
             link.frames_subject(self._source),
             pending_msgs_limit=QUEUE_MESSAGES_MAX,
@@ -123,7 +123,7 @@ class Follower:
         )
         try:
             await self._control(self._receiver.join())
-            while not self._scope.stopping.is_set():
+            while not self._scope.stopping.is_set() and not paused.is_set():
                 message = await self._next(subscription)
                 self.lag.settle(self._pipe.acked, self._pipe.acked_at, self.reached_lsn)
                 if message is not None:

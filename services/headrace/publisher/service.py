@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections.abc import Callable
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -24,6 +25,7 @@ from headrace.lifecycle import Scope
 from headrace.metrics import Stats, count
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
+from headrace.publisher.pausing import Pausing
 from headrace.publisher.tables import Tables
 from headrace.service import on_the_bus
 from headrace.settings import Settings
@@ -67,9 +69,13 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
         return
     keeper = scope.spawn("lease", lease.keep(scope))
     tables, watch = Tables(settings), CatalogWatch(settings)
+    pausing = Pausing(scope, settings, client, state)
     scope.spawn("catalog-watch", watch.run(scope))
+    scope.spawn("pausing", pausing.run())
     try:
-        await _publish(scope, settings, client, tables, watch, session)
+        await _publish(
+            scope, lambda: Follower(scope, settings, client, tables, watch, session), settings, client, pausing
+        )
     finally:
         await tables.close()
     scope.stopping.set()
@@ -78,7 +84,7 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
 
 
 async def _publish(
-    scope: Scope, settings: Settings, client: Client, tables: Tables, watch: CatalogWatch, session: str
+    scope: Scope, make: Callable[[], Follower], settings: Settings, client: Client, pausing: Pausing
 ) -> None:
     backoff = BACKOFF_S
     follower: Follower | None = None
@@ -89,11 +95,14 @@ async def _publish(
 
     scope.refreshers.append(refresh)
     while not scope.stopping.is_set():
-        before, follower = follower, Follower(scope, settings, client, tables, watch, session)
+        await pausing.until_going()
+        if scope.stopping.is_set():
+            return
+        before, follower = follower, make()
         if before is not None:
             follower.succeed(before)
         try:
-            await follower.run()
+            await follower.run(pausing.paused)
         # A lost race for the progress too: whether this process has to go is the lease's to say.
         except (HeadraceError, NatsError, APIError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:

@@ -20,11 +20,16 @@ from aiohttp import web
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
+from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.bus import link
+from headrace.errors import HeadraceError
 from headrace.health import Health
+from headrace.jetstream import pause as pauses
 from headrace.jetstream.connection import shown
+from headrace.jetstream.pause import Pause
+from headrace.jetstream.state import bucket
 from headrace.metrics import CONTENT_TYPE, bridge_exposition, exposition
 from headrace.settings import Settings
 from headrace.telemetry.suite import Suite
@@ -55,6 +60,8 @@ class Routes:
         for path, handler in get:
             app.router.add_get(path, handler)
         app.router.add_post("/shutdown", self.shutdown)
+        app.router.add_post("/pause", self.pause)
+        app.router.add_post("/resume", self.resume)
 
     async def health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -103,19 +110,47 @@ class Routes:
         return _json({"name": name, **{key: value for key, value in body.items() if key != "type"}})
 
     async def shutdown(self, request: web.Request) -> web.Response:
-        refused = self._may_not_stop(request)
+        client = self._acting(request)
+        if isinstance(client, web.Response):
+            return client
+        log.info("stop_requested", by="POST /shutdown", peer=request.remote)
+        slot, token = self._settings.source.slot, self._settings.process.shutdown_token
+        await client.publish(link.stop_subject(slot), link.stop_command(slot, token))
+        async with asyncio.timeout(self._settings.nats.flush_timeout_s):
+            await client.flush()
+        return web.Response(text="Shutdown initiated\n")
+
+    async def pause(self, request: web.Request) -> web.Response:
+        return await self._keep(request, paused=True)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        return await self._keep(request, paused=False)
+
+    async def _keep(self, request: web.Request, *, paused: bool) -> web.Response:
+        """Keep the word that the suite is paused, or goes on."""
+        client = self._acting(request)
+        if isinstance(client, web.Response):
+            return client
+        wanted = Pause(paused=paused, by=f"http {request.remote}", reason=request.query.get("reason", ""))
+        log.info("pause_requested" if paused else "resume_requested", peer=request.remote)
+        try:
+            state = await bucket(client.jetstream(), self._settings.streams.state)
+            await pauses.write(client, state, self._settings, wanted)
+        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+            return _refusal(503, f"the word could not be kept: {error}", "Ask again.")
+        return _json({"paused": paused})
+
+    def _acting(self, request: web.Request) -> Client | web.Response:
+        """The connection to act by; or why this request may not, or can't."""
+        refused = self._may_not_act(request)
         if refused is not None:
             return refused
         client = self._connected
         if client is None:
             return _refusal(503, "NATS is not connected, so nobody can be told", "Send each process a SIGTERM.")
-        log.info("stop_requested", by="POST /shutdown", peer=request.remote)
-        await client.publish(link.stop_subject(self._settings.source.slot), b"")
-        async with asyncio.timeout(self._settings.nats.flush_timeout_s):
-            await client.flush()
-        return web.Response(text="Shutdown initiated\n")
+        return client
 
-    def _may_not_stop(self, request: web.Request) -> web.Response | None:
+    def _may_not_act(self, request: web.Request) -> web.Response | None:
         token = self._settings.process.shutdown_token
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if token and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode()):
@@ -124,10 +159,10 @@ class Routes:
             remedy = (
                 "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>." if token else "Set HEADRACE_SHUTDOWN_TOKEN."
             )
-            return _refusal(401 if token else 403, "a stop needs the token", remedy)
+            return _refusal(401 if token else 403, "whoever acts needs the token", remedy)
         if "Origin" in request.headers:
             # A page in this machine's browser reaches loopback too.
-            return _refusal(403, "a browser may not stop the suite", "Use curl -X POST.")
+            return _refusal(403, "a browser may not act", "Use curl -X POST.")
         return None
 
     @property

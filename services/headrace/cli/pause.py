@@ -1,0 +1,61 @@
+"""`headrace pause` and `headrace resume`: publishing stops, the slot holds; and goes on where it stopped.
+
+Promises: the word is kept in NATS before the command says so; it then says whether the publisher has obeyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from rich.console import Console
+from rich.text import Text
+
+from headrace.bus import link
+from headrace.cli.session import nats
+from headrace.errors import DecodeError
+from headrace.jetstream import pause
+from headrace.jetstream.pause import Pause
+from headrace.jetstream.state import bucket
+from headrace.settings import Settings
+
+OBEYED_S = 10.0
+SERVICE = "publisher"
+
+
+async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
+    """Write the word, wait a moment for the publisher to follow it, tell what is."""
+    console = Console(highlight=False, soft_wrap=True)
+    async with nats(settings, "pause") as (client, _):
+        obeyed = asyncio.Event()
+        await _listen(client, settings.source.slot, obeyed, paused=paused)
+        state = await bucket(client.jetstream(), settings.streams.state)
+        await pause.write(client, state, settings, Pause(paused=paused, by=pause.someone(), reason=reason))
+        try:
+            async with asyncio.timeout(OBEYED_S):
+                await obeyed.wait()
+        except TimeoutError:
+            word = "paused" if paused else "resumed"
+            console.print(Text(f"{settings.source.slot} is {word} as soon as a publisher runs", style="yellow"))
+            console.print(Text("none has said yet that it obeys; see headrace status", style="dim"))
+            return
+    if paused:
+        console.print(Text.assemble(("✓ ", "green"), f"{settings.source.slot} is paused: nothing is published"))
+        console.print(Text("PostgreSQL keeps WAL meanwhile. headrace resume goes on, without a loss", style="dim"))
+    else:
+        console.print(Text.assemble(("✓ ", "green"), f"{settings.source.slot} goes on where it stopped"))
+
+
+async def _listen(client: Client, slot: str, obeyed: asyncio.Event, *, paused: bool) -> None:
+    async def report(message: Msg) -> None:
+        try:
+            stats = link.decode_stats(message.data).stats
+        except DecodeError:
+            return
+        # A standby says nothing of it.
+        if stats.get("paused") == int(paused):
+            obeyed.set()
+
+    await client.subscribe(link.stats_subject(slot, SERVICE), cb=report)
+    await client.flush()

@@ -1,0 +1,95 @@
+"""The publisher's obedience to `headrace pause`.
+
+While paused it publishes nothing and gives no credit: what was under way is acknowledged, written down and confirmed,
+then the slot holds the rest. It keeps its lease. Resumed, it begins as after any restart, from the stream's tail.
+Promises: the word is read before the first event is published, so a restart does not end a pause; a word that can't be
+read, or is not signed as it has to be, changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+from nats.js.kv import KeyValue
+
+from headrace import log as logs
+from headrace.bus import link
+from headrace.jetstream import pause
+from headrace.jetstream.pause import Pause, PauseRefusedError
+from headrace.lifecycle import Scope
+from headrace.settings import Settings
+
+log = logs.logger("publisher")
+
+# The word comes over the bus, which may lose it.
+LOOK_INTERVAL_S = 5.0
+RETRY_S = 0.5
+
+
+class Pausing:
+    def __init__(self, scope: Scope, settings: Settings, client: Client, state: KeyValue) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._state = state
+        self._look = asyncio.Event()
+        self.paused = asyncio.Event()
+        self._going = asyncio.Event()
+
+    async def run(self) -> None:
+        """Follow the word for as long as the service lives."""
+        await self._client.subscribe(link.pause_subject(self._settings.source.slot), cb=self._wake)
+        while not self._scope.stopping.is_set():
+            self._look.clear()
+            wait_s = await self._read()
+            await self._scope.until_stopping(self._look_or(wait_s))
+
+    async def until_going(self) -> None:
+        """Wait until it is known that the suite isn't paused, or the service stops; nothing is published meanwhile."""
+        if self.paused.is_set():
+            self._scope.health.stats["paused"] = 1
+        await self._scope.until_stopping(self._going.wait())
+
+    async def _wake(self, _: Msg) -> None:
+        self._look.set()
+
+    async def _look_or(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._look.wait()
+        except TimeoutError:
+            return
+
+    async def _read(self) -> float:
+        """Read the word once; how long to wait before it is read again unasked."""
+        try:
+            found = await pause.read(self._state, self._settings)
+        except PauseRefusedError as error:
+            log.warning("pause_refused", reason=str(error))
+            # Not known to be paused by anyone who may: where nothing was obeyed yet, it goes on.
+            if not self.paused.is_set():
+                self._going.set()
+            return LOOK_INTERVAL_S
+        except (NatsError, APIError, TimeoutError) as error:
+            log.debug("pause_unknown", reason=str(error) or type(error).__name__)
+            return RETRY_S
+        self._obey(found)
+        return LOOK_INTERVAL_S
+
+    def _obey(self, found: Pause) -> None:
+        if found.paused and not self.paused.is_set():
+            log.warning("paused", by=found.by, reason=found.reason)
+            self._going.clear()
+            self.paused.set()
+            self._scope.health.ail("paused", found.told)
+        elif not found.paused:
+            if self.paused.is_set():
+                log.info("resumed", by=found.by)
+            self.paused.clear()
+            self._going.set()
+            self._scope.health.heal("paused")
+            self._scope.health.stats["paused"] = 0
