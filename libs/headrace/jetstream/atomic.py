@@ -138,6 +138,7 @@ class AtomicPipe:
             self._check_connection()
             failpoint("publisher.before_atomic")
             answer = await self._send(self._group)
+            failpoint("publisher.after_atomic")
             error = answer.get("error")
             if answer.get("duplicate"):
                 # What a group is refused for, a message alone is told.

@@ -262,6 +262,7 @@ class FastIngest:
         failpoint("publisher.before_publish")
         try:
             await wire.hand_over(self._client, commands)
+            failpoint("publisher.after_publish")
         except NatsError as error:
             self._fail(IngestError(f"messages could not be sent: {error}"))
             self._raise_failure()

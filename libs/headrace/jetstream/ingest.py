@@ -238,6 +238,7 @@ class Ingest:
         failpoint("publisher.before_publish")
         try:
             await self._client.publish(message.subject, message.payload, reply=reply, headers=headers)
+            failpoint("publisher.after_publish")
         except NatsError as error:
             self._fail(IngestError(f"a message could not be sent: {error}"))
             self._raise_failure()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from headrace.failpoint import failpoint
 from headrace.jetstream.large import LargeStore
 from headrace.jetstream.message import Outgoing
 from headrace.lsn import ORIGIN, Position
@@ -87,6 +88,7 @@ class Delivery:
             await self.flush()
             await self._pipe.drain()
             await self._large.put(event.msg_id, event.large)
+            failpoint("publisher.after_large_before_event")
         self._before = self.position
         if event.advances:
             self.position = position

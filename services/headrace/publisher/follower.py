@@ -219,6 +219,7 @@ class Follower:
         if self._settings.delivery.compat is Compat.NONE:
             await self._delivery.event(gap_event(gap, self._source, self._settings.format.encoding))
             await self._deliver_all()
+        failpoint("publisher.after_gap_before_progress")
         self._progress = replace(self._progress, confirmed_lsn=gap.up_to)
         await self._cell.write(self._progress.encode())
 
@@ -290,6 +291,7 @@ class Follower:
             if not self._parking.takes(message):
                 raise
             await self._parking.put(lsn, self._assembler.place, message, error)
+            failpoint("publisher.after_parking")
             self._assembler.pass_over()
             return
         for item in items:
@@ -384,6 +386,7 @@ class Follower:
         self._stats["window_messages"] = self._delivery.accepted - self._pipe.acked
         if self._receiver.following:
             await self._control(self._receiver.confirm(settled=not self._delivery.waiting))
+            failpoint("publisher.after_confirm")
 
     async def _control(self, message: control.Control) -> None:
         await self._client.publish(link.control_subject(self._source), control.encode(message))

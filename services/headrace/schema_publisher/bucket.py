@@ -20,6 +20,7 @@ from headrace import log as logs
 from headrace.contract.events import decode, encode
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
+from headrace.failpoint import failpoint
 from headrace.jetstream.objects import ensure
 from headrace.jetstream.state import LostRaceError
 from headrace.jetstream.state import bucket as open_bucket
@@ -96,7 +97,9 @@ class SchemaBucket:
         if not changed(stored, table.content) and version == stored.version and stored.encoding is self._encoding:
             return
         written = value(table.content, version, int(time.time()))
+        failpoint("schema_publisher.before_schema")
         revision = await kv.update(table.token, encode(written, self._encoding), last=stored.revision)
+        failpoint("schema_publisher.after_schema")
         self._seen = None
         count(self._stats, "schemas_published")
         log.info("schema_published", table=table.content["schema"], version=version, revision=revision)
@@ -110,7 +113,9 @@ class SchemaBucket:
         return Stored({"version": max(versions, default=0)}, deleted.encoding, deleted.revision)
 
     async def _delete(self, kv: KeyValue, token: str) -> None:
+        failpoint("schema_publisher.before_deletion")
         await kv.delete(token, last=self._stored[token].revision)
+        failpoint("schema_publisher.after_deletion")
         log.info("schema_deleted", token=token)
         self._seen = None
 

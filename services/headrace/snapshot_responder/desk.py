@@ -31,6 +31,7 @@ from headrace.contract.naming import (
     table_token,
 )
 from headrace.errors import DecodeError, HeadraceError
+from headrace.failpoint import failpoint
 from headrace.jetstream.state import Cell
 from headrace.lifecycle import Scope
 from headrace.metrics import count
@@ -282,6 +283,7 @@ class Desk:
             then = "no further attempt is made" if last else "it begins again under a new id"
             reason = _CANCELLED if cancelled else f"interrupted at attempt {attempt}; {then}"
             await self._results.fail(request.token, request.table, snapshot_id, reason)
+            failpoint("responder.told_interrupted")
             await self._results.purge(request.token, snapshot_id)
         if completed or last:
             await _acknowledge(message)
@@ -303,6 +305,7 @@ class Desk:
         del self._running[repr(running.request)]
         for message in running.requests.values():
             await _acknowledge(message)
+        failpoint("responder.acknowledged")
         with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
             await running.cell.delete()
 
@@ -311,6 +314,7 @@ class Desk:
         try:
             async with self._turns:
                 await _note(running, running_now=True)
+                failpoint("responder.noted")
                 rows = await self._copy(running)
             count(stats, "snapshots_completed")
             count(stats, "snapshot_rows", rows)

@@ -22,6 +22,7 @@ from headrace import log as logs
 from headrace.contract.events import encode
 from headrace.contract.naming import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
+from headrace.failpoint import failpoint
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Compat, Settings
@@ -66,10 +67,13 @@ class Snapshot:
         """Copy the table; the number of its rows."""
         async with held_snapshot(self.settings, self.request) as held:
             plan = self._plan(held)
+            failpoint("responder.holding")
             async with self._tickets(plan), self._progress(held):
                 await _unless_lost(self._copy(plan), held.lost)
         await self._verify()
+        failpoint("responder.before_meta")
         await _wholly(self._publish_meta(held))
+        failpoint("responder.after_meta")
         return self.numbers.rows
 
     def _plan(self, held: HeldSnapshot) -> SnapshotPlan:

@@ -27,6 +27,7 @@ from nats.js.errors import APIError
 from headrace.contract.naming import chunk_subject
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
+from headrace.failpoint import failpoint
 from headrace.jetstream.connection import connect_once
 from headrace.jetstream.large import LargeStore
 from headrace.postgres.connection import connect, explained
@@ -240,7 +241,9 @@ class RangeCopy:
         } | ({"Content-Encoding": "zstd"} if self._plan.zstd else {})
         deadline = self._deadlines.setdefault(number, time.monotonic() + PUBLISH_PATIENCE_S)
         try:
+            failpoint("snapshot_task.before_chunk")
             await self._js.publish(subject, payload, headers=headers)
+            failpoint("snapshot_task.after_chunk")
         except APIError as error:
             if error.err_code != _ALREADY_THERE:
                 if time.monotonic() > deadline:
