@@ -93,6 +93,7 @@ class NatsSettings:
     tls_key: Path | None = setting("NATS_TLS_KEY", None, "its key")
     reconnect_wait_s: float = setting("HEADRACE_NATS_RECONNECT_WAIT_S", 2.0, "pause between reconnects", least=0.01)
     ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
+    ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
     flush_timeout_s: float = setting("HEADRACE_NATS_FLUSH_TIMEOUT_S", 10.0, "how long a flush may take", least=0.1)
 
 

@@ -79,6 +79,8 @@ def options(settings: NatsSettings, name: str) -> dict[str, Any]:
         "name": name,
         "reconnect_time_wait": settings.reconnect_wait_s,
         "max_reconnect_attempts": -1,
+        # A connection of which one side alone is left is found out by its silence: after three of these.
+        "ping_interval": settings.ping_interval_s,
         "user": settings.user,
         "password": settings.password,
         "token": settings.token,

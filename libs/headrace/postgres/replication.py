@@ -7,9 +7,10 @@ PostgreSQL only the LSN that it is given. Blocks nowhere: the socket is watched 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from psycopg import pq
@@ -26,6 +27,10 @@ _XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
 _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
+# What answers at once, or not at all: over a connection that is dead on one side nothing would ever end the wait.
+_ANSWER_TIMEOUT_S = 30.0
+# Where a walsender waits that has nothing else to do: there it has read whatever we sent it.
+_IDLE_WAITS = frozenset({"WalSenderMain", "WalSenderWaitForWAL", "WalSenderWaitForWal", "WalSenderWriteData"})
 
 _MISSING = "42704"
 _SLOT_BUSY = "55006"
@@ -81,6 +86,14 @@ class SlotState:
     plugin: str
     database: str
     wal_status: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReader:
+    """The walsender that holds a slot; an idle one has read everything that was sent to it."""
+
+    pid: int
+    idle: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +214,21 @@ class ReplicationConnection:
         lsn, plugin, database, wal_status = rows[0]
         return SlotState(parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or "")
 
+    async def slot_reader(self, slot: str) -> SlotReader | None:
+        """Who holds the slot; None when nobody does."""
+        name = quote_literal(slot)
+        rows = await self._query(
+            "SELECT s.active_pid, a.wait_event FROM pg_catalog.pg_replication_slots s "  # noqa: S608  # takes no parameters
+            f"LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = {name}"
+        )
+        if not rows or rows[0][0] is None:
+            return None
+        return SlotReader(int(rows[0][0]), rows[0][1] in _IDLE_WAITS)
+
+    async def end_backend(self, pid: int) -> None:
+        """End another connection of our role."""
+        await self._query(f"SELECT pg_catalog.pg_terminate_backend({pid})")
+
     async def is_standby(self) -> bool:
         return (await self._query("SELECT pg_catalog.pg_is_in_recovery()"))[0][0] == "t"
 
@@ -213,12 +241,13 @@ class ReplicationConnection:
     async def create_slot(self, slot: str, *, failover: bool) -> None:
         """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
-        await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})")
+        # It waits for transactions that run, however long they do.
+        await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})", timeout_s=None)
 
     async def export_snapshot(self, slot: str) -> ExportedSnapshot:
         """A snapshot with its exact LSN, from a temporary slot; both live as long as this connection."""
         command = f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
-        _, lsn, name, _ = (await self._query(command))[0]
+        _, lsn, name, _ = (await self._query(command, timeout_s=None))[0]
         return ExportedSnapshot(parse_lsn(lsn or ""), name or "")
 
     @property
@@ -232,8 +261,9 @@ class ReplicationConnection:
         name = quote_literal(quote_name(publication))
         options = f"proto_version '1', publication_names {name}, messages 'true'"
         command = f"START_REPLICATION SLOT {quote_name(slot)} LOGICAL 0/0 ({options})"
-        self._pg.send_query(command.encode())
-        result = await self._result()
+        async with self._in_time(_ANSWER_TIMEOUT_S):
+            self._pg.send_query(command.encode())
+            result = await self._result()
         if result is None or result.status != pq.ExecStatus.COPY_BOTH:
             raise self._error(result)
 
@@ -290,13 +320,25 @@ class ReplicationConnection:
         except Exception as error:
             raise PostgresUnreachableError(f"the replication connection broke: {str(error).strip()}") from error
 
-    async def status(self, received: int, confirmed: int) -> None:
-        """Tell PostgreSQL what was received and what is durable."""
+    async def status(self, received: int, confirmed: int, *, answer: bool = False) -> None:
+        """Tell PostgreSQL what was received and what is durable; ask for an `answer`, which is a keepalive."""
         now_us = time.time_ns() // 1000 - _PG_EPOCH_US
-        self._pg.put_copy_data(_STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, 0))
+        self._pg.put_copy_data(_STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, int(answer)))
         await self._flush()
 
-    async def _query(self, command: str) -> list[tuple[str | None, ...]]:
+    async def _query(self, command: str, timeout_s: float | None = _ANSWER_TIMEOUT_S) -> list[tuple[str | None, ...]]:
+        async with self._in_time(timeout_s):
+            return await self._answered(command)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, timeout_s: float | None) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError as error:
+            raise explained(None, f"it did not answer for {timeout_s} s", self._settings) from error
+
+    async def _answered(self, command: str) -> list[tuple[str | None, ...]]:
         self._pg.send_query(command.encode())
         result = await self._result()
         if result is None or result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):

@@ -41,6 +41,7 @@ from headrace.postgres.replication import (
 )
 from headrace.service import on_the_bus
 from headrace.settings import Settings
+from headrace.wal_reader.silence import Silence, StaleSlot
 
 log = logs.logger("wal-reader")
 
@@ -92,6 +93,7 @@ class WalReader:
             life=secrets.randbits(LIFE_BITS),
         )
         self._connection: ReplicationConnection | None = None
+        self._silence, self._stale = Silence(settings), StaleSlot(settings)
         self._attention = asyncio.Event()
         self._reopen = False
         self._epochs = 0
@@ -135,11 +137,19 @@ class WalReader:
     async def _back_off(self, error: Exception, backoff: float) -> None:
         if isinstance(error, SlotBusyError | StandbyError):
             self._scope.health.ail("postgres", f"standing by: {error}")
+            if isinstance(error, SlotBusyError):
+                await self._take_from_the_dead()
             await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             return
         # A bus that fails tells so by itself.
         self._scope.health.ail("bus" if isinstance(error, NatsError) else "postgres", str(error))
         await self._scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+
+    async def _take_from_the_dead(self) -> None:
+        try:
+            await self._stale.busy()
+        except (HeadraceError, TimeoutError) as error:
+            log.info("walsender_not_visible", reason=str(error) or type(error).__name__)
 
     async def _wake_on_stop(self) -> None:
         await self._scope.stopping.wait()
@@ -157,6 +167,7 @@ class WalReader:
             log.warning("control_message_ignored", reason=str(error))
             return
         self._heard_at = time.monotonic()
+        self._stale.on_control(body)
         if isinstance(body, control.Confirm):
             log.debug("frames_consumed", frame=frame_name(body.epoch, body.consumed_seq), by=body.confirmer)
         if isinstance(body, control.Restart):
@@ -204,6 +215,8 @@ class WalReader:
             slot = await self._prepare(connection)
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection
+            self._silence.begin()
+            self._stale.free()
             await self._open(identity, slot, forks)
             await self._stream(connection)
             if self._scope.stopping.is_set():
@@ -271,8 +284,14 @@ class WalReader:
             await self._keep_in_touch(connection)
             if self._may_send():
                 messages = await connection.read(self._wait_s())
-                await self._pack(messages, connection)
+                if messages:
+                    self._silence.heard()
+                    await self._pack(messages, connection)
+                else:
+                    await self._silence.check(connection)
             else:
+                # What is not read can't be missed.
+                self._silence.heard()
                 await self._await_credit()
 
     def _may_send(self) -> bool:
@@ -368,7 +387,7 @@ class WalReader:
         self._told = max(self._told, self._sender.confirmed_lsn)
         self._told_at = time.monotonic()
         failpoint("wal_reader.before_status")
-        await connection.status(max(self._received, self._told), self._told)
+        await connection.status(max(self._received, self._told), self._told, answer=self._silence.ask())
 
     async def _drain(self, connection: ReplicationConnection) -> None:
         """Stop intake, wait for what is in flight to be confirmed, tell PostgreSQL, leave."""

@@ -1,0 +1,140 @@
+"""A TCP proxy that fails on demand, to stand between any two parts.
+
+Promises that no byte is changed or reordered: it is held back, lost with all that follow it in its connection, or
+delivered. A connection that lost a byte is reset when the fault is healed, since TCP itself would never go on behind a
+hole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+from headrace.embedded.ports import LOOPBACK
+
+_READ_BYTES = 64 * 1024
+# Closed with it, a socket sends RST: the other end learns of it at once, as of a dead process.
+_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass(slots=True, eq=False)
+class _Passage:
+    """One connection through the proxy: both its ends, and whether a byte of it was lost."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    lossy: bool = False
+    pumps: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Proxy:
+    """Listens on a port of its own and forwards to the one that `target` names at each new connection."""
+
+    def __init__(self, target: Callable[[], int]) -> None:
+        self.port = 0
+        self.delay_s = 0.0
+        self._target = target
+        self._passages: set[_Passage] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._refusing = False
+        # Directions whose bytes vanish: False from the client, True from the server.
+        self._swallowed: set[bool] = set()
+        self._listener: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, LOOPBACK, self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        self.cut()
+        await asyncio.sleep(0)
+
+    def cut(self) -> None:
+        """Reset every connection, at both ends."""
+        for passage in list(self._passages):
+            self._end(passage)
+
+    def refuse(self) -> None:
+        """Reset every connection, and every new one, until `heal`."""
+        self._refusing = True
+        self.cut()
+
+    def stall(self) -> None:
+        """Hold all bytes back until `heal`, which delivers them: a network that was away for a while."""
+        self._flowing.clear()
+
+    def lose(self, *, from_server: bool) -> None:
+        """Let the bytes of one direction vanish until `heal`, which resets what lost some."""
+        self._swallowed.add(from_server)
+
+    def half_open(self, *, server_knows: bool) -> None:
+        """End one side of every connection; the other side isn't told, and hears nothing more, until `heal`."""
+        for passage in list(self._passages):
+            passage.lossy = True
+            _reset(passage.server if server_knows else passage.client)
+
+    def heal(self) -> None:
+        """Undo everything but `delay_s`."""
+        self._refusing = False
+        self._swallowed.clear()
+        self._flowing.set()
+        for passage in list(self._passages):
+            if passage.lossy:
+                self._end(passage)
+
+    async def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            _reset(client)
+            return
+        try:
+            answers, server = await asyncio.open_connection(LOOPBACK, self._target())
+        except OSError:
+            _reset(client)
+            return
+        passage = _Passage(client, server)
+        self._passages.add(passage)
+        passage.pumps = [
+            asyncio.create_task(self._pump(passage, reader, server, from_server=False), name="proxy up"),
+            asyncio.create_task(self._pump(passage, answers, client, from_server=True), name="proxy down"),
+        ]
+
+    async def _pump(
+        self, passage: _Passage, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_server: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_READ_BYTES):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                await self._flowing.wait()
+                if passage.lossy or from_server in self._swallowed:
+                    passage.lossy = True
+                    continue
+                writer.write(data)
+                await writer.drain()
+        if not passage.lossy:
+            self._end(passage)
+
+    def _end(self, passage: _Passage) -> None:
+        self._passages.discard(passage)
+        for pump in passage.pumps:
+            if pump is not asyncio.current_task():
+                pump.cancel()
+        _reset(passage.client)
+        _reset(passage.server)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None and not writer.transport.is_closing():
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
