@@ -11,7 +11,8 @@ from typing import Literal
 EVERY = "every service"
 READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
 SCHEMAS, ARCHIVER, TELEMETRY = "schema-publisher", "archiver", "telemetry"
-SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, TELEMETRY)
+AUDIT = "audit-writer"
+SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, AUDIT, TELEMETRY)
 
 _KIB = 1024
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
@@ -130,6 +131,16 @@ _ARCHIVER = (
     Figure("archive_gaps", "counter", "Gaps told in the archive", ARCHIVER),
     Figure("archive_recoveries", "counter", "Times the archiver found its place again", ARCHIVER),
 )
+_AUDIT = (
+    Figure("audit_rows", "counter", "Changes read for the audit table, by operation", AUDIT, ("operation",)),
+    Figure("audit_transactions", "counter", "Transactions in the audit's destination", AUDIT),
+    Figure("audit_commits", "counter", "Commits of the audit's destination", AUDIT),
+    Figure("audit_lsn", "gauge", "Commit LSN up to which the trail is written", AUDIT),
+    Figure("audit_lag_seconds", "gauge", "From the commit of the latest change to its row", AUDIT),
+    Figure("audit_gaps", "counter", "Gaps told in the trail", AUDIT),
+    Figure("audit_recoveries", "counter", "Times the audit-writer found its place again", AUDIT),
+    Figure("audit_expired", "counter", "Old rows, or partitions, that were removed", AUDIT),
+)
 _TELEMETRY = (
     Figure("up", "gauge", "1 while the service named by the label reports to telemetry", TELEMETRY),
     Figure("instances", "gauge", "Processes of that service that report to telemetry", TELEMETRY),
@@ -206,7 +217,7 @@ _TELEMETRY = (
         ("stream", "consumer"),
     ),
 )
-FIGURES = (*_PROCESS, *_READER, *_PUBLISHER, *_RESPONDER, *_SCHEMAS, *_ARCHIVER, *_TELEMETRY)
+FIGURES = (*_PROCESS, *_READER, *_PUBLISHER, *_RESPONDER, *_SCHEMAS, *_ARCHIVER, *_AUDIT, *_TELEMETRY)
 # What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
 BRIDGE_FIGURES = (
     Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),

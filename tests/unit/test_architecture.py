@@ -97,7 +97,7 @@ def failures(found: list[str]) -> None:
 
 def test_all_services_are_there() -> None:
     five = {"wal_reader", "publisher", "snapshot_responder", "schema_publisher", "telemetry"}
-    assert services() == five | {"archiver"}
+    assert services() == five | {"archiver", "audit_writer"}
 
 
 def test_a_lib_imports_no_service() -> None:

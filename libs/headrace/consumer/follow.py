@@ -86,6 +86,16 @@ class Consumer:
     _unacknowledged: list[Msg] = field(default_factory=list)
     _checked_at: float = 0.0
 
+    @property
+    def seen_seq(self) -> int:
+        """Everything of the stream up to this sequence was given out and done, or does not concern this consumer."""
+        return self._seen_seq
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more has come already, so that the next one takes no waiting."""
+        return bool(self._ready)
+
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
 
@@ -114,6 +124,24 @@ class Consumer:
                 return self._ready[0][0]
             await self._close(*self._ready.popleft())
         return None
+
+    async def take(self, wait_s: float = FETCH_WAIT_S) -> list[Event]:
+        """All that has come and is not applied yet; empty when nothing came within `wait_s`.
+
+        For a follower that keeps its watermark in its own transactions: it calls no `done`, and after any failure it
+        follows anew from there.
+        """
+        taken: list[Event] = []
+        if await self.peek(wait_s) is None:
+            return taken
+        while self._ready:
+            event, _ = self._ready[0]
+            if not self._applied(event):
+                taken.append(await self._whole(event) if "reference" in event.payload else event)
+            self._ready.popleft()
+            if event.closes:
+                self._seen_seq = max(self._seen_seq, event.stream_seq)
+        return taken
 
     async def done(self, event: Event, *, with_those_before: Sequence[Event] = ()) -> None:
         """The event is applied: keep the watermark, acknowledge its message.
@@ -173,6 +201,8 @@ class Consumer:
         state = (await self._js.stream_info(self._subscription.stream)).state
         if self._seen_seq and state.first_seq > self._seen_seq + 1:
             raise RetentionGapError(self._seen_seq + 1, state.first_seq - 1)
+        if self._seen_seq > state.last_seq:
+            raise RetentionGapError(state.last_seq + 1, self._seen_seq)
         if next_seq is not None:
             self._seen_seq = next_seq - 1
         elif (await self._pull.consumer_info()).num_pending == 0:
@@ -200,6 +230,9 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
         seen = seen or acknowledged
     if seen and state.first_seq > seen + 1:
         raise RetentionGapError(seen + 1, state.first_seq - 1)
+    if seen > state.last_seq:
+        # The stream was made anew, or is an older copy: what it had beyond its end is not what comes there now.
+        raise RetentionGapError(state.last_seq + 1, seen)
     pull = await js.pull_subscribe(
         "", durable=subscription.durable, stream=subscription.stream, config=_config(subscription, seen)
     )

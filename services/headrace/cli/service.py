@@ -23,6 +23,7 @@ SERVICES = {
     "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
     "schema-publisher": "Keep table schemas in the NATS KV bucket.",
     "archiver": "Keep the log as numbered files in object storage, exactly once and in commit order.",
+    "audit-writer": "Write every change as a row of the audit table, exactly once.",
     "telemetry": "Serve metrics, status and health of the whole suite.",
 }
 

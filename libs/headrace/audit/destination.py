@@ -1,0 +1,317 @@
+"""The database that the trail is written to: rows and how far they reach, in one transaction.
+
+Promises: a batch is there whole or not at all, and once: the state is moved by compare-and-set in the transaction of
+the rows, so that neither a restart nor a second writer doubles or skips one. Never makes the table anew where the state
+says that there was one: a renamed or dropped audit table is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import asyncpg
+
+from headrace.audit.rows import COLUMNS, Names
+from headrace.audit.settings import AuditSettings, SslMode
+from headrace.audit.stitching import Batch, Open
+from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
+from headrace.audit.values import unreadable
+from headrace.contract.values import SESSION_SETTINGS
+from headrace.failpoint import failpoint
+from headrace.lsn import ORIGIN, Position
+from headrace.postgres.connection import PostgresError, PostgresRefusedError, explained
+from headrace.settings import PostgresSettings
+
+_DENIED = "42501"
+_UNREADABLE = ("22", "54")
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('headrace audit'))"
+_CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
+# So that a claim whose holder's network is gone is given up in half a minute.
+_KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
+_OWN = """
+SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND (c.relname = ANY($2::text[])
+    OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($3)))
+"""
+
+
+class AuditTableError(PostgresError):
+    """The audit table isn't there, or isn't one."""
+
+
+class FencedError(PostgresError):
+    """Another audit-writer has moved the trail on."""
+
+    retry = True
+    remedy = "Run one audit-writer for a source; this one goes on from where the other is."
+
+
+class ClaimedError(PostgresError):
+    """The trail has its writer already; this one stands by."""
+
+    retry = True
+
+
+@dataclass(slots=True)
+class State:
+    """How far the trail is."""
+
+    position: Position = ORIGIN
+    stream_seq: int = 0
+    open: Open | None = None
+
+
+def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
+    if settings.ssl_mode is None or settings.ssl_root_cert is None:
+        return None if settings.ssl_mode is None else str(settings.ssl_mode)
+    context = ssl.create_default_context(cafile=settings.ssl_root_cert)
+    context.check_hostname = settings.ssl_mode is SslMode.VERIFY_FULL
+    if settings.ssl_mode not in {SslMode.VERIFY_CA, SslMode.VERIFY_FULL}:
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def connect(settings: AuditSettings, source: PostgresSettings, application: str) -> asyncpg.Connection:
+    """A connection to the destination."""
+    to = settings.destination(source)
+    given: dict[str, Any] = {"host": to.host, "port": to.port, "user": to.user, "password": to.password}
+    given |= {"database": to.database, "ssl": _ssl(settings)}
+    try:
+        return await asyncpg.connect(
+            **{name: value for name, value in given.items() if value is not None},
+            timeout=to.connect_timeout_s,
+            server_settings={"application_name": application, **SESSION_SETTINGS, **_KEEPALIVES},
+        )
+    except asyncpg.PostgresError as error:
+        raise explained(error.sqlstate, str(error.args[0]), to) from error
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
+        raise explained(None, str(error) or "it did not answer in time", to) from error
+
+
+class Destination:
+    """An open connection to where the trail is written."""
+
+    def __init__(self, connection: asyncpg.Connection, settings: AuditSettings, source: str) -> None:
+        self._connection = connection
+        self._table = AuditTable.of(settings)
+        self._source = source
+        self._months: set[str] = set()
+        self._insert_gap = (
+            f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, $2, $3)"  # noqa: S608  # checked names
+            " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at = now()"
+        )
+        self.state = State()
+        # The audit's own tables, by their oid: with the source's database as destination they come in the stream too.
+        self.own: set[int] = set()
+
+    @property
+    def names(self) -> set[str]:
+        return {self._table.name, STATE, TABLES, GAPS}
+
+    async def claim(self) -> None:
+        """Be the one that writes this source's trail, for as long as the connection lasts."""
+        if not await self._connection.fetchval(_CLAIM, self._source):
+            raise ClaimedError(f"another audit-writer writes the trail of {self._source}")
+
+    async def prepare(self) -> None:
+        """Make what is missing; read how far the trail is."""
+        try:
+            async with self._connection.transaction():
+                await self._connection.execute(_LOCK)
+                await self._make()
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise PostgresRefusedError(
+                f"the audit's destination: {error.args[0]}",
+                remedy="Grant the role CREATE on the schema, or make the tables with `headrace audit sql` as their "
+                "owner and grant it SELECT, INSERT, UPDATE and DELETE on them.",
+            ) from error
+        await self._load()
+
+    async def keys(self) -> dict[Names, tuple[str, ...]]:
+        """Every table's key, as schema events told it."""
+        found = await self._connection.fetch(
+            f'SELECT schema, "table", key FROM {self._table.beside(TABLES)} WHERE source = $1',  # noqa: S608  # checked names
+            self._source,
+        )
+        return {(row["schema"], row["table"]): tuple(row["key"]) for row in found}
+
+    async def write(self, batch: Batch, keys: Iterable[tuple[Names, tuple[str, ...]]] = ()) -> None:
+        """Commit a batch; where PostgreSQL refuses a value after all, with that value as text."""
+        try:
+            await self._write(batch, keys)
+        except asyncpg.PostgresError as error:
+            if not str(error.sqlstate).startswith(_UNREADABLE):
+                raise
+            await self._mend(batch)
+            await self._write(batch, keys)
+
+    async def note_gap(self, stream_seq: int, reason: str) -> None:
+        """Keep for good that something is missing, and go on in the stream behind this sequence."""
+        async with self._connection.transaction():
+            await self._connection.execute(self._insert_gap, self._source, stream_seq, reason)
+            await self._move(self.state.position, stream_seq, self.state.open)
+
+    async def expire(self, keep_days: int) -> int:
+        """Remove what is older; partitions whole, rows some at a time. How many partitions or rows."""
+        if self._table.partitioned:
+            return await self._drop_partitions(keep_days)
+        status = await self._connection.execute(
+            f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {self._table.quoted}"  # noqa: S608  # checked names
+            " WHERE committed_at < now() - make_interval(days => $1) LIMIT 10000))",
+            keep_days,
+        )
+        return int(status.split()[-1])
+
+    async def _drop_partitions(self, keep_days: int) -> int:
+        oldest = await self._connection.fetchval(
+            "SELECT to_char((now() - make_interval(days => $1)) AT TIME ZONE 'UTC', 'YYYY-MM')", keep_days
+        )
+        partitions = await self._connection.fetch(
+            "SELECT c.relname FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = to_regclass($1)",
+            self._table.quoted,
+        )
+        old = [row["relname"] for row in partitions if row["relname"] < self._table.partition(oldest)]
+        for name in old:
+            await self._connection.execute(f'DROP TABLE "{self._table.schema}"."{name}"')
+        return len(old)
+
+    async def _make(self) -> None:
+        fetchval = self._connection.fetchval
+        if await fetchval("SELECT to_regclass($1)", self._table.beside(STATE)) is None:
+            if await fetchval("SELECT to_regnamespace($1)", f'"{self._table.schema}"') is None:
+                await self._connection.execute(f'CREATE SCHEMA "{self._table.schema}"')
+            await self._connection.execute(self._table.create_beside())
+        began = await fetchval(f"SELECT count(*) FROM {self._table.beside(STATE)}")  # noqa: S608  # checked names
+        there = await fetchval("SELECT to_regclass($1)::oid", self._table.quoted)
+        if there is None and began:
+            raise AuditTableError(
+                f"the audit table {self._table.quoted} is gone, and its trail had begun",
+                remedy=f"Rename it back, or empty {STATE} to begin a new one.",
+            )
+        if there is None:
+            await self._connection.execute(self._table.create())
+        else:
+            await self._adopt(there)
+
+    async def _adopt(self, oid: int) -> None:
+        rows = await self._connection.fetch(
+            "SELECT attname FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped", oid
+        )
+        columns = {row["attname"] for row in rows}
+        if {"ordinal", "unchanged"} <= columns:
+            return
+        if not columns.issuperset(ADOPTABLE):
+            raise AuditTableError(
+                f"{self._table.quoted} is there, and is no audit table",
+                remedy="Name another with HEADRACE_AUDIT_TABLE.",
+            )
+        await self._connection.execute(self._table.adopt())
+
+    async def _load(self) -> None:
+        state = self._table.beside(STATE)
+        await self._connection.execute(
+            f"INSERT INTO {state} (source, position, ordinal, stream_seq) VALUES ($1, 0, 0, 0) ON CONFLICT DO NOTHING",  # noqa: S608  # checked names
+            self._source,
+        )
+        row = await self._connection.fetchrow(
+            f"SELECT position, ordinal, stream_seq, open FROM {state} WHERE source = $1",  # noqa: S608  # checked names
+            self._source,
+        )
+        opened = None if row["open"] is None else Open(**json.loads(row["open"]))
+        self.state = State(Position(row["position"], row["ordinal"]), row["stream_seq"], opened)
+        await self._know_own()
+
+    async def _know_own(self) -> None:
+        found = await self._connection.fetch(_OWN, self._table.schema, list(self.names), self._table.quoted)
+        self.own = {row["oid"] for row in found}
+
+    async def _write(self, batch: Batch, keys: Iterable[tuple[Names, tuple[str, ...]]]) -> None:
+        if self._table.partitioned and not batch.months <= self._months:
+            await self._partitions(batch.months)
+        assert batch.position is not None, "a batch that was cut has one"
+        async with self._connection.transaction():
+            await self._move(batch.position, batch.stream_seq, batch.open)
+            for stream_seq, reason in batch.gaps:
+                await self._connection.execute(self._insert_gap, self._source, stream_seq, reason)
+            failpoint("audit_writer.before_copy")
+            if batch.lines:
+                await self._connection.copy_to_table(
+                    self._table.name, schema_name=self._table.schema, source=_pieces(batch), columns=COLUMNS
+                )
+            for patch in batch.patches:
+                await self._connection.execute(
+                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2",  # noqa: S608  # checked names
+                    patch.lsn,
+                    patch.before,
+                    patch.context.decode(),
+                )
+            await self._keep(keys)
+            failpoint("audit_writer.before_commit")
+        failpoint("audit_writer.after_commit")
+        self.state = State(batch.position, batch.stream_seq, batch.open)
+
+    async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
+        """First in the transaction: whoever comes second waits here, and then finds that it is late."""
+        status = await self._connection.execute(
+            f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = $4, open = $5,"  # noqa: S608  # checked names
+            " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND stream_seq = $8",
+            self._source,
+            *position,
+            stream_seq,
+            None if opened is None else json.dumps(asdict(opened)),
+            *self.state.position,
+            self.state.stream_seq,
+        )
+        if status != "UPDATE 1":
+            raise FencedError(f"the audit of {self._source} was moved on by another process")
+
+    async def _keep(self, keys: Iterable[tuple[Names, tuple[str, ...]]]) -> None:
+        for (schema, table), key in keys:
+            await self._connection.execute(
+                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key) VALUES ($1, $2, $3, $4)'  # noqa: S608  # checked names
+                ' ON CONFLICT (source, schema, "table") DO UPDATE SET key = excluded.key',
+                self._source,
+                schema,
+                table,
+                list(key),
+            )
+
+    async def _partitions(self, months: set[str]) -> None:
+        for month in sorted(months - self._months):
+            await self._connection.execute(self._table.create_partition(month))
+        self._months |= months
+        await self._know_own()
+
+    async def _mend(self, batch: Batch) -> None:
+        """Find the values that jsonb refuses, and put their text in their place."""
+        for place, line in enumerate(batch.lines):
+            fields = line.split(b"\t")
+            fields[5], fields[6] = await self._mended(fields[5]), await self._mended(fields[6])
+            batch.lines[place] = b"\t".join(fields)
+        mended = {one: await self._mended(one) for one in set(batch.contexts)}
+        batch.contexts = [mended[one] for one in batch.contexts]
+
+    async def _mended(self, field: bytes) -> bytes:
+        text = _unescaped(field)
+        try:
+            await self._connection.fetchval("SELECT $1::text::jsonb IS NULL", text)
+        except asyncpg.PostgresError as error:
+            if not str(error.sqlstate).startswith(_UNREADABLE):
+                raise
+            return unreadable(text[:1_000_000], str(error.args[0])).replace(b"\\", b"\\\\")
+        return field
+
+
+def _unescaped(field: bytes) -> str:
+    plain = field.replace(b"\\\\", b"\x00").replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\r", b"\r")
+    return plain.replace(b"\x00", b"\\").decode()
+
+
+async def _pieces(batch: Batch) -> AsyncIterator[bytes]:
+    for piece in batch.copy_chunks():
+        yield piece

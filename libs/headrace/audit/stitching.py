@@ -1,0 +1,195 @@
+"""Transactions of the stream as batches of rows with the context that belongs to each. Pure.
+
+Context comes in messages of prefix `_bemi`, inside the transaction. Two rules: a message applies to the changes that
+follow it, up to the next one; and where all messages of a transaction say the same, that applies to all of it, also to
+what was changed before the first.
+
+Promises: a batch ends where a transaction ends, except inside one larger than `whole_rows_max` or `whole_bytes_max`;
+what must be remembered across such a cut is in the batch's `open`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headrace.audit.values import EMPTY, context_json, escaped
+from headrace.consumer.event import Event
+from headrace.errors import HeadraceError
+from headrace.lsn import Position
+
+PREFIX = "_bemi"
+
+
+class MixedDeliveryError(HeadraceError):
+    """The stream carries arrays of one table's events: transactions can't be told there."""
+
+    remedy = "Run the publisher with --delivery event or transaction."
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What is remembered of a transaction that is written in parts."""
+
+    lsn: int
+    context: str | None = None
+    first_at: int | None = None
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Rows of a transaction in parts that were written before its only context was known."""
+
+    lsn: int
+    before: int
+    context: bytes
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one commit writes, and where the trail then is."""
+
+    lines: list[bytes] = field(default_factory=list)
+    contexts: list[bytes] = field(default_factory=list)
+    months: set[str] = field(default_factory=set)
+    patches: list[Patch] = field(default_factory=list)
+    position: Position | None = None
+    stream_seq: int = 0
+    open: Open | None = None
+    transactions: int = 0
+    committed_at: str = ""
+    # Of what is lost for good: where in the stream that is told, and why.
+    gaps: list[tuple[int, str]] = field(default_factory=list)
+
+    def copy_chunks(self, bytes_max: int = 1 << 20) -> Iterator[bytes]:
+        """What COPY is sent, in pieces: a long context is never there once for each row at a time."""
+        held: list[bytes] = []
+        size = 0
+        for line, context in zip(self.lines, self.contexts, strict=True):
+            held += (line, context, b"\n")
+            size += len(line) + len(context) + 1
+            if size >= bytes_max:
+                yield b"".join(held)
+                held, size = [], 0
+        if held:
+            yield b"".join(held)
+
+
+@dataclass(slots=True)
+class Stitcher:
+    """Takes events in order, gives out batches."""
+
+    whole_rows_max: int
+    whole_bytes_max: int
+    open: Open | None = None
+    _lsn: int = 0
+    _context: str | None = None
+    _encoded: bytes = EMPTY
+    _first_at: int | None = None
+    _several: bool = False
+    _rows: list[bytes] = field(default_factory=list)
+    # Of each row the context in force, None before the transaction's first.
+    _contexts: list[bytes | None] = field(default_factory=list)
+    _bytes: int = 0
+    _whole: Batch = field(default_factory=Batch)
+    _whole_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.open is not None:
+            self._lsn, self._first_at, self._several = self.open.lsn, self.open.first_at, self.open.several
+            self._set(self.open.context)
+
+    @property
+    def rows(self) -> int:
+        return len(self._rows) + len(self._whole.lines)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self._bytes + self._whole_bytes
+
+    @property
+    def ready(self) -> Batch | None:
+        """What `cut` would give out now."""
+        return self._whole if self._whole.position is not None else None
+
+    def add(self, event: Event, line: bytes | None) -> None:
+        """The next event; `line` is its row, None for one that has none."""
+        if event.lane != event.source:
+            raise MixedDeliveryError(f"{event.subject} carries arrays of one table's events")
+        if event.position.lsn != self._lsn:
+            self._begin(event.position.lsn)
+        if event.operation == "MESSAGE" and event.payload.get("prefix") == PREFIX:
+            self._hear(event)
+        if line is not None:
+            self._rows.append(line)
+            self._contexts.append(self._encoded if self._first_at is not None else None)
+            self._bytes += len(line)
+            self._whole.committed_at = str(event.payload["tx"]["ts"])
+            self._whole.months.add(self._whole.committed_at[:7])
+        if event.payload["tx"]["last"]:
+            self._end()
+            self._whole.transactions += 1
+            self._whole.position, self._whole.stream_seq = event.position, event.stream_seq
+        elif len(self._rows) >= self.whole_rows_max or self._bytes >= self.whole_bytes_max:
+            self._part(event)
+
+    def gap(self, stream_seq: int, reason: str) -> None:
+        """Something is missing before what comes next."""
+        self._whole.gaps.append((stream_seq, reason))
+
+    def give_back(self, batch: Batch) -> None:
+        """A batch without rows that is not worth a commit of its own: the next one carries its place."""
+        if self._whole.position is None:
+            self._whole.position, self._whole.stream_seq = batch.position, batch.stream_seq
+            self._whole.open = batch.open
+        self._whole.transactions += batch.transactions
+
+    def cut(self) -> Batch | None:
+        """All that may be committed now."""
+        if self._whole.position is None:
+            return None
+        batch, self._whole, self._whole_bytes = self._whole, Batch(), 0
+        return batch
+
+    def _begin(self, lsn: int) -> None:
+        # What was left open ended with an event that isn't followed any more (a gap): its rows are as they are.
+        self._end()
+        self._lsn = lsn
+
+    def _hear(self, event: Event) -> None:
+        content = event.payload.get("content")
+        text = content.decode(errors="backslashreplace") if isinstance(content, bytes) else str(content)
+        if self._first_at is None:
+            self._first_at = event.position.seq
+        elif text != self._context:
+            self._several = True
+        self._set(text)
+
+    def _set(self, context: str | None) -> None:
+        self._context = context
+        self._encoded = EMPTY if context is None else escaped(context_json(context))
+
+    def _end(self) -> None:
+        """Give the rows before the first message the only context there was, if there was one."""
+        only = self._encoded if self._first_at is not None and not self._several else EMPTY
+        if self.open is not None and self._context is not None and self._first_at is not None and not self._several:
+            self._whole.patches.append(Patch(self._lsn, self._first_at, context_json(self._context)))
+        self._move(only)
+        self.open, self._whole.open = None, None
+        self._first_at, self._several = None, False
+        self._set(None)
+
+    def _part(self, event: Event) -> None:
+        """A transaction too large to be held: what has come of it is written, and what it said so far is kept."""
+        self._move(EMPTY)
+        self.open = self._whole.open = Open(self._lsn, self._context, self._first_at, self._several)
+        self._whole.position, self._whole.stream_seq = event.position, event.stream_seq
+
+    def _move(self, early: bytes) -> None:
+        whole = self._whole
+        whole.lines += self._rows
+        whole.contexts += [early if one is None else one for one in self._contexts]
+        self._whole_bytes += self._bytes
+        self._rows, self._contexts, self._bytes = [], [], 0

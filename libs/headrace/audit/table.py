@@ -1,0 +1,129 @@
+"""The audit's tables: their DDL, and how one that Bemi or Zemi made is taken over. Pure.
+
+`changes` has Bemi's columns, and two of its own: `ordinal`, the change's place in its transaction, unique together
+with `position` (the commit's LSN); and `unchanged`, the columns whose value PostgreSQL did not send. Beside it stand
+`headrace_audit_state` (how far the trail is, in the same transaction as its rows), `headrace_audit_tables` (the key
+columns of each table) and `headrace_audit_gaps` (what is missing for good).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.audit.settings import AuditSettings, Partitions
+
+STATE, TABLES, GAPS = "headrace_audit_state", "headrace_audit_tables", "headrace_audit_gaps"
+
+_COLUMNS = """
+    id uuid NOT NULL DEFAULT gen_random_uuid(),
+    database text NOT NULL,
+    schema text NOT NULL,
+    "table" text NOT NULL,
+    operation text NOT NULL,
+    before jsonb NOT NULL DEFAULT '{}',
+    after jsonb NOT NULL DEFAULT '{}',
+    context jsonb NOT NULL DEFAULT '{}',
+    primary_key text,
+    committed_at timestamptz NOT NULL,
+    position bigint NOT NULL,
+    ordinal bigint,
+    transaction_id bigint NOT NULL,
+    queued_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    unchanged text[]
+"""
+_BESIDE = """
+CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_state (
+    source text PRIMARY KEY, position bigint NOT NULL, ordinal bigint NOT NULL, stream_seq bigint NOT NULL,
+    open text, updated_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_tables (
+    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL,
+    PRIMARY KEY (source, schema, "table"));
+CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
+    source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
+    reason text NOT NULL, PRIMARY KEY (source, stream_seq));
+"""
+# What an older auditor's table lacks, and the uniqueness that a COPY of many rows breaks.
+_ADOPT = """
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS ordinal bigint, ADD COLUMN IF NOT EXISTS unchanged text[];
+ALTER TABLE {table} ALTER COLUMN primary_key TYPE text, ALTER COLUMN database TYPE text, ALTER COLUMN schema TYPE text,
+    ALTER COLUMN "table" TYPE text, ALTER COLUMN created_at SET DEFAULT now(),
+    ALTER COLUMN transaction_id TYPE bigint, ALTER COLUMN id SET DEFAULT gen_random_uuid();
+ALTER TABLE {table}
+    DROP CONSTRAINT IF EXISTS changes_position_table_schema_database_operation_unique,
+    DROP CONSTRAINT IF EXISTS {unique};
+"""
+ADOPTABLE = ("before", "after", "context", "primary_key", "committed_at", "position", "transaction_id", "queued_at")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTable:
+    """The audit table's names and statements; both names are plain identifiers (`load_audit` checks them)."""
+
+    schema: str
+    name: str
+    partitioned: bool
+    wide_indexes: bool = False
+
+    @classmethod
+    def of(cls, settings: AuditSettings) -> AuditTable:
+        return cls(settings.schema, settings.table, settings.partitions is Partitions.MONTH, settings.wide_indexes)
+
+    @property
+    def quoted(self) -> str:
+        return f'"{self.schema}"."{self.name}"'
+
+    def beside(self, name: str) -> str:
+        """Another table of the audit, by its full name."""
+        return f'"{self.schema}".{name}'
+
+    def create_beside(self) -> str:
+        return _BESIDE.replace("{schema}", f'"{self.schema}"')
+
+    def create(self) -> str:
+        """A new audit table. A partitioned table's keys must have the column it is partitioned by."""
+        also = ", committed_at" if self.partitioned else ""
+        tail = " PARTITION BY RANGE (committed_at)" if self.partitioned else ""
+        return (
+            f"CREATE TABLE {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
+            f'CREATE UNIQUE INDEX "{self.name}_position_ordinal" ON {self.quoted} (position, ordinal{also});'
+            + self.indexes()
+        )
+
+    def adopt(self) -> str:
+        """Statements that make an older auditor's table one of these; its rows stay."""
+        old = f'"{self.name}_position_table_schema_database_operation_unique"'
+        return (
+            _ADOPT.replace("{table}", self.quoted).replace("{unique}", old)
+            + f'CREATE UNIQUE INDEX IF NOT EXISTS "{self.name}_position_ordinal" ON {self.quoted} (position, ordinal);'
+            + self.indexes()
+        )
+
+    def indexes(self) -> str:
+        """By table and key, by time, by context; on the rows themselves only where asked for, as they cost most."""
+        wanted = {
+            "table_key": '("table", primary_key)',
+            "time": "(committed_at)",
+            "context": "USING gin (context jsonb_path_ops)",
+        }
+        if self.wide_indexes:
+            wanted |= {
+                "before": "USING gin (before jsonb_path_ops)",
+                "after": "USING gin (after jsonb_path_ops)",
+            }
+        return "".join(
+            f'CREATE INDEX IF NOT EXISTS "{self.name}_{name}_index" ON {self.quoted} {what};'
+            for name, what in wanted.items()
+        )
+
+    def partition(self, month: str) -> str:
+        """The name of a month's partition, `2026-11`'s for instance."""
+        return f"{self.name}_p{month.replace('-', '_')}"
+
+    def create_partition(self, month: str) -> str:
+        year, number = (int(part) for part in month.split("-"))
+        after = f"{year + number // 12:04d}-{number % 12 + 1:02d}"
+        return (
+            f'CREATE TABLE IF NOT EXISTS "{self.schema}"."{self.partition(month)}" PARTITION OF {self.quoted} '
+            f"FOR VALUES FROM ('{month}-01 00:00:00+00') TO ('{after}-01 00:00:00+00')"
+        )

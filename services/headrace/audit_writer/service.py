@@ -1,0 +1,173 @@
+"""The audit-writer's process: one session after another, and the old rows' removal.
+
+Promises: while the destination, the stream or the source is away it waits, unready, with the reason, and goes on by
+itself, however long that takes; what the destination refuses at the very start ends the process with the remedy. What
+is lost for good is kept in the table of gaps, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import AsyncIterator
+
+import asyncpg
+from aiohttp import web
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
+from headrace import log as logs
+from headrace.audit.destination import Destination, connect
+from headrace.audit.settings import AuditSettings, load_audit
+from headrace.audit_writer.session import Marks, opened
+from headrace.bus import link
+from headrace.consumer import RetentionGapError, Subscription, follow
+from headrace.consumer.follow import StreamMissingError
+from headrace.errors import HeadraceError
+from headrace.health import application, serving
+from headrace.lifecycle import Scope
+from headrace.metrics import CONTENT_TYPE, count, exposition
+from headrace.service import on_the_bus
+from headrace.settings import Settings
+
+log = logs.logger("audit-writer")
+
+SERVICE = "audit-writer"
+HTTP_PORT = 9096
+BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
+EXPIRE_S = 600.0
+
+
+async def run(scope: Scope, settings: Settings) -> None:
+    audit = load_audit(os.environ)
+
+    async def work(client: Client) -> None:
+        writer = AuditWriter(scope, settings, audit, client)
+        if audit.keep_days is not None:
+            scope.spawn("expire", writer.expire(audit.keep_days))
+        await writer.run()
+
+    async with _zemis_ports(scope, settings, audit):
+        await on_the_bus(scope, settings, HTTP_PORT, work)
+
+
+class AuditWriter:
+    def __init__(self, scope: Scope, settings: Settings, audit: AuditSettings, client: Client) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._audit = audit
+        self._client = client
+        self._worked = False
+
+    async def run(self) -> None:
+        backoff_s = BACKOFF_S
+        while not self._scope.stopping.is_set():
+            worked = False
+            try:
+                async with self._destination() as destination:
+                    await destination.claim()
+                    await destination.prepare()
+                    worked = await self._follow(destination)
+            except (
+                HeadraceError,
+                NatsError,
+                APIError,
+                asyncpg.PostgresError,
+                asyncpg.InterfaceError,
+                OSError,
+            ) as error:
+                self._ail(error)
+                backoff_s = BACKOFF_S if worked else min(backoff_s * 2, BACKOFF_S_MAX)
+                await self._scope.pause(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+
+    @contextlib.asynccontextmanager
+    async def _destination(self) -> AsyncIterator[Destination]:
+        connection = await connect(self._audit, self._settings.postgres, f"headrace {SERVICE}")
+        try:
+            yield Destination(connection, self._audit, self._settings.source.slot)
+        finally:
+            connection.terminate()
+
+    async def _follow(self, destination: Destination) -> bool:
+        """One session; whether it wrote anything."""
+        slot = self._settings.source.slot
+        session = await opened(self._scope, self._audit, self._settings.postgres, destination, slot)
+        subscription = Subscription(self._settings.streams.cdc)
+        try:
+            async with follow(self._client, subscription, Marks(destination, slot)) as consumer:
+                self._ready(destination)
+                await session.run(consumer)
+        except RetentionGapError as gap:
+            await self._note(destination, gap)
+        return session.worked
+
+    def _ready(self, destination: Destination) -> None:
+        for part in ("destination", "stream", "audit"):
+            self._scope.health.heal(part)
+        self._scope.health.started()
+        self._worked = True
+        log.info("audit_follows", position=str(destination.state.position), stream_seq=destination.state.stream_seq)
+
+    async def _note(self, destination: Destination, gap: RetentionGapError) -> None:
+        log.error("gap", reason=str(gap))
+        count(self._scope.health.stats, "audit_gaps")
+        # The state as it was committed last: the session that ended may have been ahead of it.
+        await destination.prepare()
+        if gap.last_lost <= destination.state.stream_seq:
+            # The stream ends before where the trail is: another one, read from its start and judged by positions.
+            await destination.note_gap(
+                0, f"the stream was made anew; what it held from {gap.first_lost} on may be lost"
+            )
+        else:
+            reason = f"the stream discarded {gap.first_lost} to {gap.last_lost} unread"
+            await destination.note_gap(gap.last_lost, reason)
+
+    def _ail(self, error: Exception) -> None:
+        """What is refused at the start ends the process with its remedy; what worked before is waited for."""
+        if isinstance(error, HeadraceError) and not error.retry and not self._worked:
+            raise error
+        if self._client.is_closed:
+            raise link.BusClosedError("the NATS client gave up") from error
+        stream = isinstance(error, NatsError | APIError | StreamMissingError)
+        message = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) else str(error)
+        self._scope.health.ail("stream" if stream else "destination", message or type(error).__name__)
+        count(self._scope.health.stats, "audit_recoveries")
+
+    async def expire(self, keep_days: int) -> None:
+        """Remove old rows, for as long as there are any and then now and then."""
+        while not self._scope.stopping.is_set():
+            removed = 0
+            with contextlib.suppress(HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                async with self._destination() as destination:
+                    removed = await destination.expire(keep_days)
+            count(self._scope.health.stats, "audit_expired", removed)
+            await self._scope.pause(1.0 if removed else EXPIRE_S)
+
+
+@contextlib.asynccontextmanager
+async def _zemis_ports(scope: Scope, settings: Settings, audit: AuditSettings) -> AsyncIterator[None]:
+    """The ports that HEALTH_PORT and METRICS_PORT ask for, beside the service's own."""
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def metrics(_: web.Request) -> web.Response:
+        body = exposition({SERVICE: scope.health.refreshed()}, settings.source.slot)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async with contextlib.AsyncExitStack() as stack:
+        host = settings.process.http_host
+        for port in {audit.health_port, audit.metrics_port} - {None}:
+
+            def extend(app: web.Application, port: int | None = port) -> None:
+                app.router.add_get("/metrics", metrics)
+                if port == audit.health_port:
+                    app.router.add_get("/{path:.*}", alive)
+
+            assert port is not None, "taken out above"
+            await stack.enter_async_context(
+                serving(application(scope.health, settings.source.slot, extend), host, port)
+            )
+        yield

@@ -1,0 +1,201 @@
+"""One life of the trail between two doubts: the stream is followed from where the destination's state says.
+
+Promises: reads on while a commit is under way, but never more than the settings allow; commits only what the stitcher
+gives out, in order. Whatever fails ends the session; the next one reads the state again, and so is in no doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from headrace import log as logs
+from headrace.audit.destination import Destination
+from headrace.audit.rows import KeyBook, Names, RowMaker
+from headrace.audit.settings import AuditSettings
+from headrace.audit.stitching import Batch, Stitcher
+from headrace.audit_writer import source
+from headrace.consumer import Consumer, Event, Watermark
+from headrace.contract.selection import Selection
+from headrace.lifecycle import Scope
+from headrace.metrics import count, count_in
+from headrace.settings import PostgresSettings
+
+log = logs.logger("audit-writer")
+
+WAIT_S = 0.5
+# Where nothing of what came is audited, the place is kept this often; where all of it was the audit's own doing,
+# rarely, since to keep it is a change itself.
+IDLE_S, OWN_S = 10.0, 600.0
+_GAP, _SCHEMA = "GAP", "SCHEMA"
+_CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "TRUNCATE"})
+
+
+@dataclass(slots=True)
+class Marks:
+    """The destination's state as the consumer library asks for it."""
+
+    destination: Destination
+    lane: str
+
+    async def load(self) -> dict[str, Watermark]:
+        state = self.destination.state
+        return {self.lane: Watermark(state.position, state.stream_seq)}
+
+    async def save(self, lane: str, watermark: Watermark) -> None:
+        """Nothing: the place is kept with the rows."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Reads, stitches, commits."""
+
+    scope: Scope
+    settings: AuditSettings
+    postgres: PostgresSettings
+    destination: Destination
+    source: str
+    maker: RowMaker
+    selection: Selection
+    book: KeyBook
+    stitcher: Stitcher
+    worked: bool = False
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _learned: dict[Names, tuple[str, ...]] = field(default_factory=dict)
+    _kept_at: float = field(default_factory=time.monotonic)
+    _foreign: bool = False
+    _ended: bool = False
+
+    async def run(self, consumer: Consumer) -> None:
+        """Until the stop, or the first failure; what was read whole before it is still committed."""
+        read = asyncio.create_task(self._read(consumer), name="audit-read")
+        commit = asyncio.create_task(self._commit(), name="audit-commit")
+        try:
+            await asyncio.wait({read, commit}, return_when=asyncio.FIRST_COMPLETED)
+            if not commit.done():
+                self._ended = True
+                self._news.set()
+                await commit
+            commit.result()
+            await read
+        finally:
+            for task in (read, commit):
+                task.cancel()
+            await asyncio.gather(read, commit, return_exceptions=True)
+
+    async def _read(self, consumer: Consumer) -> None:
+        while not self.scope.stopping.is_set():
+            if events := await consumer.take(WAIT_S):
+                await self._add(events)
+            # Also without any: what waits for its time to be kept may be due.
+            self._news.set()
+            while self._full and not self.scope.stopping.is_set():
+                self._room.clear()
+                await self.scope.until_stopping(self._room.wait())
+
+    @property
+    def _full(self) -> bool:
+        # Only what can be committed makes room.
+        stitcher, settings = self.stitcher, self.settings
+        return stitcher.ready is not None and (
+            stitcher.rows >= settings.batch_rows_max or stitcher.size >= settings.batch_bytes_max
+        )
+
+    async def _add(self, events: list[Event]) -> None:
+        missing = self.book.missing(event for event in events if event.source == self.source)
+        if missing:
+            self.book.keys.update(await source.keys(self.postgres, missing))
+        queued_at = datetime.now(UTC).isoformat().encode()
+        for event in events:
+            if event.source == self.source:
+                self._take(event, queued_at)
+
+    def _take(self, event: Event, queued_at: bytes) -> None:
+        if event.operation in _CHANGES:
+            own = event.payload["relation_id"] in self.destination.own
+            wanted = not own and self.selection.wants(event.schema, event.table)
+            self._foreign = self._foreign or not own
+            self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)
+            if wanted:
+                count_in(self.scope.health.stats, "audit_rows", event.operation.lower())
+        elif event.operation == _SCHEMA:
+            names = self.book.learn(event.payload)
+            self._learned[names] = self.book.keys[names]
+        elif event.operation == _GAP:
+            self._gap(event)
+        else:
+            self._foreign = True
+            self.stitcher.add(event, None)
+
+    def _gap(self, event: Event) -> None:
+        payload = event.payload
+        reason = f"{payload.get('reason')}: changes from {payload.get('after')} to {payload.get('up_to')} are lost"
+        log.error("gap", reason=reason)
+        count(self.scope.health.stats, "audit_gaps")
+        self.stitcher.gap(event.stream_seq, reason)
+
+    async def _commit(self) -> None:
+        while True:
+            await self._wait()
+            if (batch := self.stitcher.cut()) is not None:
+                self._room.set()
+                await self._write(batch)
+            elif self._ended:
+                return
+
+    async def _wait(self) -> None:
+        if not self._ended:
+            await self._news.wait()
+            self._news.clear()
+
+    async def _write(self, batch: Batch) -> None:
+        if not (batch.lines or batch.patches or batch.gaps or self._due):
+            self.stitcher.give_back(batch)
+            return
+        learned, self._learned = self._learned, {}
+        await self.destination.write(batch, learned.items())
+        self._kept_at, self._foreign, self.worked = time.monotonic(), False, True
+        self._tell(batch)
+        # What came meanwhile may be whole already, with nobody to say so again.
+        self._news.set()
+
+    @property
+    def _due(self) -> bool:
+        return self._ended or time.monotonic() - self._kept_at > (IDLE_S if self._foreign else OWN_S)
+
+    def _tell(self, batch: Batch) -> None:
+        stats = self.scope.health.stats
+        count(stats, "audit_commits")
+        count(stats, "audit_transactions", batch.transactions)
+        assert batch.position is not None, "it was written"
+        stats["audit_lsn"] = batch.position.lsn
+        if batch.committed_at:
+            age = datetime.now(UTC) - datetime.fromisoformat(batch.committed_at)
+            stats["audit_lag_seconds"] = round(max(0.0, age.total_seconds()), 3)
+
+
+async def opened(
+    scope: Scope, settings: AuditSettings, postgres: PostgresSettings, destination: Destination, slot: str
+) -> Session:
+    """A session as the destination's state has it."""
+    book = KeyBook(dict(await destination.keys()))
+    maker = RowMaker(
+        database=await source.database_name(postgres),
+        source=slot,
+        book=book,
+        insert_as=settings.insert_as,
+        redact=_redaction(settings),
+    )
+    stitcher = Stitcher(settings.whole_rows_max, settings.whole_bytes_max, destination.state.open)
+    selection = Selection(include=settings.tables)
+    return Session(scope, settings, postgres, destination, slot, maker, selection, book, stitcher)
+
+
+def _redaction(settings: AuditSettings) -> Selection:
+    selection = Selection(exclude_columns=settings.redact)
+    # A malformed pattern is found here, not at the first row.
+    selection.hidden_columns("public", "")
+    return selection

@@ -1,0 +1,209 @@
+"""The audit trail with real servers: every change a row, once, in order, with its values and its key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.testing.audit import AuditOracle
+from headrace.testing.database import Database
+from headrace.testing.line import Line, running_line
+from headrace.testing.plugin import OwnNats
+
+SETTINGS = {"HEADRACE_MESSAGE_PREFIXES": "_bemi"}
+AUDIT = "audit-writer"
+
+
+@async_fixture
+async def line(own_nats: OwnNats, database: Database, tmp_path: Path) -> AsyncIterator[Line]:
+    """A line whose publication has the audit's own tables too."""
+    nats_server = await own_nats()
+    async with running_line(database, nats_server, tmp_path, SETTINGS, "FOR TABLES IN SCHEMA public") as running:
+        yield running
+
+
+async def follows(line: Line, times: int = 1) -> None:
+    """Wait until the audit-writer has found its place."""
+    async with asyncio.timeout(60):
+        while line.suite.log(AUDIT).count("audit_follows") < times:  # a file gives no event
+            assert line.suite.running(AUDIT), line.suite.log(AUDIT)[-3000:]
+            await asyncio.sleep(0.05)
+
+
+async def rows(line: Line, where: str, count: int) -> list[Any]:
+    """So many rows of the trail, waited for."""
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(Exception):
+            found = await line.database.fetch(f"SELECT * FROM changes WHERE {where} ORDER BY position, ordinal")
+            if len(found) >= count:
+                assert len(found) == count
+                return found
+        assert time.monotonic() < deadline, line.suite.log(AUDIT)[-3000:]
+        await asyncio.sleep(0.05)
+
+
+async def test_every_change_is_one_row_in_commit_order_with_what_was_before_and_after(line: Line) -> None:
+    oracle = AuditOracle(line.database)
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, ok bool, doc jsonb)")
+    await oracle.begin("users")
+    await line.suite.start(AUDIT)
+    await follows(line)
+    await line.execute(
+        "INSERT INTO users SELECT g, 'name ' || g, true, '{\"a\": [1, null]}' FROM generate_series(1, 1000) g"
+    )
+    await line.execute(
+        "UPDATE users SET name = 'O''Brien \\ \"x\"', ok = NULL WHERE id <= 3; DELETE FROM users WHERE id = 2"
+    )
+    await line.execute("UPDATE users SET id = 5000 WHERE id = 5; TRUNCATE users")
+    assert len(await oracle.settled()) == 1006
+    # What the audit wrote into this database came through the stream as well, and made no rows.
+    await line.execute("INSERT INTO users VALUES (1, 'last', false, NULL)")
+    assert (await oracle.settled())[-1][2] == "1"
+    first = (await line.database.fetch("SELECT * FROM changes ORDER BY position, ordinal LIMIT 1"))[0]
+    assert (first["database"], first["schema"], first["context"]) == (line.database.name, "public", "{}")
+    assert first["committed_at"] <= first["created_at"]
+    assert await line.database.fetchval("SELECT count(DISTINCT position) FROM changes WHERE operation = 'CREATE'") == 2
+    assert await line.suite.stop(AUDIT) == 0
+
+
+def say(user: int, prefix: str = "_bemi", transactional: str = "true") -> str:
+    """The statement that tells who is at work."""
+    return f"SELECT pg_logical_emit_message({transactional}, '{prefix}', '{{\"user_id\": {user}}}')"
+
+
+async def test_a_message_applies_to_what_follows_it_and_an_only_one_to_all_of_its_transaction(line: Line) -> None:
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
+    await line.suite.start(AUDIT)
+    await line.execute(f"INSERT INTO users VALUES (1); {say(42)}; INSERT INTO users VALUES (2)")
+    await line.execute(
+        f"INSERT INTO users VALUES (3); {say(1)}; INSERT INTO users VALUES (4);{say(2)}; INSERT INTO users VALUES (5)"
+    )
+    await line.execute("INSERT INTO users VALUES (6)")
+    # Another prefix, and one outside any transaction, mean nothing.
+    await line.execute(f"{say(3, '_bemi_heartbeat')}; INSERT INTO users VALUES (7)")
+    await line.execute(f"{say(9, transactional='false')}; INSERT INTO users VALUES (8)")
+    found = {row["primary_key"]: json.loads(row["context"]).get("user_id") for row in await rows(line, "true", 8)}
+    assert found == {"1": 42, "2": 42, "3": None, "4": 1, "5": 2, "6": None, "7": None, "8": None}
+
+
+BEMI_TRIGGER = """
+CREATE FUNCTION _bemi_row_trigger_func() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE _bemi_metadata text;
+BEGIN
+    SELECT split_part(split_part(current_query(), '/*Bemi ', 2), ' Bemi*/', 1) INTO _bemi_metadata;
+    IF _bemi_metadata <> '' THEN PERFORM pg_logical_emit_message(true, '_bemi', _bemi_metadata); END IF;
+    IF TG_OP = 'DELETE' THEN RETURN OLD; ELSE RETURN NEW; END IF;
+END $$;
+CREATE TRIGGER _bemi_row_trigger_users BEFORE INSERT OR UPDATE OR DELETE ON users
+    FOR EACH ROW EXECUTE FUNCTION _bemi_row_trigger_func();
+"""
+
+
+async def test_the_comments_that_the_orm_packages_write_become_the_context_of_their_own_rows(line: Line) -> None:
+    """The trigger writes the comment's content before each row; statements of one transaction may differ in it."""
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text);" + BEMI_TRIGGER)
+    await line.suite.start(AUDIT)
+    connection = await line.database.connect()
+    async with connection.transaction():
+        await connection.execute(
+            """INSERT INTO users VALUES (1, 'a'), (2, 'b') /*Bemi {"user_id": 7, "SQL": "INSERT … O'Brien"} Bemi*/"""
+        )
+        await connection.execute("UPDATE users SET name = 'c' WHERE id = 2 /*Bemi {\"user_id\": 8} Bemi*/")
+        await connection.execute("DELETE FROM users WHERE id = 1 /*Bemi {'user_id': 9} Bemi*/;")
+    contexts = [json.loads(row["context"]) for row in await rows(line, "true", 4)]
+    assert [one.get("user_id") for one in contexts] == [7, 7, 8, None]
+    assert contexts[0]["SQL"] == "INSERT … O'Brien"
+    # No JSON: kept as it is.
+    assert contexts[3] == {"_text": "{'user_id': 9}"}
+
+
+async def test_what_json_and_copy_make_difficult_arrives_as_it_is(line: Line) -> None:
+    await line.execute(
+        'CREATE TABLE "odd \\ ""t\'able\t" ("Id.1" text, "b\\" bytea, j json, f float8, n numeric, m numeric, '
+        'PRIMARY KEY ("Id.1"));'
+        'ALTER TABLE "odd \\ ""t\'able\t" REPLICA IDENTITY FULL'
+    )
+    await line.suite.start(AUDIT)
+    casts = "$1, $2, $3::text::json, $4::text::float8, $5::text::numeric, $6::text::numeric"
+    insert = f'INSERT INTO "odd \\ ""t\'able\t" VALUES ({casts})'
+    texts = ["\\", "\\n\n\t\r", "O'Brien", '"{}"', "\\N", "\\.", "é\U0001f600", "\\u0000", "x" * 5000]
+    long_digits = "1" * 900 + "." + "2" * 900
+    connection = await line.database.connect()
+    for text in texts:
+        await connection.execute(
+            insert, text, text.encode(), json.dumps({"n\u0000": text + "\u0000"}), "NaN", long_digits, "NaN"
+        )
+    found = await rows(line, "true", len(texts))
+    for text, row in zip(texts, found, strict=True):
+        after = json.loads(row["after"])
+        assert row["table"] == "odd \\ \"t'able\t"
+        assert after["Id.1"] == text
+        assert after["b\\"] == "\\x" + text.encode().hex()
+        assert after["j"] == {"n\\u0000": text + "\\u0000"}
+        assert (after["f"], after["n"], after["m"]) == ("NaN", long_digits, "NaN")
+        assert row["primary_key"] == text or row["primary_key"].startswith("x" * 200 + "…#")
+
+
+async def test_contexts_of_every_kind_lose_no_transaction(line: Line) -> None:
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
+    await line.suite.start(AUDIT)
+    contexts = [
+        "not json",
+        "null",
+        "[1]",
+        '{"a": "\\u0000"}',
+        '{"a": "\\ud800"}',
+        '{"n": 12345678901234567890.123456789}',
+    ]
+    contexts += ['{\n\t"pretty": true}', "", '{"n": 1e300000}', json.dumps({"big": "y" * 1_000_000}), "\\ ' \" \t"]
+    connection = await line.database.connect()
+    for number, context in enumerate(contexts):
+        async with connection.transaction():
+            await connection.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", context)
+            await connection.execute("INSERT INTO users VALUES ($1)", number)
+    found = [row["context"] for row in await rows(line, "true", len(contexts))]
+    assert json.loads(found[0]) == {"_text": "not json"}
+    assert (json.loads(found[1]), json.loads(found[2])) == ({}, [1])
+    assert json.loads(found[3]) == {"a": "\\u0000"}
+    assert json.loads(found[4]) == {"_text": '{"a": "\\ud800"}'}
+    assert "12345678901234567890.123456789" in found[5]
+    assert json.loads(found[6]) == {"pretty": True}
+    assert json.loads(found[7]) == {"_text": ""}
+    assert json.loads(found[8])["_text"] == '{"n": 1e300000}'
+    assert len(json.loads(found[9])["big"]) == 1_000_000
+    assert json.loads(found[10]) == {"_text": "\\ ' \" \t"}
+
+
+async def test_keys_unchanged_values_and_redacted_columns_are_told_as_they_are(line: Line) -> None:
+    await line.execute(
+        "CREATE TABLE full_rows (a int, b text, secret text, note text, PRIMARY KEY (b, a));"
+        "ALTER TABLE full_rows REPLICA IDENTITY FULL; ALTER TABLE full_rows ALTER note SET STORAGE EXTERNAL;"
+        "CREATE TABLE plain (id int PRIMARY KEY, note text); ALTER TABLE plain ALTER note SET STORAGE EXTERNAL;"
+        "CREATE TABLE keyless (x text); ALTER TABLE keyless REPLICA IDENTITY FULL;"
+    )
+    await line.suite.start(AUDIT, HEADRACE_AUDIT_REDACT="full_rows.secret, plain.id", HEADRACE_AUDIT_INSERT_AS="INSERT")
+    await line.execute(
+        "INSERT INTO full_rows VALUES (1, 'k', 'hush', repeat('n', 9000)); UPDATE full_rows SET secret = 'more';"
+        "INSERT INTO plain VALUES (7, repeat('n', 9000)); UPDATE plain SET id = 8; DELETE FROM plain;"
+        f"INSERT INTO keyless VALUES ('{'z' * 3000}'); UPDATE keyless SET x = 'z'"
+    )
+    found = await rows(line, "true", 7)
+    assert [row["operation"] for row in found] == ["INSERT", "UPDATE", "INSERT", "UPDATE", "DELETE", "INSERT", "UPDATE"]
+    full, plain = json.loads(found[1]["after"]), json.loads(found[3]["after"])
+    # With FULL the old row has what PostgreSQL did not send; else it is named as unknown.
+    assert (full["note"], found[1]["unchanged"]) == ("n" * 9000, None)
+    assert ("note" in plain, found[3]["unchanged"]) == (False, ["note"])
+    assert found[1]["primary_key"] == '["k","1"]'
+    assert "hush" not in str([dict(row) for row in found])
+    assert full["secret"] == "[redacted]"
+    assert {row["primary_key"] for row in found[2:5]} == {"[redacted]"}
+    assert json.loads(found[3]["before"]) == {"id": "[redacted]"}
+    assert (found[5]["primary_key"], json.loads(found[6]["before"])) == (None, {"x": "z" * 3000})
