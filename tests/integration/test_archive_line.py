@@ -7,10 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import nats
-import pytest
-
-from headrace.archive import RowEntry, WalGapError, WalReader, WalReaderOptions
+from headrace.archive import RowEntry, WalReader, WalReaderOptions
 from headrace.testing.database import Database
 from headrace.testing.oracle import Change, Oracle
 from headrace.testing.plugin import OwnNats, OwnPostgres
@@ -58,11 +55,13 @@ def changes(entries: Iterable[RowEntry]) -> list[Change]:
     return [as_change(entry) for entry in entries if entry.operation in CHANGES]
 
 
-async def archived(url: str, committed: list[Change], timeout_s: float = 60.0) -> list[RowEntry]:
+async def archived(
+    url: str, committed: list[Change], timeout_s: float = 60.0, options: WalReaderOptions | None = None
+) -> list[RowEntry]:
     """Everything in the archive, once it holds as many changes as were committed."""
     deadline = time.monotonic() + timeout_s
     while True:
-        found = list(WalReader(url).follow(wait=False))
+        found = list(WalReader(url, options).follow(wait=False))
         if len(changes(found)) >= len(committed) or time.monotonic() > deadline:
             return found
         await asyncio.sleep(0.2)

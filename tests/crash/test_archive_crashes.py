@@ -1,0 +1,210 @@
+"""The archive equals what was committed, with no file missing, whatever is killed while it is written.
+
+`HEADRACE_ARCHIVE_CRASH_ROWS` is how many rows at least are written while the archiver and the store are killed in a
+loop (60,000 by default; a million is the long profile, `./taskw test:archive`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from crash.test_exactly_once import write  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.archive import RowEntry, WalGapError, WalReader, WalReaderOptions
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.database import Database
+from headrace.testing.oracle import Change
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.s3 import S3Server, S3UnavailableError, binary
+from headrace.testing.suite import Suite
+from integration.test_archive_line import (  # type: ignore[import-not-found]  # as above
+    WITH_ARCHIVE,
+    archived,
+    changes,
+    environment,
+    prepare,
+)
+
+ROWS = int(os.environ.get("HEADRACE_ARCHIVE_CRASH_ROWS", "60000"))
+
+
+@pytest.fixture
+async def s3(tmp_path: Path) -> AsyncIterator[S3Server]:
+    """An S3 server of the test's own."""
+    try:
+        await asyncio.to_thread(binary)
+    except S3UnavailableError as unavailable:
+        pytest.skip(str(unavailable))
+    server = S3Server(tmp_path / "s3")
+    await server.start()
+    yield server
+    await server.kill()
+
+
+def check_files(url: str, options: WalReaderOptions) -> None:
+    """Ids without gaps, epochs that only rise, a chain of checksums."""
+    reader = WalReader(url, options)
+    files = list(reader.files())
+    assert [file.id for file in files] == list(range(1, len(files) + 1))
+    infos = [file.info for file in files]
+    assert [info.epoch for info in infos] == sorted(info.epoch for info in infos)
+    assert [info.previous for info in infos[1:]] == [info.checksum for info in infos[:-1]]
+    assert all(later.first > earlier.last for earlier, later in itertools.pairwise(infos))
+
+
+async def settled(url: str, options: WalReaderOptions, committed: list[Change]) -> list[RowEntry]:
+    return await archived(url, committed, timeout_s=90, options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_nothing_is_missing_or_doubled_when_archiver_and_store_are_killed_in_a_loop(
+    own_postgres: OwnPostgres, own_nats: OwnNats, s3: S3Server, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    url, options = s3.url("log"), WalReaderOptions(store_options=s3.options())
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="4000"
+    )
+    chance = random.Random(7)
+    async with Suite({**settings, **s3.environment()}, tmp_path, WITH_ARCHIVE) as suite:
+        await suite.logged("archiver", "epoch_joined")
+        writer = asyncio.create_task(write(postgres, ROWS, seed=3))
+        kills = 0
+        while not writer.done() or kills < 8:
+            await asyncio.sleep(chance.uniform(0.3, 1.2))
+            victim = chance.choice(("archiver", "archiver", "s3", "s3", "wal-reader", "publisher"))
+            if victim == "s3":
+                await s3.kill()
+                await asyncio.sleep(chance.uniform(0.0, 0.8))
+                await s3.start()
+            else:
+                await suite.kill(victim)
+                await suite.start(victim)
+            kills += 1
+        await writer
+        committed = await oracle.changes()
+        found = await settled(url, options, committed)
+        assert len(committed) >= ROWS
+        assert changes(found) == committed, "\n".join(suite.log(service)[-3000:] for service in WITH_ARCHIVE)
+        check_files(url, options)
+        print(f"{len(committed)} changes, {kills} kills")
+    await database.close()
+
+
+@pytest.mark.parametrize("place", ["archiver.before_put:2", "archiver.after_put_before_confirm:2"])
+async def test_a_kill_at_a_step_of_writing_repeats_or_resumes_exactly_once(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, place: str
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    url = f"file://{tmp_path}/archive"
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="500"
+    )
+    async with Suite(settings, tmp_path) as suite:
+        await suite.start("archiver", HEADRACE_FAILPOINT=place)
+        await suite.logged("archiver", "epoch_joined")
+        for first in range(0, 3000, 1000):
+            await database.execute(
+                f"INSERT INTO orders SELECT g, 1, 'x' FROM generate_series({first}, {first + 999}) g"
+            )
+        assert await suite.exit_code("archiver", 30) < 0
+        await suite.start("archiver")
+        committed = await oracle.changes()
+        found = await archived(url, committed)
+        assert changes(found) == committed
+        check_files(url, WalReaderOptions())
+    await database.close()
+
+
+async def confirmed_past(database: Database, slot: str, lsn: int, timeout_s: float = 60.0) -> None:
+    """Wait until PostgreSQL may forget what was before."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            rows = await database.fetch(
+                "SELECT (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM pg_replication_slots WHERE slot_name = $1",
+                slot,
+            )
+            if rows[0]["lsn"] > lsn:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def here(database: Database) -> int:
+    rows = await database.fetch("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint AS lsn")
+    return int(rows[0]["lsn"])
+
+
+@contextlib.asynccontextmanager
+async def optional_line(
+    postgres: EmbeddedPostgres, nats_server: EmbeddedNats, folder: Path, url: str, patience: str
+) -> AsyncIterator[tuple[Database, Suite]]:
+    database = Database(postgres, "postgres")
+    settings = environment(database, nats_server.url, url, HEADRACE_ARCHIVE_PATIENCE_S=patience)
+    try:
+        async with Suite(settings, folder, WITH_ARCHIVE) as suite:
+            yield database, suite
+    finally:
+        await database.close()
+
+
+async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_the_gap(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    preparing = Database(postgres, "postgres")
+    oracle = await prepare(preparing)
+    url = f"file://{tmp_path}/archive"
+    async with optional_line(postgres, nats_server, tmp_path, url, "1") as (database, suite):
+        await suite.logged("archiver", "epoch_joined")
+        await database.execute("INSERT INTO orders VALUES (1, 1, 'kept')")
+        before = await oracle.changes()
+        assert changes(await archived(url, before)) == before
+        await suite.kill("archiver")
+        await database.execute("INSERT INTO orders VALUES (2, 2, 'missed')")
+        missed = await oracle.changes()
+        await confirmed_past(database, f"slot_{database.name}", await here(database) - 1)
+        await suite.start("archiver")
+        await suite.logged("archiver", "event=gap", timeout_s=60)
+        await database.execute("INSERT INTO orders VALUES (3, 3, 'kept again')")
+        after = await oracle.changes()
+        options = WalReaderOptions(raise_at_gap=False)
+        found = await archived(url, before + after, options=options)
+    assert changes(found) == before + after
+    gaps = [entry.after for entry in found if entry.operation == "gap"]
+    assert len(gaps) == 1
+    assert gaps[0] is not None
+    assert gaps[0]["after"] <= missed[0].position.lsn < gaps[0]["up_to"]
+    with pytest.raises(WalGapError):
+        list(WalReader(url).follow(wait=False))
+    await preparing.close()
+
+
+async def test_an_optional_archive_that_is_back_within_the_patience_misses_nothing(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    preparing = Database(postgres, "postgres")
+    oracle = await prepare(preparing)
+    url = f"file://{tmp_path}/archive"
+    async with optional_line(postgres, nats_server, tmp_path, url, "120") as (database, suite):
+        await suite.logged("archiver", "epoch_joined")
+        for number in range(3):
+            await suite.kill("archiver")
+            await database.execute(f"INSERT INTO orders VALUES ({number}, 1, 'written while it is away')")
+            await suite.start("archiver")
+        committed = await oracle.changes()
+        assert changes(await archived(url, committed)) == committed
+    await preparing.close()
