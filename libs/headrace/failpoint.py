@@ -1,5 +1,7 @@
 """Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` ends the process by SIGKILL at the third hit.
 
+With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is ended: the one that makes that file.
+
 For tests alone; without the variable a failpoint costs one dictionary look-up.
 """
 
@@ -22,8 +24,19 @@ def failpoint(name: str) -> None:
     if left is None:
         return
     _armed[name] = left - 1
-    if left <= 1:
+    if left <= 1 and _first():
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first() -> bool:
+    once = os.environ.get("HEADRACE_FAILPOINT_ONCE")
+    if once is None:
+        return True
+    try:
+        os.close(os.open(once, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
 
 
 if "HEADRACE_FAILPOINT" in os.environ:

@@ -241,6 +241,7 @@ class WalReader:
             if not source.create_slot:
                 raise SlotMissingError(f'replication slot "{source.slot}" does not exist')
             await connection.create_slot(source.slot, failover=source.failover)
+            failpoint("wal_reader.after_slot_created")
             log.info("slot_created", slot=source.slot)
             slot = await connection.slot(source.slot)
         if slot is None or slot.wal_status == "lost":
@@ -266,6 +267,7 @@ class WalReader:
         )
         data = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
         await self._send(data)
+        failpoint("wal_reader.after_open")
         self._epochs += 1
         # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs that go back.
         self._told = self._received = slot.confirmed_lsn
@@ -278,6 +280,7 @@ class WalReader:
         count(self._stats, "frames_sent")
         log.debug("frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data))
         await self._client.publish(self._frames, data)
+        failpoint("wal_reader.after_frame")
 
     async def _stream(self, connection: ReplicationConnection) -> None:
         while not self._over:
@@ -388,6 +391,7 @@ class WalReader:
         self._told_at = time.monotonic()
         failpoint("wal_reader.before_status")
         await connection.status(max(self._received, self._told), self._told, answer=self._silence.ask())
+        failpoint("wal_reader.after_status")
 
     async def _drain(self, connection: ReplicationConnection) -> None:
         """Stop intake, wait for what is in flight to be confirmed, tell PostgreSQL, leave."""
