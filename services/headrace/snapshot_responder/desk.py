@@ -32,9 +32,10 @@ from headrace.contract.naming import (
 )
 from headrace.errors import DecodeError, HeadraceError
 from headrace.failpoint import failpoint
+from headrace.figures import SPARK_STATES
 from headrace.jetstream.state import Cell
 from headrace.lifecycle import Scope
-from headrace.metrics import count
+from headrace.metrics import Stats, count, observe, one_of
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Settings
 from headrace.snapshot_responder.answers import Pairing, may_be_told
@@ -81,6 +82,8 @@ class Running:
     cancelled: bool = False
     # Chunks that had leave to be published.
     begun: int = 0
+    # What is being copied now.
+    snapshot: Snapshot | None = None
 
 
 def new_snapshot_id() -> str:
@@ -119,6 +122,18 @@ class Desk:
         await self._client.flush()
         info = await self._client.jetstream().stream_info(self._settings.streams.requests)
         self._deaf_until = info.state.last_seq
+
+    def refresh(self, stats: Stats) -> None:
+        """Bring the figures of what is being done up to date."""
+        copied = {running.request.token: running.snapshot for running in self._running.values() if running.snapshot}
+        stats["snapshots_running"] = len(copied)
+        stats["snapshot_requests_held"] = self.held
+        stats["snapshot_progress_rows"] = {token: snapshot.numbers.rows for token, snapshot in copied.items()}
+        stats["snapshot_estimated_rows"] = {
+            token: max(snapshot.rows_estimated, snapshot.numbers.rows) for token, snapshot in copied.items()
+        }
+        stats["spark_state"] = one_of(SPARK_STATES, self._driver.state)
+        stats["spark_losses"] = logs.told.get("warning spark_lost", 0)
 
     async def seen(self, message: Msg) -> None:
         """A request as the core subscription sees it: with its reply subject."""
@@ -315,7 +330,9 @@ class Desk:
             async with self._turns:
                 await _note(running, running_now=True)
                 failpoint("responder.noted")
+                began = time.monotonic()
                 rows = await self._copy(running)
+            observe(stats, "snapshot_seconds", time.monotonic() - began)
             count(stats, "snapshots_completed")
             count(stats, "snapshot_rows", rows)
         except (HeadraceError, NatsError, APIError, TimeoutError) as error:
@@ -345,10 +362,12 @@ class Desk:
             snapshot = Snapshot(
                 self._settings, self._client, self._driver, running.request, running.snapshot_id, self._throttle
             )
+            running.snapshot = snapshot
             try:
                 try:
                     rows = await snapshot.run()
                 finally:
+                    running.snapshot = None
                     running.begun = len(snapshot.numbers)
             except PostgresUnreachableError as error:
                 if len(snapshot.numbers):

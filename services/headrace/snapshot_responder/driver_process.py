@@ -79,6 +79,13 @@ class SparkDriver:
         """The child's, while it runs."""
         return self._child.process.pid if self._child is not None and self._child.usable else None
 
+    @property
+    def state(self) -> str:
+        """One of `SPARK_STATES`."""
+        if self._child is None or not self._child.usable:
+            return "stopped"
+        return "running" if self._child.ready.done() else "starting"
+
     async def run(self, job: str, plan: bytes) -> Totals:
         """Run a plan to its end; cancelling this cancels it."""
         child = await self._running()

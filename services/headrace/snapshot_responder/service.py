@@ -51,6 +51,7 @@ async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Clie
     keeper = scope.spawn("lease", lease.keep(scope))
     driver = SparkDriver(settings)
     desk = Desk(scope, settings, client, driver, state)
+    scope.refreshers.append(desk.refresh)
     holding = scope.spawn("requests-kept", desk.keep())
     try:
         await desk.open()

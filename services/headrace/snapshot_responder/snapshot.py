@@ -61,6 +61,7 @@ class Snapshot:
     snapshot_id: str
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
+    rows_estimated: int = 0
     _began: float = field(default_factory=time.monotonic)
 
     async def run(self) -> int:
@@ -130,6 +131,7 @@ class Snapshot:
 
     @contextlib.asynccontextmanager
     async def _progress(self, held: HeldSnapshot) -> AsyncIterator[None]:
+        self.rows_estimated = held.rows_estimated
         task = asyncio.create_task(self._tell_progress(held.rows_estimated), name="snapshot-progress")
         try:
             yield
