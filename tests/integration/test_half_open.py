@@ -13,7 +13,7 @@ import pytest
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.database import Database
-from headrace.testing.oracle import Oracle, stored
+from headrace.testing.oracle import Change, Oracle, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
@@ -57,7 +57,7 @@ class Rig:
     async def delivered(self, timeout_s: float = NOTICED_S) -> None:
         """Wait until the stream has what was committed: exactly that, in that order."""
         committed = await self.oracle.changes()
-        found = []
+        found: list[Change] = []
         async with asyncio.timeout(timeout_s):
             while len(found) < self.committed:
                 found = [e.change for e in await stored(self.nats.url) if e.payload["operation"] == "INSERT"]

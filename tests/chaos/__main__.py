@@ -1,0 +1,44 @@
+"""`./taskw test:chaos`: minutes of faults, and a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos.run import run
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./taskw test:chaos --", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long things fail (10)")
+    parser.add_argument("--seed", type=int, help="repeats a run's sequence of faults; drawn and printed without it")
+    parser.add_argument("--delivery", choices=("event", "transaction"), default="event")
+    parser.add_argument("--rows-per-s", type=float, default=600.0, help="how much is written (600)")
+    parser.add_argument("--keep", default="", help="a folder for the logs of a run that fails")
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = _arguments()
+    seed = random.SystemRandom().randrange(1 << 31) if arguments.seed is None else arguments.seed
+    began = time.monotonic()
+
+    def log(what: str) -> None:
+        print(f"{time.monotonic() - began:8.1f} {what}", flush=True)
+
+    print(f"chaos: seed={seed} minutes={arguments.minutes} delivery={arguments.delivery}", flush=True)
+    if arguments.keep:
+        Path(arguments.keep).mkdir(parents=True, exist_ok=True)
+    verdict = asyncio.run(
+        run(arguments.minutes, seed, arguments.delivery, arguments.rows_per_s, log, keep=arguments.keep)
+    )
+    print(verdict.text(), flush=True)
+    return 0 if verdict.kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

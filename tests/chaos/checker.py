@@ -1,0 +1,131 @@
+"""Follows the stream while everything fails around it, and holds each message against PostgreSQL's account.
+
+The invariants: every committed change is in the stream exactly once, in commit order, as PostgreSQL itself tells it;
+positions strictly increase; no id comes twice; no gap is told; the rows that the events add up to are the table's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import Error as JetStreamError
+from tests.chaos.source import TABLES
+
+from headrace.contract import events
+from headrace.lsn import ORIGIN, Position
+from headrace.testing.oracle import Change
+
+STREAM = "CDC"
+_FETCH = 1000
+_TROUBLE = (NatsError, JetStreamError, OSError, TimeoutError)
+
+
+class BrokenPromiseError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Checker:
+    def __init__(self) -> None:
+        self.checked = 0
+        self.rows: dict[str, dict[int, tuple[int, str]]] = {table: {} for table in TABLES}
+        self._next_seq = 1
+        self._position = ORIGIN
+        self._delivered: deque[tuple[Change, dict[str, Any]]] = deque()
+        self._committed: deque[Change] = deque()
+        self._schemas: set[str] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Changes that are committed and not in the stream."""
+        return len(self._committed)
+
+    @property
+    def settled(self) -> bool:
+        return not self._committed and not self._delivered
+
+    def committed(self, changes: list[Change]) -> None:
+        self._committed.extend(changes)
+        self._compare()
+
+    async def follow(self, url: str) -> None:
+        """Take what is new in the stream, as far as the server can be asked now."""
+        client: Client | None = None
+        try:
+            client = await nats.connect(url, allow_reconnect=False, connect_timeout=3, error_cb=_unheard)
+            await self._take(client)
+        except _TROUBLE:
+            return
+        finally:
+            if client is not None:
+                with contextlib.suppress(*_TROUBLE):
+                    await client.close()
+
+    async def _take(self, client: Client) -> None:
+        js = client.jetstream()
+        last = (await js.stream_info(STREAM)).state.last_seq
+        if last < self._next_seq:
+            return
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self._next_seq,
+            mem_storage=True,
+            inactive_threshold=5.0,
+        )
+        consumer = await js.pull_subscribe("", stream=STREAM, config=config)
+        while self._next_seq <= last:
+            for message in await consumer.fetch(min(_FETCH, last - self._next_seq + 1), timeout=5):
+                self._see(message.metadata.sequence.stream, events.decode(message.data))
+        self._compare()
+
+    def _see(self, seq: int, payload: Any) -> None:
+        if seq != self._next_seq:
+            raise BrokenPromiseError(f"message {seq} of the stream came where {self._next_seq} was due")
+        self._next_seq = seq + 1
+        for event in payload if isinstance(payload, list) else [payload]:
+            self._event(event)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        if event["operation"] == events.SCHEMA:
+            if event["msg_id"] in self._schemas:
+                raise BrokenPromiseError(f"{event['msg_id']} is in the stream twice")
+            self._schemas.add(event["msg_id"])
+            return
+        if event["operation"] == events.GAP:
+            raise BrokenPromiseError(f"a gap was told where nothing is missing: {event}")
+        position = events.position_of(event)
+        if position <= self._position:
+            raise BrokenPromiseError(f"position {position} stands behind {self._position}")
+        self._position = position
+        self._delivered.append((Change(position, event["operation"], event["table"]), event.get("data") or {}))
+
+    def _apply(self, change: Change, data: dict[str, Any]) -> None:
+        table = self.rows[change.table]
+        if change.operation == "TRUNCATE":
+            table.clear()
+        elif change.operation == "DELETE":
+            del table[data["id"]]
+        else:
+            table[data["id"]] = (data["n"], data["note"])
+
+    def _compare(self) -> None:
+        while self._committed and self._delivered:
+            want, (have, data) = self._committed.popleft(), self._delivered.popleft()
+            if want != have:
+                raise BrokenPromiseError(f"the stream has {have} where PostgreSQL committed {want}")
+            self._apply(have, data)
+            self.checked += 1
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+
+async def _unheard(_: Exception) -> None:
+    """What fails is seen where it is awaited."""

@@ -1,0 +1,146 @@
+"""A run of chaos: writers, faults and the checker side by side, then calm, then the verdict.
+
+Promises that a run's seed is told first, and repeats the same sequence of faults (not their effects: those depend on
+the machine's timing too).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.checker import BrokenPromiseError, Checker
+from tests.chaos.faults import Faults
+from tests.chaos.source import Account, Writer, prepare, rows_of
+from tests.chaos.world import World, world
+
+CALM_S = 180.0
+_LOOK_S = 1.0
+
+
+@dataclass
+class Verdict:
+    seed: int
+    delivery: str
+    minutes: float
+    broken: str = ""
+    changes: int = 0
+    transactions: int = 0
+    calm_s: float = 0.0
+    lag_max: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    exits: Counter[str] = field(default_factory=Counter)
+    crashes: list[str] = field(default_factory=list)
+    rss_max_mib: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> bool:
+        return not self.broken and not self.crashes
+
+    def text(self) -> str:
+        lines = [
+            f"chaos: {'PASSED' if self.kept else 'FAILED'} seed={self.seed} delivery={self.delivery}",
+            f"  {self.minutes:.1f} minutes, {sum(self.faults.values())} faults",
+            f"  {self.transactions} transactions, {self.changes} changes checked",
+            f"  at most {self.lag_max} changes behind; all delivered {self.calm_s:.1f} s after the last fault",
+        ]
+        lines += [f"  {count:4} {kind}" for kind, count in self.faults.most_common()]
+        lines += [f"  {count:4} exits: {what}" for what, count in self.exits.most_common()]
+        lines += [f"  {service} held at most {mib:.0f} MiB" for service, mib in sorted(self.rss_max_mib.items())]
+        lines += [f"  CRASH {crash}" for crash in self.crashes[:10]]
+        if self.broken:
+            lines.append(f"  BROKEN {self.broken}")
+        return "\n".join(lines)
+
+
+async def run(
+    minutes: float, seed: int, delivery: str, rows_per_s: float, log: Callable[[str], None], keep: str = ""
+) -> Verdict:
+    """One run; the verdict."""
+    verdict = Verdict(seed, delivery, minutes)
+    async with world(delivery) as made:
+        await prepare(made.postgres)
+        for instance in made.instances:
+            await instance.suite.start(instance.service)
+        try:
+            await _reign(made, verdict, rows_per_s, log)
+        except (BrokenPromiseError, TimeoutError) as error:
+            verdict.broken = str(error) or "not everything was delivered in time"
+        for instance in made.instances:
+            instance.held = True
+            with contextlib.suppress(KeyError):
+                await instance.suite.kill(instance.service)
+        verdict.crashes = made.crashes()
+        verdict.exits, verdict.rss_max_mib = made.exits, made.rss_max_mib
+        if keep and not verdict.kept:
+            _keep_logs(made, keep)
+    return verdict
+
+
+async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable[[str], None]) -> None:
+    faults = Faults(made, verdict.seed, log)
+    writers = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
+    account, checker, enough = Account(made.postgres), Checker(), asyncio.Event()
+    verdict.faults = faults.count
+    supervisor = asyncio.create_task(made.supervise(), name="supervisor")
+    writing = [asyncio.create_task(writer.run(), name="writer") for writer in writers]
+    reigning = asyncio.create_task(faults.run(enough), name="faults")
+    deadline = time.monotonic() + verdict.minutes * 60
+    try:
+        while time.monotonic() < deadline:
+            await _look(made, account, checker, verdict)
+            for task in (supervisor, *writing, reigning):
+                if task.done():
+                    task.result()
+        enough.set()
+        await reigning
+        for writer in writers:
+            writer.enough.set()
+        await asyncio.gather(*writing)
+        log("calm")
+        await _calm(made, account, checker, verdict)
+    finally:
+        verdict.changes = checker.checked
+        verdict.transactions = sum(writer.transactions for writer in writers)
+        enough.set()
+        for task in (supervisor, *writing, reigning):
+            task.cancel()
+        await asyncio.gather(supervisor, *writing, reigning, return_exceptions=True)
+
+
+async def _look(made: World, account: Account, checker: Checker, verdict: Verdict) -> None:
+    checker.committed(await account.more())
+    await checker.follow(made.nats.url)
+    verdict.lag_max = max(verdict.lag_max, checker.waiting)
+    verdict.changes = checker.checked
+    await asyncio.sleep(_LOOK_S)
+
+
+async def _calm(made: World, account: Account, checker: Checker, verdict: Verdict) -> None:
+    """Nothing fails any more: everything that was committed must come, and nothing else."""
+    began = time.monotonic()
+    while not checker.settled or await account.more():
+        await _look(made, account, checker, verdict)
+        if time.monotonic() - began > CALM_S:
+            raise BrokenPromiseError(
+                f"{checker.waiting} changes are still missing {CALM_S:.0f} s after the last fault; "
+                f"the stream is at {checker.position}"
+            )
+    verdict.calm_s = time.monotonic() - began
+    await asyncio.sleep(2)
+    await _look(made, account, checker, verdict)
+    if not checker.settled:
+        raise BrokenPromiseError("something came after everything had come")
+    if checker.rows != await rows_of(made.postgres):
+        raise BrokenPromiseError("the rows that the events add up to are not the tables'")
+
+
+def _keep_logs(made: World, folder: str) -> None:
+    for path in made.folder.glob("*/*.log"):
+        shutil.copy(path, Path(folder) / f"{path.parent.name}.log")

@@ -1,0 +1,34 @@
+"""A minute of chaos, by the command that an operator runs for an hour: `./taskw test:chaos -- --minutes 60`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.embedded.process import tied
+
+ROOT = Path(__file__).parents[2]
+MINUTES = float(os.environ.get("HEADRACE_CHAOS_MINUTES", "1"))
+CALM_S = 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(MINUTES * 60 + CALM_S + 60)
+async def test_a_minute_in_which_everything_fails_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """The seed is drawn and printed; with it the same faults come again in the same order."""
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--keep", str(tmp_path)]
+    process = await asyncio.create_subprocess_exec(
+        *tied(command, signal.SIGKILL),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()[-6000:]
+    print(said.decode())
+    assert "chaos: PASSED" in said.decode()
