@@ -15,7 +15,6 @@ confirmers are upgraded before the wal-reader.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -138,17 +137,20 @@ def decode_open(frame: bytes) -> Opening:
     return opening
 
 
-def decode_entries(frame: bytes) -> Iterator[Entry]:
+def decode_entries(frame: bytes) -> list[Entry]:
+    entries: list[Entry] = []
+    add, head, overhead = entries.append, _ENTRY.unpack_from, _ENTRY.size
     at, end = _HEADER.size, len(frame)
     while at < end:
-        if end - at < _ENTRY.size:
+        if end - at < overhead:
             raise DecodeError("a frame ends inside an entry's head")
-        lsn, length = _ENTRY.unpack_from(frame, at)
-        at += _ENTRY.size
-        if length > end - at:
-            raise DecodeError(f"an entry of {length} bytes in a frame with {end - at} left")
-        yield lsn, frame[at : at + length]
-        at += length
+        lsn, length = head(frame, at)
+        start = at + overhead
+        at = start + length
+        if at > end:
+            raise DecodeError(f"an entry of {length} bytes in a frame with {end - start} left")
+        add((lsn, frame[start:at]))
+    return entries
 
 
 def decode_part(frame: bytes) -> Part:

@@ -6,7 +6,7 @@ frame of an unknown epoch or a malformed frame yields a request for a new epoch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.bus import frame
@@ -23,7 +23,7 @@ class Received:
     """What a frame brought: a new epoch, or entries; what to answer; whether to confirm, or to flush first."""
 
     opening: Opening | None = None
-    entries: Iterator[Entry] | tuple[Entry, ...] = ()
+    entries: Sequence[Entry] = ()
     reply: Join | Restart | None = None
     confirm: bool = False
     flush: bool = False
@@ -118,7 +118,7 @@ class FrameReceiver:
             return self._join_part(frame.decode_part(data))
         if self._part is not None:
             raise DecodeError("a DATA frame between the parts of a message")
-        return Received(entries=tuple(frame.decode_entries(data)))
+        return Received(entries=frame.decode_entries(data))
 
     def _join_part(self, part: Part) -> Received:
         if self._part is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterator, Sequence
 
 import orjson
 from nats.aio.client import Client
@@ -22,8 +23,9 @@ from headrace import log as logs
 from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
+from headrace.jetstream import wire
 from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
@@ -64,7 +66,7 @@ class AtomicPipe:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._ack_timeout_s = ack_timeout_s
-        self._group: list[Outgoing] = []
+        self._group: list[Message] = []
         self._group_bytes = 0
         self._acked = 0
         self._stored_seq = 0
@@ -113,12 +115,22 @@ class AtomicPipe:
     async def close(self) -> None:
         """Nothing is held that would need it."""
 
-    async def publish(self, message: Outgoing) -> None:
+    async def publish(self, message: Message) -> None:
         """Add to the group; one that is full is sent first."""
         if self._group and not self.fits(1, len(message.payload)):
             await self.flush()
         self._group.append(message)
         self._group_bytes += len(message.payload)
+
+    async def publish_all(self, messages: Sequence[Message]) -> None:
+        """`publish` for several, one behind the other."""
+        size = sum([len(message.payload) for message in messages])
+        if self.fits(len(messages), size):
+            self._group += messages
+            self._group_bytes += size
+            return
+        for message in messages:
+            await self.publish(message)
 
     async def drain(self) -> None:
         """Wait until everything published is stored."""
@@ -150,42 +162,47 @@ class AtomicPipe:
             await self._refused(error)
 
     def _stored(self, last_seq: int) -> None:
-        first_seq = last_seq - len(self._group) + 1
-        for offset, message in enumerate(self._group):
+        for behind, message in enumerate(reversed(self._group)):
             if message.advances:
-                self._stored_seq = first_seq + offset
-            count(self._stats, "published_bytes", len(message.payload))
+                self._stored_seq = last_seq - behind
+                break
+        count(self._stats, "published_bytes", sum([len(message.payload) for message in self._group]))
         tally(self._stats, self._group)
         self._acked_at = time.monotonic()
         self._last_seq = last_seq
         self._acked += len(self._group)
         self._group, self._group_bytes, self._duplicates = [], 0, False
 
-    async def _send(self, group: list[Outgoing]) -> dict[str, object]:
-        batch = secrets.token_hex(16)
+    async def _send(self, group: list[Message]) -> dict[str, object]:
+        batch, size = secrets.token_hex(16), len(group)
+        last = group[-1]
         try:
-            for number, message in enumerate(group[:-1], start=1):
-                headers = self._headers(message, batch, number, len(group))
-                await self._client.publish(message.subject, message.payload, headers=headers)
+            for part in wire.parts(self._commands(group, batch)):
+                await wire.hand_over(self._client, part)
                 failpoint("publisher.inside_atomic")
-            last = group[-1]
-            reply = await self._client.request(
-                last.subject,
-                last.payload,
-                timeout=self._ack_timeout_s,
-                headers=self._headers(last, batch, len(group), len(group)),
-            )
+            headers = self._headers(last, batch, size, size)
+            reply = await self._client.request(last.subject, last.payload, timeout=self._ack_timeout_s, headers=headers)
         except NoRespondersError as error:
             raise IngestError("no stream takes these subjects: it is missing or has no leader") from error
         except (NatsError, NatsTimeoutError) as error:
             raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
         return self._answer(reply)
 
+    def _commands(self, group: Sequence[Message], batch: str) -> Iterator[bytes]:
+        """The bytes of all messages but the last, which is answered."""
+        id_header = ID_HEADER if self._duplicates else "Nats-Msg-Id"
+        for number, message in enumerate(group[:-1], start=1):
+            if number == 1 or message.headers:
+                headers = self._headers(message, batch, number, len(group))
+                yield wire.with_headers(message.subject, "", headers, message.payload)
+            else:
+                yield wire.grouped(message, id_header, batch, number)
+
     def _answer(self, reply: Msg) -> dict[str, object]:
         answer = orjson.loads(reply.data or b"{}")
         return answer if isinstance(answer, dict) else {}
 
-    def _headers(self, message: Outgoing, batch: str, number: int, size: int) -> dict[str, str]:
+    def _headers(self, message: Message, batch: str, number: int, size: int) -> dict[str, str]:
         headers = dict(message.headers)
         if not self._duplicates:
             headers["Nats-Msg-Id"] = message.msg_id

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import orjson
 from nats.aio.client import Client
@@ -26,7 +26,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
@@ -97,7 +97,7 @@ class Ingest:
         self._inbox = client.new_inbox()
         # Indices count messages of this chain from 0: those below `_acked` are stored, those below `_sent` are sent in
         # the current generation, of which those below `_refused_to` are answered.
-        self._pending: deque[Outgoing] = deque()
+        self._pending: deque[Message] = deque()
         self._pending_bytes = 0
         self._acked = 0
         self._sent = 0
@@ -148,7 +148,7 @@ class Ingest:
             except NatsError as error:
                 log.debug("unsubscribe_failed", reason=str(error))
 
-    async def publish(self, message: Outgoing) -> None:
+    async def publish(self, message: Message) -> None:
         """Queue a message; waits while the window is full."""
         size = len(message.payload)
         self._check_size(message)
@@ -161,6 +161,11 @@ class Ingest:
         self._pending_bytes += size
         if not self._broken:
             await self._send(message)
+
+    async def publish_all(self, messages: Sequence[Message]) -> None:
+        """`publish` for several, one behind the other."""
+        for message in messages:
+            await self.publish(message)
 
     async def drain(self) -> None:
         """Wait until everything published is stored."""
@@ -177,7 +182,7 @@ class Ingest:
             self._fail(self._late())
             self._raise_failure()
 
-    def _check_size(self, message: Outgoing) -> None:
+    def _check_size(self, message: Message) -> None:
         room = self._client.max_payload - len(message.payload)
         if room < HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
             raise MessageTooLargeError(f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload")
@@ -221,7 +226,7 @@ class Ingest:
                     self._fail(self._late())
         self._raise_failure()
 
-    async def _send(self, message: Outgoing) -> None:
+    async def _send(self, message: Message) -> None:
         """Send the first message that was not sent yet."""
         self._check_connection()
         headers = {"Nats-Msg-Id": message.msg_id, **message.headers}
@@ -332,7 +337,7 @@ def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
     return StreamFullError(text) if error.get("err_code") in _FULL_CODES else IngestError(text)
 
 
-def _headers_bytes(message: Outgoing, last_id: str) -> int:
+def _headers_bytes(message: Message, last_id: str) -> int:
     """What a message's headers take at most, as NATS counts them."""
     fixed = len("NATS/1.0\r\nNats-Msg-Id: \r\nNats-Expected-Last-Sequence: \r\n\r\n") + 20
     given = sum(len(key.encode()) + len(value.encode()) + 4 for key, value in message.headers.items())

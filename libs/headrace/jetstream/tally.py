@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from headrace.contract.naming import CDC
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message
 from headrace.metrics import Stats, count, count_in
 
 _BATCH = ".batch"
@@ -18,7 +18,7 @@ _SUBJECT = attrgetter("subject")
 _PREFIX = len(CDC) + 1
 
 
-def tally(stats: Stats, messages: Sequence[Outgoing]) -> None:
+def tally(stats: Stats, messages: Sequence[Message]) -> None:
     """These messages are stored."""
     total = len(messages)
     # Subject by subject, at the speed of C: cdc.{table}.{operation} has the labels' values.
@@ -31,7 +31,7 @@ def tally(stats: Stats, messages: Sequence[Outgoing]) -> None:
     count(stats, "cdc_events", total)
 
 
-def _events(message: Outgoing) -> int:
+def _events(message: Message) -> int:
     """How many events a batch holds, as its id says."""
     number = message.msg_id.rpartition("-")[2]
     return int(number) if number.isdigit() else 1

@@ -6,33 +6,63 @@ A tenth of what a call of `publish` for each costs. The only place that touches 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+
 from nats.aio.client import Client
 
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message
 
+_PART_BYTES = 64 * 1024
 _NEWLINES = str.maketrans("\r\n", "  ")
 
 
-def header_lines(headers: dict[str, str]) -> str:
+def header_lines(headers: Mapping[str, str]) -> str:
     """Headers in NATS's form, each line with its end."""
-    return "".join(f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items())
+    return "".join([f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items()])
 
 
-def command(message: Outgoing, reply: str, expected_seq: int) -> bytes:
+def command(message: Message, reply: str, expected_seq: int) -> bytes:
     """What publishes a message, to be stored right behind this sequence of its stream."""
     more = header_lines(message.headers) if message.headers else ""
+    head = f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
+    return _command(message.subject, reply, head, message.payload)
+
+
+def grouped(message: Message, id_header: str, batch: str, number: int) -> bytes:
+    """What publishes one of an atomic batch that is neither its first nor its last message, without other headers."""
     head = (
-        f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
-    ).encode()
-    payload = message.payload
-    size = len(head)
-    line = f"HPUB {message.subject} {reply} {size} {size + len(payload)}\r\n".encode()
-    return b"%b%b%b\r\n" % (line, head, payload)
+        f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
+    )
+    return _command(message.subject, "", head, message.payload)
+
+
+def with_headers(subject: str, reply: str, headers: Mapping[str, str], payload: bytes) -> bytes:
+    """What publishes a message with these headers; without a `reply` nobody answers."""
+    return _command(subject, reply, f"NATS/1.0\r\n{header_lines(headers)}\r\n", payload)
+
+
+def _command(subject: str, reply: str, head: str, payload: bytes) -> bytes:
+    size = len(head) if head.isascii() else len(head.encode())
+    line = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n{head}".encode()
+    return b"%b%b\r\n" % (line, payload)
 
 
 def bare(subject: str, reply: str) -> bytes:
     """What publishes nothing but a subject and a reply."""
     return f"PUB {subject} {reply} 0\r\n\r\n".encode()
+
+
+def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Commands in parts of about so many bytes as are worth a write of their own."""
+    part, size = [], 0
+    for command_ in commands:
+        part.append(command_)
+        size += len(command_)
+        if size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 async def hand_over(client: Client, commands: list[bytes]) -> None:

@@ -1,24 +1,25 @@
 """From pgoutput messages to events: positions, ids, payloads. Pure; one instance per epoch.
 
 Promises: positions strictly increase; the same WAL gives the same ids and positions on every replay; an event is held
-back until it is known whether it is its transaction's last. `feed` yields what to publish (`Event`) and, where
-everything before an LSN is complete, a `Mark`.
+back until it is known whether it is its transaction's last. `feed` gives what to publish (`Event`) and, where
+everything before an LSN is complete, a `Mark`; `take` does so for many messages at once, where that needs nothing else.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
 from headrace.contract.naming import CDC, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, HeadraceError
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import NO_HEADERS
 from headrace.lsn import ORIGIN, Position
+from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import (
     Begin,
     Commit,
@@ -32,6 +33,8 @@ from headrace.pgoutput.messages import (
     pg_timestamp_iso,
 )
 from headrace.postgres import ddl_trigger
+from headrace.publisher import quick_events
+from headrace.publisher.quick_events import RowWriter, TransactionWriter
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
 from headrace.publisher.shape import Kind, Shape
 
@@ -43,10 +46,14 @@ class ProtocolError(HeadraceError):
     """PostgreSQL's messages came in an order that its protocol excludes."""
 
 
-@dataclass(slots=True)
-class Event(Outgoing):
+class Event(NamedTuple):
     """An event, encoded, with its place; `advances` is False for one that only tells about the event behind it."""
 
+    subject: str
+    msg_id: str
+    payload: bytes
+    headers: Mapping[str, str] = NO_HEADERS
+    advances: bool = True
     position: Position = ORIGIN
     # It is its transaction's last, or stands outside any.
     ends: bool = False
@@ -60,6 +67,21 @@ class Mark:
 
     lsn: int
     whole: bool
+
+
+class _QuickHeld(NamedTuple):
+    """A row written up to whether it is its transaction's last, and what comes behind that."""
+
+    position: Position
+    subject: str
+    msg_id: str
+    body: bytes
+    rest: bytes
+
+
+# NamedTuple's own constructors take twice as long.
+_new: Callable[..., Any] = tuple.__new__
+_RELATION = ord("R")
 
 
 @dataclass(slots=True)
@@ -96,9 +118,15 @@ class Assembler:
         self.oldest_commit_us: int | None = None
         self._ts = ""
         self._seq = 0
-        self._held: _Held | None = None
+        self._held: _Held | _QuickHeld | None = None
+        self._write = events.writer(encoding)
+        self._tx = TransactionWriter(encoding)
+        self._tx_head = b""
+        self._writers: dict[bytes, RowWriter] = {}
         self._lsn = -1
         self._repeats: dict[str, int] = {}
+        self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
+        self._taken: list[Event | Mark] = []
         # What `feed` is about to give.
         self._out: list[Event | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
@@ -129,6 +157,8 @@ class Assembler:
     def learn(self, shape: Shape) -> None:
         """Rows of this relation have this shape from here on."""
         self._shapes[shape.relation.relation_id] = shape
+        for head in quick_events.heads(shape.relation.relation_id):
+            self._writers.pop(head, None)
 
     def keepalive(self, lsn: int) -> Iterator[Mark]:
         """PostgreSQL says that it sent everything before `lsn`."""
@@ -145,16 +175,64 @@ class Assembler:
             take(lsn, message)
         return out
 
-    def insert(self, lsn: int, data: bytes) -> list[Event | Mark] | None:
-        """`feed` for the bytes of an Insert message; None when it has to be decoded for that."""
-        shape = self._shapes.get(int.from_bytes(data[1:5], "big"))
-        row = shape.quick(data) if shape is not None and shape.quick is not None else None
-        if shape is None or row is None:
-            return None
-        out: list[Event | Mark] = []
-        self._out = out
-        self._hold(lsn, shape, shape.insert, row)
-        return out
+    def take(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
+        """`feed` for entries from `at` on; the index of the first that it leaves, which needs more than is known here.
+
+        What is complete by them is in `taken`, whatever is raised. Of an entry that is left nothing was done.
+        """
+        while at < len(entries):
+            at = self._take_rows(entries, at)
+            if at < len(entries):
+                lsn, data = entries[at]
+                if not self._take_plainly(lsn, data):
+                    break
+                at += 1
+        return at
+
+    def taken(self) -> list[Event | Mark]:
+        """What `take` has made since this was asked last."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def _take_plainly(self, lsn: int, data: bytes) -> bool:
+        if not data:
+            self._taken += self.keepalive(lsn)
+            return True
+        if data[0] == _RELATION:
+            return False
+        try:
+            self._taken += self.feed(lsn, decode(data))
+        except DecodeError:
+            return False
+        return True
+
+    def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
+        """Take rows that can be read and written quickly; the index of the first entry that is none."""
+        begin, writers, write, held = self._begin, self._writers, self._write, self._held
+        if begin is None or not writers:
+            return at
+        commit, seq, tx_head, room = begin.final_lsn, self._seq, self._tx_head, self._quick_bytes_max
+        put, not_last = self._taken.append, self._tx.not_last
+        for index in range(at, len(entries)):
+            lsn, data = entries[index]
+            writer = writers.get(data[:6])
+            if writer is None or (read := writer[0](data)) is None or len(read[0]) + len(read[1]) > room:
+                break
+            row, rest = read
+            _, subject, id_end, head, after_id, after_data = writer
+            msg_id = f"{lsn:x}{id_end}{self._repeat(lsn, id_end)}"
+            body = b"".join((head, write(msg_id), after_id, row, after_data, write(lsn), tx_head, write(seq)))
+            if type(held) is _QuickHeld:
+                place, of, named, before, behind = held
+                put(_new(Event, (of, named, before + not_last + behind, NO_HEADERS, True, place, False, None)))
+            elif held is not None:
+                put(self._release(last=False))
+            held = _new(_QuickHeld, (_new(Position, (commit, seq)), subject, msg_id, body, rest))
+            seq += 1
+        else:
+            index = len(entries)
+        self._held, self._seq = held, seq
+        return index
 
     @property
     def place(self) -> Position:
@@ -168,10 +246,11 @@ class Assembler:
     def _on_begin(self, _: int, begin: Begin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
+        self._ts = pg_timestamp_iso(begin.commit_ts_us)
+        self._tx_head = self._tx.head(begin.xid, begin.final_lsn, self._ts)
         self._begin, self._seq = begin, 0
         if self.oldest_commit_us is None:
             self.oldest_commit_us = begin.commit_ts_us
-        self._ts = pg_timestamp_iso(begin.commit_ts_us)
 
     def _commit(self, _: int, commit: Commit) -> None:
         if self._begin is None:
@@ -231,23 +310,17 @@ class Assembler:
         if not shape.told and not self._compat and not self._book.replays(shape.table, position):
             self._tell(lsn, shape, begin, position)
         msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
-        payload: Payload = {
-            "subject": kind.subject,
-            "table": shape.relation.name,
-            "operation": kind.operation,
-            "msg_id": msg_id,
-            "relation_id": shape.relation.relation_id,
-            "data": data,
-            "schema": shape.relation.schema,
-            "source": self._source,
-            "lsn": lsn,
-            "tx": events.transaction(begin.xid, position, self._ts, last=False),
-        }
+        payload = quick_events.change(shape, kind, self._source)
+        payload["msg_id"], payload["data"], payload["lsn"] = msg_id, data, lsn
+        payload["tx"] = events.transaction(begin.xid, position, self._ts, last=False)
         if old is not None:
             payload["old"] = old
         if unchanged:
             payload["unchanged"] = unchanged
         self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
+        if shape.told and not shape.quick and not self._compat:
+            shape.quick = True
+            self._writers.update(quick_events.writers(shape, self._source, self._encoding))
 
     def _next_position(self) -> tuple[Begin, Position]:
         """The place of the change at hand: every change takes one, whether it is delivered or not."""
@@ -272,7 +345,7 @@ class Assembler:
         position = Position(reading.lsn, 0)
         for told in () if self._compat else self._book.compare(reading):
             tx = events.transaction(0, position, None, last=False)
-            yield replace(self._schema_event(told, position, reading.lsn, tx), ends=True)
+            yield self._schema_event(told, position, reading.lsn, tx)._replace(ends=True)
 
     def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
         subject = schema_subject(told.token)
@@ -343,6 +416,9 @@ class Assembler:
         held = self._held
         assert held is not None
         self._held = None
+        if isinstance(held, _QuickHeld):
+            written = held.body + (self._tx.last if last else self._tx.not_last) + held.rest
+            return Event(held.subject, held.msg_id, written, position=held.position, ends=last)
         held.payload["tx"]["last"] = last
         headers = {}
         payload = held.payload

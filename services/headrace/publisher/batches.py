@@ -15,7 +15,7 @@ from headrace.contract import events
 from headrace.contract.naming import MESSAGES, batch_subject
 from headrace.jetstream.large import LargeStore
 from headrace.jetstream.message import Outgoing
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import Position
 from headrace.metrics import Stats
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.delivery import Delivery, Pipe, lane_of
@@ -46,7 +46,6 @@ class Batches(Delivery):
         self._mark: Mark | None = None
         # What the stream's last message says: everything up to here is in it.
         self._floor = self.position
-        self._lanes_end = max(place.lanes.values(), default=ORIGIN)
 
     @property
     def wait_s(self) -> float | None:
@@ -97,6 +96,37 @@ class Batches(Delivery):
         batch.payloads.append(event.payload)
         batch.size += len(event.payload) + _SEPARATOR_BYTES
         batch.last_id = event.msg_id
+
+    async def _take_all(self, events: list[Event]) -> None:
+        """Fill a table's batch without a step for each event; where there is more to it, one by one."""
+        at = 0
+        while at < len(events):
+            taken = self._take_some(events, at)
+            at += taken
+            if not taken:
+                self._before, self.position = self.position, events[at].position
+                await self._take(events[at])
+                at += 1
+
+    def _take_some(self, events: list[Event], at: int) -> int:
+        """Put as many events as there are of one table into its batch, as far as there is room; how many."""
+        subject = events[at].subject
+        batch = self._batches.get(lane_of(subject))
+        if batch is None:
+            return 0
+        room, size, payloads = self._bytes_max - batch.size, 0, []
+        for event in events[at : at + self._limits.batch_events_max - len(batch.payloads)]:
+            size += len(event.payload) + _SEPARATOR_BYTES
+            if size > room or event.subject is not subject:
+                break
+            payloads.append(event.payload)
+        if payloads:
+            last = events[at + len(payloads) - 1]
+            batch.payloads += payloads
+            batch.size += sum(map(len, payloads)) + _SEPARATOR_BYTES * len(payloads)
+            batch.last_id = last.msg_id
+            self.position = last.position
+        return len(payloads)
 
     async def _alone(self, event: Event) -> None:
         if not event.advances:

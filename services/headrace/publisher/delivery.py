@@ -8,16 +8,21 @@ before it is stored.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import NamedTuple, Protocol
 
 from headrace.failpoint import failpoint
 from headrace.jetstream.large import LargeStore
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message, Outgoing
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics import Stats, count
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Place
+
+_LARGE = attrgetter("large")
 
 
 class Pipe(Protocol):
@@ -33,13 +38,32 @@ class Pipe(Protocol):
         """How many were handed over."""
         ...
 
-    async def publish(self, message: Outgoing) -> None:
+    async def publish(self, message: Message) -> None:
         """Hand a message over; waits while too many are under way."""
+        ...
+
+    async def publish_all(self, messages: Sequence[Message]) -> None:
+        """Hand messages over, one behind the other."""
         ...
 
     async def drain(self) -> None:
         """Wait until everything handed over is stored."""
         ...
+
+
+class _Placed(Protocol):
+    """What says with which message how far the stream is."""
+
+    @property
+    def position(self) -> Position: ...
+
+    @property
+    def msg_id(self) -> str: ...
+
+
+class _End(NamedTuple):
+    position: Position
+    msg_id: str
 
 
 class Delivery:
@@ -51,9 +75,11 @@ class Delivery:
         self._stats = stats
         self._ids_after = place.ids_after
         self._lanes = place.lanes
+        self._lanes_end = max(place.lanes.values(), default=ORIGIN)
         self._ledger = Ledger()
         self._transactions = 0
-        self._sent: deque[tuple[int, Position, str]] = deque()
+        # Messages that advance, one behind the other, each run with how many were handed over before it.
+        self._sent: deque[tuple[int, Sequence[_Placed]]] = deque()
         self._last = (place.position, place.progress.msg_id)
         # Every event up to here was handed over, or was in the stream already.
         self.position = place.position
@@ -94,6 +120,15 @@ class Delivery:
             self.position = position
         await self._take(event)
 
+    async def events(self, events: list[Event]) -> None:
+        """`event` for several one behind the other, all of which advance."""
+        new = events[0].position > max(self.position, self._lanes_end)
+        if new and not any(map(_LARGE, events)):
+            await self._take_all(events)
+            return
+        for event in events:
+            await self.event(event)
+
     async def mark(self, mark: Mark) -> None:
         """Everything before the mark's LSN was given to `event`."""
         self._ledger.mark(mark.lsn, self.accepted, whole=mark.whole)
@@ -117,15 +152,29 @@ class Delivery:
 
     def stored(self) -> tuple[Position, str]:
         """Position and message id up to which everything is stored."""
-        while self._sent and self._sent[0][0] <= self._pipe.acked:
-            self._last = self._sent.popleft()[1:]
+        while self._sent:
+            before, run = self._sent[0]
+            stored = self._pipe.acked - before
+            if stored > 0:
+                last = run[min(stored, len(run)) - 1]
+                self._last = (last.position, last.msg_id)
+            if stored < len(run):
+                break
+            self._sent.popleft()
         return self._last
 
     async def _take(self, event: Event) -> None:
         """Take an event that is not in the stream."""
         if event.advances:
-            self._sent.append((self._pipe.published + 1, event.position, event.msg_id))
+            self._sent.append((self._pipe.published, (event,)))
         await self._pipe.publish(event)
+
+    async def _take_all(self, events: list[Event]) -> None:
+        """Take events that are not in the stream, that advance, and that fit a message."""
+        self._before = self.position if len(events) == 1 else events[-2].position
+        self.position = events[-1].position
+        self._sent.append((self._pipe.published, events))
+        await self._pipe.publish_all(events)
 
     async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:
         if headers is None:
@@ -135,13 +184,14 @@ class Delivery:
         message = Outgoing(event.subject, event.msg_id, event.payload, merged, event.advances)
         await self._publish(message, event.position)
 
-    async def _publish(self, message: Outgoing, position: Position) -> None:
+    async def _publish(self, message: Message, position: Position) -> None:
         """Hand a message over; if it advances, everything up to `position` is stored with it."""
         if message.advances:
-            self._sent.append((self._pipe.published + 1, position, message.msg_id))
+            self._sent.append((self._pipe.published, (_End(position, message.msg_id),)))
         await self._pipe.publish(message)
 
 
+@lru_cache(maxsize=4096)
 def lane_of(subject: str) -> str:
     """The table, by its token, among whose events this subject's keep their order."""
     return subject.split(".", 2)[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nats.aio.client import Client
@@ -17,7 +18,7 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
 from headrace.bus import control, link
-from headrace.bus.frame import Opening, frame_name
+from headrace.bus.frame import Entry, Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError
 from headrace.failpoint import failpoint
@@ -57,7 +58,6 @@ from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 log = logs.logger("publisher")
 
 TICK_S = 0.25
-_INSERT = ord("I")
 # Control and data share one subscription queue; the credit bounds it, this only has to be larger.
 QUEUE_MESSAGES_MAX = 1_000_000
 
@@ -152,11 +152,9 @@ class Follower:
         if received.opening is not None:
             await self._on_opening(received.opening)
         self._assembler.begin_frame()
-        for lsn, message in received.entries:
-            if self._scope.stopping.is_set():
-                return
-            self.reached_lsn = max(self.reached_lsn, lsn)
-            await self._on_entry(lsn, message)
+        await self._on_entries(received.entries)
+        if self._scope.stopping.is_set():
+            return
         if received.flush:
             await self._deliver_all()
             await self._write_progress()
@@ -278,15 +276,24 @@ class Follower:
             return Batches(self._pipe, large, self._place, self._stats, self._settings, room)
         return Delivery(self._pipe, large, self._place, self._stats)
 
+    async def _on_entries(self, entries: Sequence[Entry]) -> None:
+        """All that needs no waiting is assembled in one go; then it is delivered, before what needs some."""
+        if entries:
+            self.reached_lsn = max(self.reached_lsn, max(entries)[0])
+        at = 0
+        while at < len(entries) and not self._scope.stopping.is_set():
+            try:
+                at = self._assembler.take(entries, at)
+            finally:
+                await self._deliver(self._assembler.taken())
+            if at < len(entries):
+                await self._on_entry(*entries[at])
+                at += 1
+
     async def _on_entry(self, lsn: int, message: bytes) -> None:
-        if not message:
-            for mark in self._assembler.keepalive(lsn):
-                await self._mark(mark)
-            return
+        """A message that needs the catalog, or one with something wrong with it."""
         try:
-            items = self._assembler.insert(lsn, message) if message[0] == _INSERT else None
-            if items is None:
-                items = await self._decoded(lsn, message)
+            items = await self._decoded(lsn, message)
         except DecodeError as error:
             if not self._parking.takes(message):
                 raise
@@ -294,11 +301,23 @@ class Follower:
             failpoint("publisher.after_parking")
             self._assembler.pass_over()
             return
+        await self._deliver(items)
+
+    async def _deliver(self, items: list[Event | Mark]) -> None:
+        rows: list[Event] = []
         for item in items:
+            if isinstance(item, Event) and item.advances:
+                rows.append(item)
+                continue
+            if rows:
+                await self._delivery.events(rows)
+                rows = []
             if isinstance(item, Mark):
                 await self._mark(item)
             else:
                 await self._publish(item)
+        if rows:
+            await self._delivery.events(rows)
 
     async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
         decoded = decode(message)

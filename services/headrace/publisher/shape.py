@@ -10,7 +10,7 @@ from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.quick_rows import Convert, QuickRow, compiled
+from headrace.publisher.quick_rows import Convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,12 @@ class Shape:
     delete: Kind
     truncate: Kind
     table: TableShape
-    quick: QuickRow | None = None
     # Left out by configuration: its changes count, and are not delivered.
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
     told: bool = False
+    # Whether its rows are written the quick way, as far as they can be.
+    quick: bool = False
 
     @classmethod
     def of(
@@ -77,7 +78,6 @@ class Shape:
             delete=Kind.of(token, Operation.DELETE),
             truncate=Kind.of(token, Operation.TRUNCATE),
             table=_table_shape(relation, facts, hidden),
-            quick=compiled(relation.relation_id, columns),
             excluded=not selection.wants(relation.schema, relation.name),
         )
 

@@ -70,6 +70,33 @@ class Transactions(Delivery):
         if event.ends:
             await self._close()
 
+    async def _take_all(self, events: list[Event]) -> None:
+        """Of a transaction that is open and fits, nothing is asked for each event."""
+        at = 0
+        while at < len(events):
+            self._before, self.position = self.position, events[at].position
+            await self._take(events[at])
+            at += 1
+            at += self._take_some(events, at)
+
+    def _take_some(self, events: list[Event], at: int) -> int:
+        """Add events to the open transaction, but for its last one, as far as they fit; how many."""
+        if not self._open or self._split or at >= len(events):
+            return 0
+        lsn, size, count = self._open[0].position.lsn, self._open_bytes, len(self._open)
+        some: list[Event] = []
+        for event in events[at:]:
+            size += len(event.payload)
+            count += 1
+            if event.ends or event.position.lsn != lsn or not self._atomic.fits_alone(count, size):
+                break
+            some.append(event)
+        if some:
+            self._open += some
+            self._open_bytes += sum([len(event.payload) for event in some])
+            self.position = some[-1].position
+        return len(some)
+
     async def _close(self) -> None:
         """The transaction is complete: it joins the group, or begins the next."""
         if self._split or not self._atomic.fits(len(self._open), self._open_bytes):
@@ -79,5 +106,10 @@ class Transactions(Delivery):
 
     async def _hand_over(self, headers: dict[str, str] | None) -> None:
         events, self._open, self._open_bytes = self._open, [], 0
+        if headers is None and all(event.advances for event in events):
+            if events:
+                self._sent.append((self._pipe.published, events))
+                await self._pipe.publish_all(events)
+            return
         for event in events:
             await self._send(event, headers)

@@ -1,0 +1,93 @@
+"""Events of plain rows, put together from bytes that are made once: for a table, and for a transaction.
+
+The plain way, a payload encoded whole, is the meaning of these bytes and the oracle of the test. Pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from headrace.contract import events
+from headrace.contract.events import Payload
+from headrace.contract.values import Encoding
+from headrace.lsn import ORIGIN
+from headrace.publisher.quick_rows import QuickRow, compiled
+from headrace.publisher.shape import Kind, Shape
+
+_HOLES = ("msg_id", "data", "lsn", "tx")
+# What an event has around its values takes less: names of 63 bytes, two of them as a subject's token.
+AROUND_BYTES_MAX = 8192
+
+
+class RowWriter(NamedTuple):
+    """What all events of one relation and kind have in common."""
+
+    read: QuickRow
+    subject: str
+    id_end: str
+    head: bytes
+    after_id: bytes
+    after_data: bytes
+
+
+def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
+    """How the messages begin that can be read quickly: an insert, an update, and one with the whole old row."""
+    relation = struct.pack(">I", relation_id)
+    return b"I" + relation + b"N", b"U" + relation + b"N", b"U" + relation + b"O"
+
+
+def writers(shape: Shape, source: str, encoding: Encoding) -> dict[bytes, RowWriter]:
+    """A writer for each way in which a message of this relation may begin; none for what only the plain way reads."""
+    insert, update, update_full = heads(shape.relation.relation_id)
+    found = {
+        insert: _writer(shape, shape.insert, source, encoding),
+        update: _writer(shape, shape.update, source, encoding),
+        update_full: _writer(shape, shape.update, source, encoding, with_old=True),
+    }
+    return {head: writer for head, writer in found.items() if writer is not None}
+
+
+def change(shape: Shape, kind: Kind, source: str) -> Payload:
+    """The payload of a change, without what differs from row to row."""
+    return events.change(
+        subject=kind.subject,
+        table=shape.relation.name,
+        operation=kind.operation,
+        msg_id=None,
+        relation_id=shape.relation.relation_id,
+        data=None,
+        schema=shape.relation.schema,
+        source=source,
+        lsn=None,
+        tx=None,
+    )
+
+
+def _writer(shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False) -> RowWriter | None:
+    payload, old_head = change(shape, kind, source), None
+    holes: tuple[str, ...] = _HOLES
+    if with_old:
+        payload["old"], holes = None, (*_HOLES, "old")
+    head, after_id, after_data, _, *rest, end = events.pieces(payload, holes, encoding)
+    if with_old:
+        old_head = rest[0]
+    read = compiled(shape.columns, events.writer(encoding), old_head=old_head, end=end)
+    return None if read is None else RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)
+
+
+class TransactionWriter:
+    """The payload's `tx`, whose values are a transaction's but for `seq` and `last`."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._write = write = events.writer(encoding)
+        _, key, _ = events.pieces({"lsn": None, "tx": None}, ("lsn", "tx"), encoding)
+        tx = events.transaction(0, ORIGIN, None, last=False)
+        begin, self._lsn, self._ts, self._seq, last, end = events.pieces(tx, tuple(tx), encoding)
+        self._begin = key + begin
+        self.not_last, self.last = last + write(False) + end, last + write(True) + end
+
+    def head(self, xid: int, lsn: int, ts: str) -> bytes:
+        """From the key `tx` up to the value of `seq`."""
+        write = self._write
+        return b"".join((self._begin, write(xid), self._lsn, write(lsn), self._ts, write(ts), self._seq))
