@@ -100,25 +100,19 @@ class Faults:
         return "fast restart of PostgreSQL", "PostgreSQL", lambda: _down(postgres.stop, postgres.start, long)
 
     async def _killed(self, instance: Instance, down_s: float) -> None:
-        instance.held = True
-        try:
+        async with instance.verb:
             if instance.running:
                 await instance.suite.kill(instance.service)
             await asyncio.sleep(down_s)
             await instance.suite.start(instance.service)
-        finally:
-            instance.held = False
 
     async def _stopped(self, instance: Instance, down_s: float) -> None:
-        instance.held = True
-        try:
+        async with instance.verb:
             if instance.running:
                 code = await instance.suite.stop(instance.service)
                 self._world.exits[f"{instance.service} {code} when asked to stop"] += 1
             await asyncio.sleep(down_s)
             await instance.suite.start(instance.service)
-        finally:
-            instance.held = False
 
     async def _frozen(self, instance: Instance, seconds: float) -> None:
         if not instance.running:

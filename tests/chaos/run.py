@@ -73,7 +73,6 @@ async def run(
         except (BrokenPromiseError, TimeoutError) as error:
             verdict.broken = str(error) or "not everything was delivered in time"
         for instance in made.instances:
-            instance.held = True
             with contextlib.suppress(KeyError):
                 await instance.suite.kill(instance.service)
         verdict.crashes = made.crashes()

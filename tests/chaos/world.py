@@ -48,8 +48,8 @@ class Instance:
     suite: Suite
     to_postgres: Proxy
     to_nats: Proxy
-    # Held by a fault that keeps it down.
-    held: bool = False
+    # Whoever starts or ends its process holds this meanwhile.
+    verb: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def running(self) -> bool:
@@ -70,15 +70,19 @@ class World:
         """Start again what ended by itself, for as long as the world stands."""
         while True:
             for instance in self.instances:
-                if instance.held:
+                if instance.verb.locked():
                     continue
-                if not instance.running:
-                    code = await instance.suite.exit_code(instance.service, 5)
-                    self.exits[f"{instance.service} {code}"] += 1
-                    await instance.suite.start(instance.service)
-                else:
-                    self._weigh(instance)
+                async with instance.verb:
+                    await self._attend(instance)
             await asyncio.sleep(_RESTART_S)
+
+    async def _attend(self, instance: Instance) -> None:
+        if instance.running:
+            self._weigh(instance)
+            return
+        code = await instance.suite.exit_code(instance.service, 5)
+        self.exits[f"{instance.service} {code}"] += 1
+        await instance.suite.start(instance.service)
 
     def _weigh(self, instance: Instance) -> None:
         with contextlib.suppress(OSError):
