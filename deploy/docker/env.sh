@@ -1,0 +1,10 @@
+#!/bin/sh
+# Prints a .env for compose.yaml with passwords of its own: sh deploy/docker/env.sh > .env
+# Each begins with a letter: nats-server reads a value from the environment as its configuration's syntax has it.
+set -eu
+secret() { printf 'h%s' "$(od -An -N20 -tx1 /dev/urandom | tr -d ' \n')"; }
+for name in POSTGRES_PASSWORD PG_READER_PASSWORD PG_CATALOG_PASSWORD PG_SNAPSHOT_PASSWORD NATS_ADMIN_PASSWORD \
+    NATS_READER_PASSWORD NATS_PUBLISHER_PASSWORD NATS_SNAPSHOT_PASSWORD NATS_SCHEMA_PASSWORD NATS_TELEMETRY_PASSWORD \
+    NATS_ARCHIVER_PASSWORD NATS_CONSUMER_PASSWORD GRAFANA_PASSWORD HEADRACE_SHUTDOWN_TOKEN; do
+    echo "$name=$(secret)"
+done
