@@ -145,9 +145,15 @@ class Faults:
 
 
 def _fill(path: str) -> None:
+    """Take what is free, in ever smaller pieces: JetStream writes meanwhile."""
     with open(path, "wb") as file:  # noqa: PTH123  # the descriptor is what is needed
-        space = os.fstatvfs(file.fileno())
-        os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - _DISK_MARGIN_BYTES))
+        offset, piece = 0, 1 << 30
+        while piece >= _DISK_MARGIN_BYTES:
+            try:
+                os.posix_fallocate(file.fileno(), offset, piece)
+                offset += piece
+            except OSError:
+                piece //= 2
 
 
 def _slow(proxy: Proxy, seconds: float) -> None:
