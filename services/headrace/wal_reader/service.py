@@ -288,7 +288,6 @@ class WalReader:
             if self._may_send():
                 messages = await connection.read(self._wait_s())
                 if messages:
-                    self._silence.heard()
                     await self._pack(messages, connection)
                 else:
                     await self._silence.check(connection)
@@ -347,6 +346,7 @@ class WalReader:
 
     def _note(self, messages: list[Message]) -> None:
         """Count what was read, once for all of it: for each message it would cost more than packing."""
+        self._silence.heard()
         data = [message for message in messages if not isinstance(message, Keepalive)]
         if data:
             self._received = max(self._received, data[-1][0])
