@@ -7,6 +7,7 @@ block; everything it writes is in the profile's folder.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -20,6 +21,8 @@ import aiohttp
 
 TIMEOUT_S = 60.0
 _POLL_S = 0.1
+_PHONE_WIDTH_MAX = 600
+_ANSWER_BYTES_MAX = 32 * 1024 * 1024
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -37,14 +40,36 @@ class Browser:
 
     async def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
+        answer = await self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        return answer["result"].get("value")
+
+    async def looks_like(self, width: int, height: int, *, dark: bool = False) -> None:
+        """Show the page in a window of this size, as on a phone where it is narrow."""
+        narrow = width < _PHONE_WIDTH_MAX
+        await self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=2 if narrow else 1,
+            mobile=narrow,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self._ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def screenshot(self) -> bytes:
+        """What is seen, the page's whole length, as a PNG."""
+        answer = await self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        return base64.b64decode(answer["data"])
+
+    async def _ask(self, method: str, **parameters: Any) -> Any:
         self._asked += 1
-        parameters = {"expression": expression, "returnByValue": True}
-        await self._page.send_json({"id": self._asked, "method": "Runtime.evaluate", "params": parameters})
+        await self._page.send_json({"id": self._asked, "method": method, "params": parameters})
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 answer = await self._page.receive_json()
                 if answer.get("id") == self._asked:
-                    return answer["result"]["result"].get("value")
+                    assert "result" in answer, answer
+                    return answer["result"]
 
     async def text(self, selector: str) -> str:
         """The text of the first element that matches; empty without one."""
@@ -87,7 +112,10 @@ async def browser(profile: Path, url: str) -> AsyncIterator[Browser]:
         start_new_session=True,
     )
     try:
-        async with aiohttp.ClientSession() as http, http.ws_connect(await _page(http, profile, url)) as page:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(await _page(http, profile, url), max_msg_size=_ANSWER_BYTES_MAX) as page,
+        ):
             yield Browser(page)
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -32,6 +32,8 @@ from headrace.jetstream.pause import Pause
 from headrace.jetstream.state import bucket
 from headrace.metrics import CONTENT_TYPE, bridge_exposition, exposition
 from headrace.settings import Settings
+from headrace.telemetry.history import History
+from headrace.telemetry.page import page
 from headrace.telemetry.suite import Suite
 
 log = logs.logger("telemetry")
@@ -44,14 +46,17 @@ _NOT_FOUND = 404
 class Routes:
     """The paths of the telemetry port; `client` is there once NATS has been reached."""
 
-    def __init__(self, settings: Settings, suite: Suite, health: Health) -> None:
+    def __init__(self, settings: Settings, suite: Suite, history: History, health: Health) -> None:
         self._settings = settings
         self._suite = suite
+        self._history = history
         self._health = health
         self.client: Client | None = None
 
     def extend(self, app: web.Application) -> None:
         get: list[tuple[str, Callable[[web.Request], Any]]] = [
+            ("/", page),
+            ("/history", self.history),
             ("/health", self.health),
             ("/status", self.status),
             ("/metrics", self.metrics),
@@ -81,6 +86,13 @@ class Routes:
                 "services": self._suite.services(now),
             }
         )
+
+    async def history(self, request: web.Request) -> web.Response:
+        try:
+            after = float(request.query.get("after", "0"))
+        except ValueError:
+            return _refusal(400, "after is a time in seconds", "Ask for /history?after=0.")
+        return _json(self._history.columns(after))
 
     async def metrics(self, _: web.Request) -> web.Response:
         now = time.monotonic()

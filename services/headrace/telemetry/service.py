@@ -21,6 +21,7 @@ from headrace.health import application, serving
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.telemetry.history import INTERVAL_S, History
 from headrace.telemetry.routes import Routes
 from headrace.telemetry.slot_watch import SlotWatch
 from headrace.telemetry.stream_watch import StreamWatch
@@ -37,16 +38,18 @@ LAST_REPORTS_S = 0.3
 async def run(scope: Scope, settings: Settings) -> None:
     port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
     suite = Suite(time.monotonic(), settings.process.stats_interval_s)
-    routes = Routes(settings, suite, scope.health)
+    history = History()
+    routes = Routes(settings, suite, history, scope.health)
     app = application(scope.health, settings.source.slot, routes.extend)
     async with serving(app, settings.process.http_host, port):
         watch = scope.spawn("slot-watch", SlotWatch(scope, settings, suite).run())
+        past = scope.spawn("history", _history(scope, suite, history))
         lines = scope.spawn("metrics-lines", _metrics_lines(scope, settings, suite))
         try:
             await _listen(scope, settings, suite, routes)
         finally:
             scope.stopping.set()
-        await asyncio.gather(watch, lines)
+        await asyncio.gather(watch, lines, past)
     _say(summary(suite, time.monotonic()))
 
 
@@ -76,6 +79,12 @@ async def _hear(client: Client, settings: Settings, suite: Suite) -> None:
             log.warning("report_ignored", service=service, reason=str(error))
 
     await client.subscribe(link.stats_subject(settings.source.slot, "*"), cb=report)
+
+
+async def _history(scope: Scope, suite: Suite, history: History) -> None:
+    while not scope.stopping.is_set():
+        history.take(suite, time.monotonic())
+        await scope.pause(INTERVAL_S)
 
 
 async def _metrics_lines(scope: Scope, settings: Settings, suite: Suite) -> None:

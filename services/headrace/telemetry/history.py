@@ -1,0 +1,72 @@
+"""The last quarter of an hour of a suite, in a few figures: what the status page's charts begin with. Pure.
+
+Holds a bounded number of samples; a figure that can't be known at a moment is None in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.metrics import Value, quantile
+from headrace.telemetry.suite import PUBLISHER, Suite
+
+INTERVAL_S = 2.0
+SAMPLES_MAX = 450
+# Quantiles are of what was acknowledged within so many samples.
+RECENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at: float
+    events: int
+    lag_bytes: int | None
+    retained_bytes: int | None
+    ack_p50_s: float | None
+    ack_p99_s: float | None
+
+
+class History:
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        self._buckets: deque[list[float]] = deque(maxlen=RECENT)
+
+    def take(self, suite: Suite, now: float) -> None:
+        """Keep how the suite is now."""
+        totals, publisher = suite.totals(now), suite.member(PUBLISHER, now)
+        recent = self._recent(publisher.stats.get("ack_lag_seconds") if publisher else None)
+        slot = suite.watch.slot if suite.watch.reachable else None
+        self._samples.append(
+            Sample(
+                round(time.time(), 1),
+                totals.cdc_events,
+                slot.lag_bytes if slot else None,
+                slot.retained_bytes if slot else None,
+                quantile("ack_lag_seconds", recent, 0.5),
+                quantile("ack_lag_seconds", recent, 0.99),
+            )
+        )
+
+    def _recent(self, held: Value | None) -> list[float] | None:
+        """What came to the histogram lately; all of it where its process began anew."""
+        if not isinstance(held, list):
+            return None
+        before = self._buckets[0] if self._buckets else [0.0] * len(held)
+        self._buckets.append(list(held))
+        # A publisher that began anew counts from zero: a difference means nothing across that.
+        if sum(held[1:]) < sum(before[1:]):
+            self._buckets.clear()
+            return list(held)
+        return [now - then for now, then in zip(held, before, strict=True)]
+
+    @property
+    def latest(self) -> Sample | None:
+        return self._samples[-1] if self._samples else None
+
+    def columns(self, after: float) -> dict[str, list[Any]]:
+        """What is younger than that, figure by figure, oldest first."""
+        samples = [sample for sample in self._samples if sample.at > after]
+        return {name: [getattr(sample, name) for sample in samples] for name in Sample.__slots__}
