@@ -61,7 +61,8 @@ def check_files(url: str, options: WalReaderOptions) -> None:
 
 
 async def settled(url: str, options: WalReaderOptions, committed: list[Change]) -> list[RowEntry]:
-    return await archived(url, committed, timeout_s=90, options=options)
+    found: list[RowEntry] = await archived(url, committed, timeout_s=90, options=options)
+    return found
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ class Store:
                     found: list[ObjectMetadata] = []
                     for chunk in obstore.list(self._store, offset=after, chunk_size=limit or LIST_MAX):
                         found += [self._metadata(item) for item in chunk]
-                        if limit is not None and len(found) >= limit:
+                        # A folder is listed in no order: there the first is known when all are.
+                        if limit is not None and len(found) >= limit and self._folder is None:
                             break
                     return sorted(found, key=lambda item: item.location)[:limit]
         return None

@@ -19,6 +19,7 @@ from nats.js.kv import KeyValue
 from headrace import log as logs
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.store import Store
+from headrace.archiver import janitor
 from headrace.archiver.follower import Follower
 from headrace.archiver.tables import Tables
 from headrace.bus import link
@@ -76,6 +77,8 @@ async def _hold_lease_and_archive(scope: Scope, settings: Settings, client: Clie
     if not await lease.acquire(scope):
         return
     keeper = scope.spawn("lease", lease.keep(scope))
+    if settings.archive.keep_s is not None:
+        scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
     tables = Tables(settings)
     try:
         await _archive(scope, settings, client, tables, store, state, session)

@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from headrace import log as logs
-from headrace.cli import service
+from headrace.cli import archive_commands, service
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
@@ -76,6 +76,9 @@ def _add_service(name: str, explain: str) -> None:
 
 for _name, _explain in service.SERVICES.items():
     _add_service(_name, _explain)
+
+
+app.add_typer(archive_commands.app, rich_help_panel="The archive")
 
 
 @app.command("tail", rich_help_panel="Following changes")

@@ -1,0 +1,48 @@
+"""Garbage collection: the oldest files go, by age and by what registered readers have read.
+
+Promises: never the last file, from which the archiver goes on; never a file that a registered reader has not read,
+unless told to; always the oldest first, so that ids stay without gaps however a collection ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from headrace.archive import layout
+from headrace.archive.registry import Registered, registered
+from headrace.archive.store import Names, ObjectMetadata, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What may go, and which readers keep the rest."""
+
+    remove: tuple[ObjectMetadata, ...]
+    kept_by: tuple[Registered, ...]
+
+
+def plan(store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None) -> Plan:
+    """The files that may go; `past_readers` takes no account of who has not read them."""
+    files: list[ObjectMetadata] = [
+        item for item in store.ask(Names("")) or [] if layout.file_id(item.location) is not None
+    ]
+    before = (now or datetime.now(UTC)) - timedelta(seconds=older_than_s)
+    readers = registered(store)
+    wanted = None if past_readers or not readers else min(reader.next_id for reader in readers)
+    remove: list[ObjectMetadata] = []
+    for item in files[:-1]:
+        number = layout.file_id(item.location)
+        assert number is not None, "others were left out"
+        if item.last_modified >= before:
+            break
+        if wanted is not None and number >= wanted:
+            return Plan(tuple(remove), tuple(reader for reader in readers if reader.next_id == wanted))
+        remove.append(item)
+    return Plan(tuple(remove), ())
+
+
+def carry_out(store: Store, planned: Plan) -> None:
+    """Remove the planned files, the oldest first."""
+    for item in planned.remove:
+        store.delete(item.location)

@@ -1,0 +1,31 @@
+"""Garbage collection by the archiver itself, where HEADRACE_ARCHIVE_KEEP_S says for how long files are kept."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace import log as logs
+from headrace.archive import collect
+from headrace.archive.errors import ArchiveError
+from headrace.archive.store import Store
+from headrace.lifecycle import Scope
+
+log = logs.logger("archiver")
+
+INTERVAL_S_MAX = 600.0
+
+
+async def run(scope: Scope, store: Store, keep_s: int) -> None:
+    """Remove old files for as long as the service lives; never past a registered reader."""
+    while not scope.stopping.is_set():
+        try:
+            planned = await asyncio.to_thread(collect.plan, store, keep_s)
+            await asyncio.to_thread(collect.carry_out, store, planned)
+        except ArchiveError as error:
+            log.warning("garbage_not_collected", reason=str(error))
+        else:
+            if planned.remove:
+                log.info("garbage_collected", files=len(planned.remove))
+            for reader in planned.kept_by:
+                log.warning("files_kept_for_reader", reader=reader.name, next_id=reader.next_id)
+        await scope.pause(min(INTERVAL_S_MAX, max(1.0, keep_s / 10)))

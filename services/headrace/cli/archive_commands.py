@@ -1,0 +1,95 @@
+"""The options of `headrace archive …` and `headrace replay`; what they do is in `cli.archive` and `cli.replay`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, NoReturn
+
+import typer
+
+from headrace.errors import HeadraceError
+from headrace.settings import load
+
+app = typer.Typer(
+    name="archive",
+    help="The log as files in object storage: list, print, verify, collect garbage.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Url = Annotated[str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="No more than so many.")]
+From = Annotated[str | None, typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]")]
+
+
+def finish(work: Callable[[str], None], url: str | None) -> None:
+    """Do it with the archive that is meant; a foreseen error is one line."""
+    try:
+        from headrace.cli import archive
+
+        work(archive.chosen_url(url, load(os.environ).archive.url))
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is not installed: pip install 'headrace[archive]'", error)
+    except HeadraceError as error:
+        _fail(str(error), error)
+
+
+def _fail(message: str, error: Exception) -> NoReturn:
+    typer.echo(f"headrace: {message}", err=True)
+    raise typer.Exit(1) from error
+
+
+@app.command("ls")
+def ls(
+    url: Url = None, limit: Limit = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """List the files: ids, rows, positions, times, tables, gaps."""
+    from headrace.cli import archive
+
+    finish(lambda where: archive.ls(where, as_json=as_json, limit=limit), url)
+
+
+@app.command("cat")
+def cat(
+    tables: Annotated[list[str] | None, typer.Argument(help="Tables, such as public.users; all without.")] = None,
+    url: Url = None,
+    begin: From = None,
+    limit: Limit = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
+) -> None:
+    """Print changes, one JSON document a line."""
+    from headrace.cli import archive
+
+    finish(lambda where: archive.cat(where, begin, tables or [], limit=limit, follow=follow), url)
+
+
+@app.command("verify")
+def verify(url: Url = None) -> None:
+    """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself tells of."""
+    from headrace.cli import archive
+
+    finish(archive.verify, url)
+
+
+@app.command("gc")
+def gc(
+    older_than: Annotated[str, typer.Option("--older-than", help="Age of files that go: 90, 30m, 12h, 7d.")],
+    url: Url = None,
+    past_readers: Annotated[
+        bool, typer.Option("--past-readers", help="Also what registered readers have not read yet.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove old files; never the last one, and never past a registered reader unless told to."""
+    from headrace.cli import archive
+
+    finish(lambda where: archive.gc(where, older_than, past_readers=past_readers, dry_run=dry_run), url)
+
+
+@app.command("readers")
+def readers(url: Url = None) -> None:
+    """Show the registered readers and where each is."""
+    from headrace.cli import archive
+
+    finish(archive.readers, url)
