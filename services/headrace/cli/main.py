@@ -193,6 +193,20 @@ def status(
     finish(lambda: command.run(settings, url=url, as_json=as_json))
 
 
+@app.command("top", rich_help_panel=_PANEL)
+def top(
+    port: Annotated[int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="One screen, then end.")] = False,
+) -> None:
+    """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. q ends."""
+    from headrace.cli import top as command
+
+    settings = settings_from(port=port)
+    finish(lambda: command.run(settings, url=url, interval_s=interval, once=once))
+
+
 @app.command("pause", rich_help_panel=_PANEL)
 def pause(
     slot: Slot = None,

@@ -16,7 +16,7 @@ from headrace.settings import Settings
 
 TELEMETRY_PORT = 9090
 _TIMEOUT_S = 5
-_STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
+STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
 # What of a service's many figures tells its story in a line.
 _TELLING = {
     "wal-reader": ("wal_messages", "frames_sent", "in_flight_bytes", "pg_reconnects"),
@@ -36,7 +36,7 @@ class TelemetryAwayError(HeadraceError):
 async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
     """Fetch the status and show it."""
     port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
-    body = await _fetch((url or f"http://127.0.0.1:{port}").rstrip("/"))
+    body = await fetch((url or f"http://127.0.0.1:{port}").rstrip("/"))
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
         return
@@ -45,7 +45,7 @@ async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
     console.print(_services(body["services"]))
 
 
-async def _fetch(base: str) -> dict[str, Any]:
+async def fetch(base: str) -> dict[str, Any]:
     try:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{base}/status") as answer:
@@ -64,7 +64,7 @@ def _headline(body: dict[str, Any]) -> Text:
     text = Text.assemble(
         (f"{body['source']} ", "bold"),
         (body["status"], "green" if connected else "red"),
-        f"   up {_span(body['uptime_seconds'])}   LSN {body['current_lsn']}   lag {size(body['wal_lag_bytes'])}",
+        f"   up {span(body['uptime_seconds'])}   LSN {body['current_lsn']}   lag {size(body['wal_lag_bytes'])}",
         f"   {body['cdc_events_published']:,} events",
     )
     for part in ("postgres", "nats"):
@@ -81,11 +81,11 @@ def _services(services: dict[str, Any]) -> Table:
     for header in ("service", "state", "up", "figures"):
         table.add_column(header)
     for name, service in services.items():
-        style = _STYLES.get(service["state"], "")
+        style = STYLES.get(service["state"], "")
         reasons = "; ".join(service["reasons"].values())
         state = service["state"] if service["instances"] < 2 else f"{service['state']} ({service['instances']})"
         shown = reasons or _figures(name, service["figures"])
-        up = _span(service["figures"].get("uptime_seconds", 0))
+        up = span(service["figures"].get("uptime_seconds", 0))
         table.add_row(name, Text(state, style=style), up, Text(shown, style="yellow" if reasons else ""))
     return table
 
@@ -109,7 +109,7 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     whole = int(seconds)
     days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
     parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole % 60, "s")]
