@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -68,12 +69,12 @@ async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_
         await suite.stop("publisher")
         await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
         await database.execute("INSERT INTO t VALUES (2)")
-        for _ in range(2):
+        for rows in (2, 3):
             await suite.start("publisher")
             await suite.start("wal-reader")
             await until(lambda: of_operation(nats_own, "GAP"))
             await database.execute("INSERT INTO t SELECT max(id) + 1 FROM t")
-            await asyncio.sleep(1)
+            await until(functools.partial(of_operation, nats_own, "INSERT", rows))
             await suite.stop("wal-reader")
             await suite.stop("publisher")
     found = [e for e in await stored(nats_own.url) if e.payload["operation"] != "SCHEMA"]

@@ -50,7 +50,15 @@ _END = """
     except errors:
         return None
 """
-_INLINE: dict[Convert, str] = {scalars.text: "data[start:at].decode()", scalars.integer: "int(data[start:at])"}
+_INLINE: dict[Convert, str] = {
+    scalars.text: "data[start:at].decode()",
+    scalars.integer: "int(data[start:at])",
+    # The usual form; any other goes to the converter.
+    scalars.timestamp_utc: (
+        'f"{{t[:10]}}T{{t[11:-3]}}Z" if (t := data[start:at].decode())[10:11] == " " and t[-3:] == "+00"'
+        " else c{index}(data[start:at])"
+    ),
+}
 
 
 def compiled(
@@ -85,8 +93,11 @@ def compiled(
 def _row(columns: Sequence[tuple[str, Convert | None]], letter: str) -> str:
     parts = []
     for index, (_, convert) in enumerate(columns):
-        inline = f"c{index}(data[start:at])" if convert is None else _INLINE.get(convert, f"c{index}(data[start:at])")
-        parts.append(_HIDDEN if convert is None else _VALUE.format(name=f"{letter}{index}", convert=inline))
+        if convert is None:
+            parts.append(_HIDDEN)
+            continue
+        how = _INLINE.get(convert, "c{index}(data[start:at])").format(index=index)
+        parts.append(_VALUE.format(name=f"{letter}{index}", convert=how))
     return "".join(parts)
 
 
