@@ -56,8 +56,18 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
     return PostgresRefusedError(f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate))
 
 
+def _check_channel_binding() -> None:
+    """Refused rather than ignored: asyncpg can't bind a login to its TLS channel."""
+    if os.environ.get("PGCHANNELBINDING") == "require":
+        raise PostgresRefusedError(
+            "PGCHANNELBINDING=require can't be kept on ordinary connections",
+            remedy="Use PGSSLMODE=verify-full, which proves the server by its certificate, and leave PGCHANNELBINDING.",
+        )
+
+
 async def connect(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:
     """An ordinary connection, in the session that the contract's text forms assume."""
+    _check_channel_binding()
     given: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
