@@ -12,7 +12,8 @@ EVERY = "every service"
 READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
 SCHEMAS, ARCHIVER, TELEMETRY = "schema-publisher", "archiver", "telemetry"
 AUDIT = "audit-writer"
-SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, AUDIT, TELEMETRY)
+MIRROR, VERIFY = "mirror", "verify"
+SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, AUDIT, TELEMETRY, MIRROR, VERIFY)
 
 _KIB = 1024
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
@@ -141,6 +142,28 @@ _AUDIT = (
     Figure("audit_recoveries", "counter", "Times the audit-writer found its place again", AUDIT),
     Figure("audit_expired", "counter", "Old rows, or partitions, that were removed", AUDIT),
 )
+_MIRROR = (
+    Figure("mirror_events", "counter", "Events that the mirror has read and committed", MIRROR),
+    Figure("mirror_tables", "gauge", "Tables that are past their bootstrap", MIRROR),
+    Figure("mirror_bootstrapping", "gauge", "Tables that are being bootstrapped", MIRROR),
+    Figure("mirror_bootstraps", "counter", "Bootstraps completed", MIRROR),
+    Figure("mirror_rows", "counter", "Rows loaded from snapshots", MIRROR),
+    Figure(
+        "mirror_mismatches",
+        "counter",
+        "Changes of rows that the mirror did not have: the table is copied again",
+        MIRROR,
+    ),
+    Figure("mirror_retention_gaps", "counter", "Times the stream no longer had what the mirror needed next", MIRROR),
+    Figure("mirror_stream_seq", "gauge", "Stream sequence up to which the mirror has everything", MIRROR),
+    Figure("mirror_lsn", "gauge", "Commit LSN of the last event that the mirror has committed", MIRROR),
+)
+_VERIFY = (
+    Figure("verify_runs", "counter", "Comparisons of all tables", VERIFY),
+    Figure("verify_seconds", "gauge", "How long the last comparison took", VERIFY),
+    Figure("verify_rows", "gauge", "Rows of the source in the last comparison", VERIFY),
+    Figure("verify_differences", "gauge", "Rows that differ in the last comparison, by table", VERIFY, ("table",)),
+)
 _TELEMETRY = (
     Figure("up", "gauge", "1 while the service named by the label reports to telemetry", TELEMETRY),
     Figure("instances", "gauge", "Processes of that service that report to telemetry", TELEMETRY),
@@ -217,7 +240,18 @@ _TELEMETRY = (
         ("stream", "consumer"),
     ),
 )
-FIGURES = (*_PROCESS, *_READER, *_PUBLISHER, *_RESPONDER, *_SCHEMAS, *_ARCHIVER, *_AUDIT, *_TELEMETRY)
+FIGURES = (
+    *_PROCESS,
+    *_READER,
+    *_PUBLISHER,
+    *_RESPONDER,
+    *_SCHEMAS,
+    *_ARCHIVER,
+    *_AUDIT,
+    *_TELEMETRY,
+    *_MIRROR,
+    *_VERIFY,
+)
 # What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
 BRIDGE_FIGURES = (
     Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),

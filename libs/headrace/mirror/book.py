@@ -1,0 +1,143 @@
+"""The mirror's own account: what the target holds, in memory as of its last commit.
+
+Owns the one lock that all writing goes through. Promises that what is put into the book is kept in the same transaction
+as the rows that were written since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from headrace import log as logs
+from headrace.consumer import Watermark
+from headrace.contract.naming import table_token
+from headrace.mirror.plan import coalesced
+from headrace.mirror.table import Marks, Phase, TableState, decode_mark, encode_mark
+from headrace.mirror.target import Step, Target, TargetError
+
+log = logs.logger("mirror")
+
+FORMAT = 1
+ABOUT = "mirror"
+LANE, TABLE = "lane ", "table "
+# The lane of no source: how far the stream was seen, whatever was in it.
+SEEN = ""
+
+
+class FormatError(TargetError):
+    """The target was written by another version of Headrace."""
+
+    remedy = "Mirror into a new target, or use the version that made it."
+
+
+def lanes_of(marks: Mapping[str, str]) -> Marks:
+    """The watermarks among a target's marks."""
+    return {key.removeprefix(LANE): decode_mark(text) for key, text in marks.items() if key.startswith(LANE)}
+
+
+def tables_of(marks: Mapping[str, str]) -> dict[str, TableState]:
+    """The tables among a target's marks, by token."""
+    states = [TableState.decode(text) for key, text in marks.items() if key.startswith(TABLE)]
+    return {state.token: state for state in states}
+
+
+def identity_of(marks: Mapping[str, str]) -> str | None:
+    """Which mirror this is; None for a target that none has written to."""
+    if ABOUT not in marks:
+        return None
+    about = json.loads(marks[ABOUT])
+    if about["format"] != FORMAT:
+        raise FormatError(f"the target has format {about['format']}, this version reads {FORMAT}")
+    return str(about["id"])
+
+
+class Book:
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.lock = asyncio.Lock()
+        self.news = asyncio.Event()
+        self.identity = ""
+        self.tables: dict[str, TableState] = {}
+        self.lanes: Marks = {}
+        # Whether the follower stands inside a message: then its place is no sequence of the stream.
+        self.inside = False
+        self._runs: dict[str, int] = {}
+        self._changed: dict[str, str | None] = {}
+
+    async def open(self) -> None:
+        """Read what the target holds; anything not committed is forgotten."""
+        self.lock, self._changed, self.inside = asyncio.Lock(), {}, False
+        marks = await self.target.load()
+        self.identity = identity_of(marks) or ""
+        self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        for token in self.tables:
+            self._runs[token] = self._runs.get(token, 0) + 1
+        if not self.identity:
+            self.identity = uuid.uuid4().hex
+            self._changed[ABOUT] = json.dumps({"format": FORMAT, "id": self.identity})
+
+    @property
+    def seen_seq(self) -> int:
+        """Everything of the stream up to this sequence is in the target, or on its way there by a bootstrap."""
+        return max((mark.stream_seq for mark in self.lanes.values()), default=0)
+
+    def run_of(self, token: str) -> int:
+        """Changes whenever a bootstrap of the table that is under way has become pointless."""
+        return self._runs.get(token, 0)
+
+    def put(self, state: TableState) -> None:
+        self.tables[state.token] = state
+        self._changed[TABLE + state.token] = state.encode()
+        self.news.set()
+
+    def want(self, schema: str, name: str, why: str) -> None:
+        """The table must be bootstrapped (again); readers keep what they have until then."""
+        token = table_token(schema, name)
+        state = self.tables.get(token) or TableState(schema, name)
+        self._runs[token] = self._runs.get(token, 0) + 1
+        log.info("bootstrap_wanted", table=token, why=why)
+        self.put(replace(state, phase=Phase.WANTED, run=None, why=why))
+
+    def forget(self, state: TableState) -> None:
+        """The source has the table no more."""
+        self._runs[state.token] = self._runs.get(state.token, 0) + 1
+        log.info("table_gone", table=state.token)
+        self.put(replace(state, phase=Phase.GONE, live=None, run=None))
+
+    def keep_lanes(self, lanes: Marks) -> None:
+        """These are all the lanes now."""
+        for lane in self.lanes.keys() - lanes.keys():
+            self._changed[LANE + lane] = None
+        for lane, mark in lanes.items():
+            if self.lanes.get(lane) != mark:
+                self._changed[LANE + lane] = encode_mark(mark)
+        self.lanes = dict(lanes)
+
+    def begin_at(self, stream_seq: int) -> None:
+        """Follow from here, with every table to be bootstrapped."""
+        self.keep_lanes({SEEN: Watermark(stream_seq=stream_seq)})
+        for state in list(self.tables.values()):
+            if state.phase is not Phase.GONE:
+                self.want(state.schema, state.name, state.why if state.live is None else "fallen behind")
+
+    async def write(self, steps: Sequence[Step]) -> None:
+        """Only with the lock held."""
+        if not steps:
+            return
+        try:
+            await self.target.write(coalesced(steps))
+        except TargetError:
+            # Before the lock is free: whoever has it next must not commit a part of this.
+            with contextlib.suppress(TargetError):
+                await self.target.load()
+            raise
+
+    async def commit(self) -> None:
+        """Only with the lock held."""
+        changed, self._changed = self._changed, {}
+        await self.target.commit(changed)

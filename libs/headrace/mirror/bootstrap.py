@@ -1,0 +1,292 @@
+"""A table's way into the mirror: snapshot, staging table, its own reading of the stream, then its place among the rest.
+
+Promises: readers see the old rows until the new ones are whole; the other tables are followed meanwhile; a crash at any
+point goes on where it was; the table joins at exactly the place where the follower stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+
+from headrace import log as logs
+from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapError, Subscription, Watermark, follow
+from headrace.contract.events import SCHEMA, decode
+from headrace.contract.naming import CDC, schema_subject
+from headrace.errors import HeadraceError
+from headrace.mirror.book import SEEN, Book
+from headrace.mirror.changes import outdated
+from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
+from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
+from headrace.mirror.table import NEW, Column, Phase, Run, Table
+from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, Swap
+
+log = logs.logger("mirror")
+
+CATCH_UP_EVENTS = 1000
+PEEK_S = 0.2
+PAUSE_S, PAUSE_S_MAX = 0.5, 15.0
+
+
+class AgainError(HeadraceError):
+    """The table changed under its bootstrap, which must begin anew."""
+
+    retry = True
+
+
+class OvertakenError(HeadraceError):
+    """Another bootstrap of the table is wanted by now, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The names of what a mirror reads."""
+
+    cdc: str = "CDC"
+    init: str = "INIT"
+    schemas: str = "schemas"
+
+
+class Bootstrap:
+    """One table's, until it follows."""
+
+    def __init__(self, book: Book, client: Client, streams: Streams, token: str, progress: Progress) -> None:
+        self._book = book
+        self._client = client
+        self._js = client.jetstream()
+        self._streams = streams
+        self._snapshots = Snapshots(client, streams.cdc, streams.init)
+        self._token = token
+        self._progress = progress
+        self._number = book.run_of(token)
+
+    async def run(self) -> None:
+        """To the end, again and again; returns early when it is overtaken."""
+        pause_s = PAUSE_S
+        while True:
+            try:
+                await self._attempt()
+            except OvertakenError:
+                return
+            except RefusedError as error:
+                await self._refused(error)
+                return
+            except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
+                log.warning("bootstrap_again", table=self._token, reason=str(error))
+                await self._begin_anew()
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            else:
+                return
+
+    async def _refused(self, error: RefusedError) -> None:
+        """The source hasn't the table now, or lets nobody copy it. Should it come (back), the stream tells of it."""
+        async with self._book.lock:
+            if self._book.run_of(self._token) != self._number:
+                return
+            state = self._book.tables[self._token]
+            if state.why == NEW:
+                raise error
+            log.warning("bootstrap_refused", table=self._token, reason=str(error))
+            await self._book.write([Drop(state.live)] if state.live else [])
+            self._book.forget(state)
+            await self._book.commit()
+
+    async def _begin_anew(self) -> None:
+        async with self._book.lock:
+            if self._book.run_of(self._token) == self._number:
+                state = self._book.tables[self._token]
+                self._book.put(replace(state, phase=Phase.WANTED, run=None))
+                await self._book.commit()
+
+    def _check(self) -> None:
+        if self._book.run_of(self._token) != self._number:
+            raise OvertakenError("another bootstrap is wanted")
+
+    async def _attempt(self) -> None:
+        self._check()
+        run = self._book.tables[self._token].run
+        if run is None:
+            run = await self._obtain()
+        run = await self._load(run)
+        await self._catch_up(run)
+
+    async def _obtain(self) -> Run:
+        snapshot = await self._snapshots.take(self._token, self._progress)
+        place = await self._snapshots.place(snapshot)
+        first = await self._snapshots.chunk(snapshot, 0) if snapshot.batch_count else []
+        table, version = await self._shape(list(first[0]) if first else None)
+        marks = {SEEN: Watermark(stream_seq=place)}
+        run = Run(
+            snapshot.snapshot_id,
+            snapshot.lsn,
+            snapshot.batch_count,
+            snapshot.row_count,
+            table,
+            version=version,
+            source=snapshot.source,
+            marks=marks,
+        )
+        await self._write([Create(table)], run)
+        log.info("bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count)
+        return run
+
+    async def _shape(self, names: Sequence[str] | None) -> tuple[Table, int]:
+        """The staging table for rows with these columns; what both accounts lack is kept as text."""
+        known = [await self._told(), await self._in_bucket()]
+        accounts = [account for account in known if account is not None]
+        accounts.sort(key=lambda account: int(account["version"]), reverse=True)
+        if not accounts:
+            raise SnapshotError(f"the stream and the bucket {self._streams.schemas} know no columns of {self._token}")
+        fitting = [
+            account for account in accounts if names is None or {c.name for c in shape(account).columns} == {*names}
+        ]
+        chosen = (fitting or accounts)[0]
+        table = replace(shape(chosen), staging=True)
+        if names is not None and not fitting:
+            types = {column.name: column for account in reversed(accounts) for column in shape(account).columns}
+            table = replace(table, columns=tuple(types.get(name, Column(name, "text")) for name in names))
+        return table, int(chosen["version"])
+
+    async def _told(self) -> Mapping[str, Any] | None:
+        try:
+            message = await self._js.get_last_msg(self._streams.cdc, schema_subject(self._token))
+        except NotFoundError:
+            return None
+        payload: Mapping[str, Any] = decode(message.data or b"")
+        return payload if payload["columns"] else None
+
+    async def _in_bucket(self) -> Mapping[str, Any] | None:
+        try:
+            bucket = await self._js.key_value(self._streams.schemas)
+            entry = await bucket.get(self._token)
+        except (NotFoundError, KeyNotFoundError, NoKeysError):
+            return None
+        value: Mapping[str, Any] = decode(entry.value or b"")
+        return value
+
+    async def _write(self, steps: Sequence[Step], run: Run) -> None:
+        """One transaction of this bootstrap."""
+        async with self._book.lock:
+            await self._write_locked(steps, run)
+
+    async def _write_locked(self, steps: Sequence[Step], run: Run) -> None:
+        self._check()
+        await self._book.write(steps)
+        state = self._book.tables[self._token]
+        self._book.put(replace(state, phase=Phase.LOADING, run=run))
+        await self._book.commit()
+
+    async def _load(self, run: Run) -> Run:
+        snapshot = Snapshot(
+            run.snapshot_id, self._token, run.lsn, run.batch_count, run.row_count, run.source, note=None
+        )
+        while run.chunks < run.batch_count:
+            rows = await self._snapshots.chunk(snapshot, run.chunks)
+            run = replace(run, chunks=run.chunks + 1, rows=run.rows + len(rows))
+            await self._write([Insert(run.staged, rows)], run)
+            self._progress(run.rows, run.row_count)
+        if run.rows != run.row_count:
+            raise AgainError(f"{run.rows} rows were in the chunks of {run.snapshot_id}, not {run.row_count}")
+        return run
+
+    async def _catch_up(self, run: Run) -> None:
+        """Read the table's own events up to where the follower is, then hand the table over."""
+        marks = MemoryWatermarks()
+        for lane, mark in run.marks.items():
+            await marks.save(lane, mark)
+        subscription = Subscription(self._streams.cdc, (f"{CDC}.{self._token}.>",))
+        async with follow(self._client, subscription, marks) as consumer:
+            while True:
+                events = await self._events(consumer)
+                if events:
+                    run = await self._apply(events, run, await marks.load())
+                elif await self._hand_over(run):
+                    return
+
+    async def _events(self, consumer: Consumer) -> list[Event]:
+        """Some of what the follower has passed."""
+        events: list[Event] = []
+        while len(events) < CATCH_UP_EVENTS:
+            event = await consumer.peek(PEEK_S)
+            if event is None or event.stream_seq > self._book.seen_seq:
+                break
+            taken = await consumer.next()
+            assert taken is not None
+            events.append(taken)
+            await consumer.done(taken)
+        # The place behind a message is one only when all of it was taken; its events up to here all were.
+        return events
+
+    async def _apply(self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]) -> Run:
+        steps: list[Step] = []
+        for event in events:
+            found, run = _of(event, run)
+            steps += found
+        last = max(event.stream_seq for event in events if event.closes) if any(e.closes for e in events) else 0
+        seen = max(last, run.marks[SEEN].stream_seq)
+        run = replace(run, marks={**marks, SEEN: Watermark(stream_seq=seen)})
+        await self._write(steps, run)
+        return run
+
+    async def _hand_over(self, run: Run) -> bool:
+        """Take the place among the tables that are followed, if nothing is left before where the follower stands."""
+        async with self._book.lock:
+            self._check()
+            if self._book.inside or not await self._nothing_left(run):
+                return False
+            state = self._book.tables[self._token]
+            await self._book.write([Swap(run.staged)])
+            live = replace(run.staged, staging=False)
+            self._book.put(
+                replace(
+                    state,
+                    phase=Phase.FOLLOWING,
+                    live=live,
+                    since=run.lsn,
+                    version=run.version,
+                    run=None,
+                    source=run.source,
+                )
+            )
+            await self._book.commit()
+        log.info("bootstrap_done", table=self._token, rows=run.row_count, snapshot=run.snapshot_id)
+        return True
+
+    async def _nothing_left(self, run: Run) -> bool:
+        """Asked of the stream itself: what a consumer was not given yet may still be on its way."""
+        after = max(mark.stream_seq for mark in run.marks.values())
+        try:
+            message = await self._js.get_msg(self._streams.cdc, after + 1, subject=f"{CDC}.{self._token}.>", next=True)
+        except NotFoundError:
+            return True
+        return int(message.seq or 0) > self._book.seen_seq
+
+
+def _of(event: Event, run: Run) -> tuple[list[Step], Run]:
+    """What an event does to a table that is being bootstrapped."""
+    table = run.staged
+    if event.position.lsn < run.lsn:
+        if event.operation == SCHEMA and event.payload["columns"] and outdated(table, run.version, event):
+            raise AgainError("its shape was newer than the schemas that were known")
+        return [], run
+    if event.operation != SCHEMA:
+        step = row_steps(event, table)
+        if isinstance(step, Resync):
+            raise AgainError(step.why)
+        return [step], run
+    if gone(event.payload) is not None:
+        # The follower reads that too, and forgets the table in its place.
+        return [], run
+    change = reshaped(table, event.payload)
+    if isinstance(change, Resync):
+        raise AgainError(change.why)
+    version = int(event.payload["version"])
+    if change is None:
+        return [], replace(run, version=version)
+    return [change], replace(run, version=version, staged=change.after)

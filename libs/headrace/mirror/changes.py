@@ -1,0 +1,119 @@
+"""What events do to a mirror's tables: the steps to write, and what becomes of the tables' states. No I/O of its own.
+
+Promises: an event before a table's snapshot changes nothing; a table that can't be kept in step by events is wanted
+again, and no other table with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.consumer import Event
+from headrace.contract.events import GAP, SCHEMA
+from headrace.contract.naming import table_token
+from headrace.lsn import parse_lsn
+from headrace.mirror.book import Book
+from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
+from headrace.mirror.table import Phase, Table, TableState
+from headrace.mirror.target import Drop, Step
+
+_DIVERGED = "source_diverged"
+
+
+class Changes:
+    def __init__(self, book: Book, *, every_table: bool) -> None:
+        self._book = book
+        self._every_table = every_table
+        # Sources whose positions mean nothing any more.
+        self.diverged: set[str] = set()
+
+    def of(self, events: Iterable[Event]) -> list[Step]:
+        """The steps of these events, in order; the book is changed with them."""
+        return [step for event in events for step in self._of(event)]
+
+    def _of(self, event: Event) -> list[Step]:
+        if event.operation == GAP:
+            self._gap(event)
+            return []
+        if not event.table:
+            return []
+        state = self._book.tables.get(table_token(event.schema, event.table))
+        if event.operation == SCHEMA:
+            return self._schema(event, state)
+        if state is None:
+            self._unknown(event)
+            return []
+        return self._row(event, state)
+
+    def _row(self, event: Event, state: TableState) -> list[Step]:
+        if state.phase is not Phase.FOLLOWING or state.live is None or event.position.lsn < state.since:
+            return []
+        step = row_steps(event, state.live)
+        if isinstance(step, Resync):
+            self._book.want(state.schema, state.name, step.why)
+            return []
+        return [step]
+
+    def _unknown(self, event: Event) -> None:
+        if self._every_table:
+            self._book.want(event.schema, event.table, "new in the stream")
+
+    def _schema(self, event: Event, state: TableState | None) -> list[Step]:
+        went = gone(event.payload)
+        if went is not None:
+            steps = [] if state is None else self._gone(event, state)
+            if state is not None and went.now is not None and steps is not None:
+                self._follow_name(*went.now)
+            return steps or []
+        if state is None:
+            self._unknown(event)
+            return []
+        if state.phase is Phase.GONE:
+            self._book.want(state.schema, state.name, "it is there again")
+        return self._reshape(event, state) if state.phase is Phase.FOLLOWING else []
+
+    def _follow_name(self, schema: str, name: str) -> None:
+        known = self._book.tables.get(table_token(schema, name))
+        if known is None or known.phase is Phase.GONE:
+            self._book.want(schema, name, "renamed")
+
+    def _gone(self, event: Event, state: TableState) -> list[Step] | None:
+        """None where a later snapshot of the table says otherwise, or it is gone already."""
+        reached = max(state.since if state.live else 0, state.run.lsn if state.run else 0)
+        if state.phase is Phase.GONE or event.position.lsn < reached:
+            return None
+        tables = [state.live, state.run.staged if state.run else None]
+        self._book.forget(state)
+        return [Drop(table) for table in tables if table is not None]
+
+    def _reshape(self, event: Event, state: TableState) -> list[Step]:
+        live, version = state.live, int(event.payload["version"])
+        if live is None or (event.position.lsn < state.since and not outdated(live, state.version, event)):
+            return []
+        change = reshaped(live, event.payload) if event.position.lsn >= state.since else Resync("an older shape")
+        if isinstance(change, Resync):
+            self._book.want(state.schema, state.name, change.why)
+            return []
+        self._book.put(replace(state, version=version, live=live if change is None else change.after))
+        return [] if change is None else [change]
+
+    def _gap(self, event: Event) -> None:
+        """Whatever was not copied after the gap has lost changes."""
+        up_to = parse_lsn(str(event.payload["up_to"]))
+        diverged = event.payload["reason"] == _DIVERGED
+        if diverged:
+            self.diverged.add(event.source)
+        for state in list(self._book.tables.values()):
+            reached = state.run.lsn if state.run is not None else state.since
+            source = state.run.source if state.run is not None else state.source
+            concerned = state.phase in {Phase.FOLLOWING, Phase.LOADING} and source == event.source
+            if concerned and (diverged or reached < up_to):
+                self._book.want(state.schema, state.name, "a gap in the stream")
+
+
+def outdated(table: Table, version: int, event: Event) -> bool:
+    """Whether the shape that a table was made with was not yet that of its snapshot, as an event says later."""
+    if int(event.payload["version"]) <= version:
+        return False
+    return set(shape(event.payload).columns) != set(table.columns)

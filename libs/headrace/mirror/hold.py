@@ -1,0 +1,84 @@
+"""A mirror that stands still for a moment, so that `headrace verify` finds it at a place it knows.
+
+A request on the mirror's own core subject holds it where it is; a second one lets it go on up to an LSN, and no
+further; a third one, or the time that was asked for, ends the hold. A dead verifier holds nobody for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace import log as logs
+from headrace.errors import DecodeError
+
+log = logs.logger("mirror")
+
+HOLD_S_MAX = 120.0
+
+
+def subject_of(identity: str) -> str:
+    return f"headrace.mirror.{identity}.hold"
+
+
+@dataclass(slots=True)
+class Hold:
+    """`lsn`: no transaction that committed at or after it is applied; 0 stops at once, None holds nothing."""
+
+    lsn: int | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _until: float = 0.0
+
+    def set(self, lsn: int | None, for_s: float) -> None:
+        self.lsn = lsn
+        self._until = time.monotonic() + min(for_s, HOLD_S_MAX)
+        self.stopped.clear()
+        self.changed.set()
+
+    def stops(self, lsn: int) -> bool:
+        """Whether what committed there must wait."""
+        if self.lsn is not None and time.monotonic() >= self._until:
+            log.warning("hold_ended", reason="its time is over")
+            self.lsn = None
+        return self.lsn is not None and lsn >= self.lsn
+
+    async def wait(self, wait_s: float) -> None:
+        """Until something about the hold changes, or a little while."""
+        self.changed.clear()
+        self.stopped.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.changed.wait()
+
+    @contextlib.asynccontextmanager
+    async def served(self, client: Client, identity: str) -> AsyncIterator[None]:
+        """Listen to requests."""
+        subscription = await client.subscribe(subject_of(identity), cb=self._heard)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                await subscription.unsubscribe()
+
+    async def _heard(self, message: Msg) -> None:
+        try:
+            body = json.loads(message.data)
+            lsn, for_s = body["lsn"], float(body["for_s"])
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("hold_not_understood", error=type(DecodeError(str(error))).__name__)
+            return
+        self.set(None if lsn is None else int(lsn), for_s)
+        if lsn == 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(for_s):
+                    await self.stopped.wait()
+        if message.reply:
+            await message.respond(json.dumps({"stopped": self.stopped.is_set()}).encode())

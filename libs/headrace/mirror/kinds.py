@@ -1,0 +1,102 @@
+"""Which kind of value a column of PostgreSQL's type holds, as far as another database cares. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from enum import StrEnum
+from typing import Any
+
+from headrace.contract.values_json import native_json
+
+_BASE = re.compile(r"\(.*?\)")
+_INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
+_FLOATS = frozenset({"real", "double precision"})
+# Types that any PostgreSQL has under the same name, with input that reads the contract's text.
+_PORTABLE = (
+    _INTEGERS
+    | _FLOATS
+    | {"boolean", "bytea", "json", "jsonb", "numeric", "money", "text", "character varying", "character", "name"}
+    | {'"char"', "uuid", "bit", "bit varying", "date", "interval", "inet", "cidr", "macaddr", "macaddr8", "pg_lsn"}
+    | {"timestamp without time zone", "timestamp with time zone", "time without time zone", "time with time zone"}
+    | {"int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
+    | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"}
+    | {"tsvector", "tsquery", "point", "line", "lseg", "box", "path", "polygon", "circle"}
+)
+
+
+class Kind(StrEnum):
+    """What a value is, in any database."""
+
+    BOOL = "bool"
+    INTEGER = "integer"
+    FLOAT = "float"
+    BYTES = "bytes"
+    JSON = "json"
+    TEXT = "text"
+    # A type of the source's own: a domain's value comes as its base type's, any other as text.
+    UNKNOWN = "unknown"
+
+
+def kind_of(data_type: str) -> Kind:
+    base = base_of(data_type)
+    if base in _INTEGERS:
+        return Kind.INTEGER
+    if base in _FLOATS:
+        return Kind.FLOAT
+    if base in {"json", "jsonb"}:
+        return Kind.JSON
+    known = {"boolean": Kind.BOOL, "bytea": Kind.BYTES}.get(base)
+    return known or (Kind.TEXT if base.removesuffix("[]") in _PORTABLE else Kind.UNKNOWN)
+
+
+def base_of(data_type: str) -> str:
+    """The type without its modifier: `numeric(10,2)` is numeric, `timestamp(3) with time zone` has no 3."""
+    return _BASE.sub("", data_type)
+
+
+def is_portable(data_type: str) -> bool:
+    """Whether another PostgreSQL has this type too."""
+    return base_of(data_type).removesuffix("[]") in _PORTABLE
+
+
+def as_bytes(value: Any) -> bytes:
+    """bytea: bin in MessagePack, base64 in JSON."""
+    return value if isinstance(value, bytes) else base64.b64decode(value)
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def canonical_json(text: str) -> str:
+    """A document by its meaning, as MessagePack's native form has it: keys sorted, no spelling of numbers kept."""
+    value = native_json(text.encode())
+    # What is nested too deep for a native form is its text.
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def as_float(value: Any) -> float | str:
+    """A float by its value: -0 is 0, and NaN (which equals nothing) its name."""
+    number = float(value)
+    return "NaN" if math.isnan(number) else number + 0.0
+
+
+def array_literal(value: list[Any]) -> str:
+    """PostgreSQL's literal of an array that came as lists."""
+    return "{" + ",".join(_element(item) for item in value) + "}"
+
+
+def _element(item: Any) -> str:
+    if item is None:
+        return "NULL"
+    if isinstance(item, list):
+        return array_literal(item)
+    if isinstance(item, bool):
+        return "t" if item else "f"
+    if isinstance(item, int | float):
+        return str(item)
+    text = "\\x" + item.hex() if isinstance(item, bytes) else as_json(item) if isinstance(item, dict) else str(item)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

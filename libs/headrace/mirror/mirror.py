@@ -1,0 +1,199 @@
+"""A mirror: bootstraps tables, follows the stream, and begins again wherever it was when anything fails.
+
+Promises: position and rows are one transaction of the target, so that a crash at any moment loses and doubles nothing;
+what can pass by itself (a server that is away) is waited for; what can't ends in one error with the remedy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError, NoKeysError, NotFoundError
+
+from headrace import log as logs
+from headrace.consumer import RetentionGapError
+from headrace.consumer.follow import StreamMissingError
+from headrace.contract.naming import split_table_token, table_token
+from headrace.errors import HeadraceError
+from headrace.metrics import Stats, count
+from headrace.mirror.book import Book
+from headrace.mirror.bootstrap import Bootstrap, Streams
+from headrace.mirror.follower import Follower
+from headrace.mirror.hold import Hold
+from headrace.mirror.table import NEW, Phase
+from headrace.mirror.target import RowMissingError, Target
+
+log = logs.logger("mirror")
+
+BOOTSTRAPS_MAX = 4
+PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
+# A life as long as this was no failed start.
+LIVED_S = 30.0
+
+TableName = tuple[str, str]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a table's bootstrap is: rows, and how many there will be (0: not known)."""
+
+    rows: int = 0
+    rows_estimated: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+
+class Mirror:
+    """`tables` as (schema, name); without any, every table that the source publishes, also those made later."""
+
+    def __init__(
+        self, client: Client, target: Target, tables: tuple[TableName, ...] = (), streams: Streams | None = None
+    ) -> None:
+        self._client = client
+        self._tables = tables
+        self._streams = streams or Streams()
+        self._hold = Hold()
+        self.book = Book(target)
+        self.stats: Stats = {}
+        self.progress: dict[str, Progress] = {}
+        self._broken: set[TableName] = set()
+        self._fell_behind = False
+        self._running: dict[str, asyncio.Task[None]] = {}
+        # Why it doesn't go on, as far as it is known; empty while it does.
+        self.trouble = ""
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until told to stop."""
+        pause_s = PAUSE_S
+        while not stopping.is_set():
+            began = time.monotonic()
+            try:
+                await self._live(stopping)
+            except BaseExceptionGroup as group:
+                self._mend(group)
+            except (HeadraceError, NatsError, APIError, OSError, TimeoutError) as error:
+                self._mend(BaseExceptionGroup("", [error]))
+            if not stopping.is_set():
+                pause_s = PAUSE_S if time.monotonic() - began > LIVED_S else min(pause_s * 2, PAUSE_S_MAX)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await stopping.wait()
+
+    def _mend(self, group: BaseExceptionGroup[Any]) -> None:
+        """What can be mended or waited for; anything else is raised."""
+        errors = list(_leaves(group))
+        for error in errors:
+            if isinstance(error, RowMissingError):
+                log.error("row_missing", table=error.table.token, reason=str(error))
+                count(self.stats, "mirror_mismatches")
+                self._broken.add((error.table.schema, error.table.name))
+            elif isinstance(error, RetentionGapError):
+                log.warning("fallen_behind", reason=str(error))
+                count(self.stats, "mirror_retention_gaps")
+                self._fell_behind = True
+            elif not _passes(error):
+                raise error
+            else:
+                self.trouble = str(error) or type(error).__name__
+                log.warning("mirror_waits", error=type(error).__name__, reason=self.trouble)
+
+    async def _live(self, stopping: asyncio.Event) -> None:
+        """From opening the target to the first trouble, or the end."""
+        await self.book.open()
+        await self._begin()
+        self.trouble = ""
+        follower = Follower(
+            self.book, self._client, self._streams, self._hold, self.stats, every_table=not self._tables
+        )
+        async with self._hold.served(self._client, self.book.identity), asyncio.TaskGroup() as tasks:
+            bootstraps = tasks.create_task(self._bootstraps(tasks), name="bootstraps")
+            await follower.run(stopping)
+            bootstraps.cancel()
+            for task in self._running.values():
+                task.cancel()
+
+    async def _begin(self) -> None:
+        """What the last life found out; tables that are not known yet; a place in the stream, the first time."""
+        if self._fell_behind or not self.book.lanes:
+            self.book.begin_at(await self._last_seq())
+        for schema, name in self._broken:
+            self.book.want(schema, name, "a row was missing")
+        for schema, name in self._tables or await self._published():
+            known = self.book.tables.get(table_token(schema, name))
+            if known is None or known.phase is Phase.GONE:
+                self.book.want(schema, name, NEW if self._tables and known is None else "published")
+        await self.book.commit()
+        self._fell_behind, self._broken = False, set()
+
+    async def _last_seq(self) -> int:
+        try:
+            return int((await self._client.jetstream().stream_info(self._streams.cdc)).state.last_seq)
+        except NotFoundError as error:
+            raise StreamMissingError(f"stream {self._streams.cdc} does not exist") from error
+
+    async def _published(self) -> list[TableName]:
+        try:
+            bucket = await self._client.jetstream().key_value(self._streams.schemas)
+            return [split_table_token(token) for token in await bucket.keys()]
+        except (NotFoundError, NoKeysError):
+            return []
+
+    async def _bootstraps(self, tasks: asyncio.TaskGroup) -> None:
+        """A bootstrap for each table that wants one, a few at a time."""
+        room = asyncio.Semaphore(BOOTSTRAPS_MAX)
+        while True:
+            self.book.news.clear()
+            self._running = {token: task for token, task in self._running.items() if not task.done()}
+            for token, state in self.book.tables.items():
+                if state.phase in {Phase.WANTED, Phase.LOADING} and token not in self._running:
+                    work = self._bootstrap(token, room)
+                    self._running[token] = tasks.create_task(work, name=f"bootstrap-{token}")
+            self.stats["mirror_tables"] = len(self.following)
+            self.stats["mirror_bootstrapping"] = len(self._running)
+            await self.book.news.wait()
+
+    async def _bootstrap(self, token: str, room: asyncio.Semaphore) -> None:
+        async with room:
+            progress = self.progress[token] = Progress()
+
+            def tell(rows: int, rows_estimated: int) -> None:
+                progress.rows, progress.rows_estimated = rows, rows_estimated
+
+            try:
+                await Bootstrap(self.book, self._client, self._streams, token, tell).run()
+                count(self.stats, "mirror_bootstraps")
+                count(self.stats, "mirror_rows", progress.rows)
+            finally:
+                self.progress.pop(token, None)
+                asyncio.get_running_loop().call_soon(self.book.news.set)
+
+    @property
+    def following(self) -> list[str]:
+        """The tables that are past their bootstrap, by token."""
+        return [token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every table that the source has is followed."""
+        states = self.book.tables.values()
+        return bool(states) and all(state.phase in {Phase.FOLLOWING, Phase.GONE} for state in states)
+
+
+def _passes(error: BaseException) -> bool:
+    if isinstance(error, HeadraceError):
+        return error.retry or isinstance(error, StreamMissingError)
+    return isinstance(error, NatsError | APIError | OSError | TimeoutError)
+
+
+def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,121 @@
+"""What an event means for a mirror's table: the steps, or that the table must be copied again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.consumer import Event
+from headrace.mirror.table import Column, Table
+from headrace.mirror.target import Alter, Delete, Insert, Step, Truncate, Update
+
+_GONE = frozenset({"table_dropped", "table_removed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The table must be bootstrapped again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The source has the table no more; `now` is the name that it goes on under, if any."""
+
+    now: tuple[str, str] | None
+
+
+def shape(payload: Mapping[str, Any]) -> Table:
+    """The table as a schema event, or a value of the schemas bucket, describes it."""
+    columns = tuple(Column(column["name"], column["data_type"]) for column in payload["columns"])
+    schema = str(payload["schema"]).removesuffix(f".{payload['table']}")
+    primary_key = tuple(payload["primary_key"])
+    whole = tuple(column.name for column in columns)
+    identity = tuple(payload.get("identity") or (primary_key if payload["replica_identity"] != "f" else whole))
+    return Table(schema, payload["table"], columns, primary_key, identity)
+
+
+def gone(payload: Mapping[str, Any]) -> Gone | None:
+    """Whether a schema event says that the table is there no more."""
+    if payload["columns"]:
+        return None
+    for change in payload["changes"]:
+        if change["change"] == "table_renamed" and change.get("to"):
+            schema, _, name = str(change["to"]).partition(".")
+            return Gone((schema, name))
+    return Gone(None)
+
+
+def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
+    """From the table as it is to the one that a schema event describes; None where they are the same."""
+    if payload["resync"]:
+        return Resync(", ".join(sorted({str(change["change"]) for change in payload["changes"]})) or "schema event")
+    wanted = shape(payload)
+    renamed = _renames(table, wanted, payload["changes"])
+    if renamed is None:
+        return Resync("columns that took each other's names")
+    old_names = {old: new for new, old in renamed.items()}
+    types = {column.name: column for column in wanted.columns}
+    kept = [old_names.get(column.name, column.name) for column in table.columns]
+    kept = [name for name in kept if name in types]
+    columns = tuple(types[name] for name in [*kept, *(name for name in types if name not in kept)])
+    after = replace(wanted, columns=columns, staging=table.staging)
+    return None if after == table else Alter(table, after, renamed)
+
+
+def _renames(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]) -> dict[str, str] | None:
+    """New name → old name. What the mirror has already (after a later snapshot) is not renamed again."""
+    there = {column.name for column in table.columns}
+    wanted_names = {column.name for column in wanted.columns}
+    renamed = {}
+    for change in changes:
+        if change["change"] == "column_renamed" and change["from"] in there - wanted_names:
+            if change["column"] in there:
+                return None
+            renamed[str(change["column"])] = str(change["from"])
+        elif change["change"] == "column_renamed" and {change["from"], change["column"]} <= there & wanted_names:
+            return None
+    return renamed
+
+
+def row_steps(event: Event, table: Table) -> Step | Resync:
+    """The step of a change, or that the table hasn't the columns it tells of."""
+    if event.operation == "TRUNCATE":
+        return Truncate(table)
+    known = {column.name for column in table.columns}
+    if not known.issuperset(event.data):
+        return Resync("a row of another shape")
+    if event.operation == "INSERT":
+        return Insert(table, (event.data,))
+    where = _identified(event, table)
+    if where is None:
+        return Resync("a row that names no key")
+    return Delete(table, where) if event.operation == "DELETE" else Update(table, where, event.data)
+
+
+def _identified(event: Event, table: Table) -> dict[str, Any] | None:
+    """The values that name the row as it was before."""
+    given = event.old if event.old is not None else event.data
+    for names in (table.primary_key, table.identity):
+        # Beside an old key alone, the primary key may stand for nothing.
+        if names and set(names) <= set(given):
+            return {name: given[name] for name in names}
+    return dict(event.old) if event.old else None
+
+
+def coalesced(steps: Iterable[Step]) -> list[Step]:
+    """The same steps, with inserts that follow each other as one."""
+    merged: list[Step] = []
+    rows: list[Mapping[str, Any]] = []
+    for step in steps:
+        last = merged[-1] if merged else None
+        if isinstance(step, Insert) and isinstance(last, Insert) and last.table == step.table:
+            rows.extend(step.rows)
+        elif isinstance(step, Insert):
+            rows = list(step.rows)
+            merged.append(Insert(step.table, rows))
+        else:
+            merged.append(step)
+    return merged

@@ -1,0 +1,377 @@
+"""A mirror in another PostgreSQL: the source's types where every server has them, text for types of its own.
+
+Tables have the names and schemas of the source's; what the mirror keeps for itself is in the schema `headrace_mirror`.
+Values travel as text, which PostgreSQL reads as the column's type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from headrace.contract import type_oids
+from headrace.contract.scalars import SESSION_SETTINGS
+from headrace.contract.values import ArrayForm, ValueOptions, converter
+from headrace.mirror.kinds import (
+    Kind,
+    array_literal,
+    as_bytes,
+    as_float,
+    as_json,
+    base_of,
+    canonical_json,
+    is_portable,
+    kind_of,
+)
+from headrace.mirror.table import Column, Table
+from headrace.mirror.target import (
+    Alter,
+    Create,
+    Delete,
+    Drop,
+    Insert,
+    RowMissingError,
+    Step,
+    Swap,
+    TargetAwayError,
+    TargetError,
+    Truncate,
+    Update,
+)
+
+SCHEMA = "headrace_mirror"
+PIPELINED_MAX = 500
+READ_ROWS = 5000
+_CONNECT_TIMEOUT_S = 10
+_COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+# Types whose text differs from the contract's form.
+_CONVERTED = {
+    "timestamp without time zone": type_oids.TIMESTAMP,
+    "timestamp with time zone": type_oids.TIMESTAMPTZ,
+    "time with time zone": type_oids.TIMETZ,
+    "money": type_oids.MONEY,
+}
+_AWAY = frozenset({"08", "57", "53"})
+_Statement = tuple[Table, str, list[str | None]]
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(table: Table) -> str:
+    if table.staging:
+        digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
+        return f"{SCHEMA}.new_{digest}"
+    return f"{quoted(table.schema)}.{quoted(table.name)}"
+
+
+class PostgresTarget:
+    """`url` is libpq's; its own variables hold for what it doesn't say."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+
+    async def load(self) -> dict[str, str]:
+        await self.close()
+        async with _explained():
+            self._connection = connection = await _connect(self._url, "headrace mirror")
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            await connection.execute(f"CREATE TABLE IF NOT EXISTS {SCHEMA}.marks (key text PRIMARY KEY, value text)")
+            await connection.commit()
+            return await _marks(connection)
+
+    async def write(self, steps: Sequence[Step]) -> None:
+        async with _explained():
+            writer = _Writer(self._open)
+            for step in steps:
+                await writer.do(step)
+            await writer.flush()
+
+    async def commit(self, marks: Mapping[str, str | None]) -> None:
+        async with _explained():
+            async with self._open.cursor() as cursor:
+                removed = [(key,) for key, value in marks.items() if value is None]
+                kept = [(key, value) for key, value in marks.items() if value is not None]
+                await cursor.executemany(f"DELETE FROM {SCHEMA}.marks WHERE key = %s", removed)  # noqa: S608
+                await cursor.executemany(
+                    f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "  # noqa: S608  # constants
+                    "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                    kept,
+                )
+            await self._open.commit()
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            with contextlib.suppress(psycopg.Error):
+                await connection.close()
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[PostgresReading]:
+        async with _explained():
+            connection = await _connect(self._url, "headrace verify")
+        try:
+            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            await connection.set_read_only(True)
+            async with _explained():
+                marks = await _marks(connection)
+            yield PostgresReading(connection, marks)
+        finally:
+            await connection.close()
+
+    @property
+    def _open(self) -> psycopg.AsyncConnection[Any]:
+        assert self._connection is not None, "load() comes first"
+        return self._connection
+
+
+async def _connect(url: str, application: str) -> psycopg.AsyncConnection[Any]:
+    options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    return await psycopg.AsyncConnection.connect(
+        url, application_name=application, options=options, connect_timeout=_CONNECT_TIMEOUT_S
+    )
+
+
+async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
+    cursor = await connection.execute(f"SELECT key, value FROM {SCHEMA}.marks")  # noqa: S608  # a constant
+    return dict(await cursor.fetchall())
+
+
+@contextlib.asynccontextmanager
+async def _explained() -> AsyncIterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        message = error.diag.message_primary or str(error).splitlines()[0]
+        state = error.sqlstate or "08"
+        if state[:2] in _AWAY:
+            raise TargetAwayError(f"the mirror's PostgreSQL: {message}") from error
+        raise TargetError(
+            f"the mirror's PostgreSQL: {message}",
+            remedy="Check the role's rights there, and what else uses its tables.",
+        ) from error
+
+
+class _Writer:
+    """The steps, in SQL; changes of single rows go many at a time."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+        self._waiting: list[_Statement] = []
+
+    async def do(self, step: Step) -> None:
+        match step:
+            case Update(table, where, data):
+                if data:
+                    sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
+                    await self._one(table, f"UPDATE {_safe_table(table)} SET {sets}", _texts(table, data), where)  # noqa: S608
+            case Delete(table, where):
+                await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)  # noqa: S608  # quoted
+            case Insert(table, rows):
+                await self.flush()
+                await self._insert(table, rows)
+            case Truncate(table):
+                await self._run(f"TRUNCATE {table_name(table)}")
+            case Create(table):
+                await self._create(table)
+            case Drop(table):
+                await self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
+            case Alter(before, after, renamed):
+                await self._alter(before, after, renamed)
+            case Swap(table):
+                await self._swap(table)
+
+    async def flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        async with self._connection.pipeline():
+            done = [await self._connection.execute(sql, values) for _, sql, values in waiting]
+        for (table, _, _), cursor in zip(waiting, done, strict=True):
+            if cursor.rowcount != 1:
+                raise RowMissingError(table, "a change of a row that isn't there")
+
+    async def _run(self, sql: str) -> None:
+        await self.flush()
+        await self._connection.execute(sql.encode())
+
+    async def _one(self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]) -> None:
+        """The statement on one row with these values."""
+        if where.keys() == set(table.key):
+            tests = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in where)
+            found = tests
+        else:
+            tests = " AND ".join(
+                f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in where
+            )
+            found = f"ctid = (SELECT ctid FROM {_safe_table(table)} WHERE {tests} LIMIT 1)"  # noqa: S608  # quoted
+        self._waiting.append((table, f"{head} WHERE {found}", [*values, *_texts(table, where)]))
+        if len(self._waiting) >= PIPELINED_MAX:
+            await self.flush()
+
+    async def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        names = ", ".join(quoted(column.name) for column in table.columns)
+        makers = [(column.name, text_of(column.data_type)) for column in table.columns]
+        async with (
+            self._connection.cursor() as cursor,
+            cursor.copy(f"COPY {table_name(table)} ({names}) FROM STDIN".encode()) as copy,
+        ):
+            for row in rows:
+                fields = (
+                    "\\N" if (value := row.get(name)) is None else make(value).translate(_COPY_ESCAPES)
+                    for name, make in makers
+                )
+                await copy.write("\t".join(fields) + "\n")
+
+    async def _create(self, table: Table) -> None:
+        await self.do(Drop(table))
+        await self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.schema)}")
+        body = ", ".join(f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns)
+        await self._run(f"CREATE TABLE {table_name(table)} ({body})")
+        await self._index(table)
+
+    async def _index(self, table: Table) -> None:
+        if table.key:
+            names = ", ".join(map(quoted, table.key))
+            await self._run(f"CREATE INDEX {_index_name(table)} ON {table_name(table)} ({names})")
+
+    async def _swap(self, staged: Table) -> None:
+        live = Table(staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity)
+        await self.do(Drop(live))
+        await self._run(f"DROP INDEX IF EXISTS {SCHEMA}.{_index_name(staged)}")
+        await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quoted(live.name)}")
+        await self._run(f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}")
+        await self._index(live)
+
+    async def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
+        name = table_name(after)
+        await self._run(f"DROP INDEX IF EXISTS {_index_schema(before)}.{_index_name(before)}")
+        for new, old in renamed.items():
+            await self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+        old_names = {old: new for new, old in renamed.items()}
+        there = {old_names.get(column.name, column.name): column for column in before.columns}
+        for lost in sorted(there.keys() - {column.name for column in after.columns}):
+            await self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
+        for column in after.columns:
+            kind, known = type_in(column.data_type), there.get(column.name)
+            if known is None:
+                await self._run(f"ALTER TABLE {name} ADD COLUMN {quoted(column.name)} {kind}")
+            elif type_in(known.data_type) != kind:
+                body = f"{quoted(column.name)} TYPE {kind} USING {quoted(column.name)}::text::{kind}"
+                await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
+        await self._index(after)
+
+
+def _safe(name: str) -> str:
+    """In a statement with placeholders, where % means something."""
+    return quoted(name).replace("%", "%%")
+
+
+def _safe_table(table: Table) -> str:
+    return table_name(table).replace("%", "%%")
+
+
+def _mark(table: Table, name: str) -> str:
+    return f"%s::{type_in(table.type_of(name))}"
+
+
+def _index_schema(table: Table) -> str:
+    return SCHEMA if table.staging else quoted(table.schema)
+
+
+def _index_name(table: Table) -> str:
+    place = f"{table.schema}\0{table.name}\0{table.staging}"
+    return f"headrace_key_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+
+
+def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
+    return [None if value is None else text_of(table.type_of(name))(value) for name, value in values.items()]
+
+
+def type_in(data_type: str) -> str:
+    """The column's type in the mirror."""
+    return data_type if is_portable(data_type) else "text"
+
+
+def _bool(value: Any) -> str:
+    return "t" if value else "f"
+
+
+def _bytea(value: Any) -> str:
+    return "\\x" + as_bytes(value).hex()
+
+
+def _any(value: Any) -> str:
+    if isinstance(value, bool):
+        return _bool(value)
+    if isinstance(value, dict):
+        return as_json(value)
+    if isinstance(value, list):
+        return array_literal(value)
+    return _bytea(value) if isinstance(value, bytes) else str(value)
+
+
+_TEXTS: Mapping[Kind, Callable[[Any], str]] = {Kind.BOOL: _bool, Kind.BYTES: _bytea, Kind.JSON: as_json}
+
+
+def text_of(data_type: str) -> Callable[[Any], str]:
+    """A value that is not NULL, as text that PostgreSQL reads."""
+    return _any if data_type.endswith("[]") else _TEXTS.get(kind_of(data_type), _any)
+
+
+class PostgresReading:
+    """One moment of the database: a transaction that is read only."""
+
+    arrays = ArrayForm.LITERAL
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any], marks: Mapping[str, str]) -> None:
+        self._connection = connection
+        self.marks = marks
+
+    async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
+        # A cast to text is not what a type prints: it trims character(n), and adds a mask to inet.
+        names = ", ".join(f"CASE WHEN {quoted(c.name)} IS NOT NULL THEN concat({quoted(c.name)}) END" for c in columns)
+        readers = [_reader(column.data_type) for column in columns]
+        async with _explained(), self._connection.cursor(f"verify_{secrets.token_hex(4)}") as cursor:
+            await cursor.execute(f"SELECT {names} FROM {table_name(table)}".encode())  # noqa: S608  # quoted
+            while rows := await cursor.fetchmany(READ_ROWS):
+                yield [
+                    tuple(None if v is None else read(v) for read, v in zip(readers, row, strict=True)) for row in rows
+                ]
+
+    def form(self, column: Column, value: Any) -> Any:
+        if value is None:
+            return None
+        kind = kind_of(column.data_type)
+        if kind is Kind.JSON:
+            return canonical_json(as_json(value))
+        if kind is Kind.FLOAT:
+            return as_float(value)
+        return value if base_of(column.data_type) in _CONVERTED else text_of(column.data_type)(value)
+
+
+def _same(value: str) -> str:
+    return value
+
+
+def _reader(data_type: str) -> Callable[[str], Any]:
+    """From PostgreSQL's text to what can be compared."""
+    if data_type.endswith("[]"):
+        return _same
+    kind = kind_of(data_type)
+    if kind is Kind.JSON:
+        return canonical_json
+    if kind is Kind.FLOAT:
+        return as_float
+    oid = _CONVERTED.get(base_of(data_type))
+    if oid is None:
+        return _same
+    convert = converter(oid, ValueOptions(), lambda _: None)
+    return lambda text: convert(text.encode())

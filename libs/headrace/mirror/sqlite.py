@@ -1,0 +1,312 @@
+"""A mirror in SQLite: one file, whose readers are never in the way and always see a committed moment.
+
+Values are stored so that nothing is lost: integers, booleans (0 and 1) and bytes as SQLite's own, floats too (NaN as
+its name), all else as text; numbers of any length among it. A table outside `public` is called `schema.table`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from headrace.mirror.kinds import Kind, as_bytes, as_float, as_json, canonical_json, kind_of
+from headrace.mirror.table import Column, Table
+from headrace.mirror.target import (
+    Alter,
+    Create,
+    Delete,
+    Drop,
+    Insert,
+    RowMissingError,
+    Step,
+    Swap,
+    TargetAwayError,
+    TargetError,
+    Truncate,
+    Update,
+)
+
+T = TypeVar("T")
+
+MARKS = "headrace_mirror"
+BUSY_TIMEOUT_S = 30.0
+READ_ROWS = 5000
+_TYPES = {Kind.BOOL: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLOAT: "REAL", Kind.BYTES: "BLOB", Kind.UNKNOWN: ""}
+_PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def table_name(table: Table) -> str:
+    """What the table is called in the file."""
+    name = table.name if table.schema == "public" else f"{table.schema}.{table.name}"
+    return quoted(f"{MARKS}_new.{name}" if table.staging else name)
+
+
+def _index_name(table: Table) -> str:
+    return quoted(f"{MARKS}_key.{table.schema}.{table.name}{'.new' if table.staging else ''}")
+
+
+class SqliteTarget:
+    """The file is made if it isn't there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        # One thread: what a cancelled caller has begun is done before what comes next.
+        self._thread = ThreadPoolExecutor(1, "headrace-sqlite")
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def load(self) -> dict[str, str]:
+        await self.close()
+        return await self._in_thread(self._load)
+
+    async def write(self, steps: Sequence[Step]) -> None:
+        await self._in_thread(self._write, steps)
+
+    async def commit(self, marks: Mapping[str, str | None]) -> None:
+        await self._in_thread(self._commit, marks)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._in_thread(self._connection.close)
+            self._connection = None
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[SqliteReading]:
+        reading = await asyncio.to_thread(SqliteReading, self._path)
+        try:
+            yield reading
+        finally:
+            await asyncio.to_thread(reading.close)
+
+    def _load(self) -> dict[str, str]:
+        with _explained(self._path):
+            connection = _connect(self._path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # A power cut may cost the last commits, whole: the stream still has what they held.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            self._connection = connection
+            return dict(connection.execute(f"SELECT key, value FROM {MARKS}"))  # noqa: S608  # a constant
+
+    def _begun(self) -> sqlite3.Connection:
+        assert self._connection is not None, "load() comes first"
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+        return self._connection
+
+    def _write(self, steps: Sequence[Step]) -> None:
+        with _explained(self._path):
+            writer = _Writer(self._begun())
+            for step in steps:
+                writer.do(step)
+
+    def _commit(self, marks: Mapping[str, str | None]) -> None:
+        with _explained(self._path):
+            connection = self._begun()
+            removed = [(key,) for key, value in marks.items() if value is None]
+            kept = [(key, value) for key, value in marks.items() if value is not None]
+            connection.executemany(f"DELETE FROM {MARKS} WHERE key = ?", removed)  # noqa: S608  # a constant
+            connection.executemany(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", kept)  # noqa: S608
+            connection.execute("COMMIT")
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    # Used by one thread at a time, though not always the same.
+    return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Any:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        kind = TargetAwayError if code in _PASSING else TargetError
+        raise kind(f"SQLite file {path}: {error}", remedy="Check the file, its folder and its disk.") from error
+
+
+class _Writer:
+    """The steps, in SQL."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._run = connection.execute
+        self._run_many = connection.executemany
+
+    def do(self, step: Step) -> None:
+        match step:
+            case Insert(table, rows):
+                self._insert(table, rows)
+            case Update(table, where, data):
+                if data:
+                    sets = ", ".join(f"{quoted(name)} = ?" for name in data)
+                    self._one(table, f"UPDATE {table_name(table)} SET {sets}", _stored(table, data), where)  # noqa: S608
+            case Delete(table, where):
+                self._one(table, f"DELETE FROM {table_name(table)}", [], where)  # noqa: S608  # quoted
+            case Truncate(table):
+                self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
+            case Create(table):
+                self._create(table)
+            case Drop(table):
+                self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
+            case Alter(before, after, renamed):
+                self._alter(before, after, renamed)
+            case Swap(table):
+                self._swap(table)
+
+    def _create(self, table: Table) -> None:
+        self.do(Drop(table))
+        body = ", ".join(_definition(column) for column in table.columns)
+        self._run(f"CREATE TABLE {table_name(table)} ({body})")
+        self._index(table)
+
+    def _index(self, table: Table) -> None:
+        if table.key:
+            names = ", ".join(map(quoted, table.key))
+            self._run(f"CREATE INDEX {_index_name(table)} ON {table_name(table)} ({names})")
+
+    def _swap(self, staged: Table) -> None:
+        live = _live(staged)
+        self.do(Drop(live))
+        self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {table_name(live)}")
+        self._run(f"DROP INDEX IF EXISTS {_index_name(staged)}")
+        self._index(live)
+
+    def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
+        name = table_name(after)
+        self._run(f"DROP INDEX IF EXISTS {_index_name(before)}")
+        for new, old in renamed.items():
+            self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+        old_names = {old: new for new, old in renamed.items()}
+        there = {old_names.get(column.name, column.name) for column in before.columns}
+        for column in after.columns:
+            if column.name not in there:
+                self._run(f"ALTER TABLE {name} ADD COLUMN {_definition(column)}")
+        for lost in sorted(there - {column.name for column in after.columns}):
+            self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
+        self._index(after)
+
+    def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        names = [column.name for column in table.columns]
+        makers = [stored(column.data_type) for column in table.columns]
+        pairs = list(zip(names, makers, strict=True))
+        marks = ", ".join("?" * len(names))
+        values = ([None if (v := row.get(name)) is None else make(v) for name, make in pairs] for row in rows)
+        columns = ", ".join(map(quoted, names))
+        self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)  # noqa: S608  # quoted
+
+    def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
+        """The statement on one row with these values."""
+        row_id = _row_id(table)
+        tests = " AND ".join(f"{quoted(name)} IS ?" for name in where)
+        found = f"{row_id} = (SELECT {row_id} FROM {table_name(table)} WHERE {tests} LIMIT 1)"  # noqa: S608  # quoted
+        done = self._run(f"{head} WHERE {found}", [*values, *_stored(table, where)])
+        if done.rowcount != 1:
+            raise RowMissingError(table, "a change of a row that isn't there")
+
+
+def _row_id(table: Table) -> str:
+    taken = {column.name.lower() for column in table.columns}
+    return next(name for name in ("rowid", "_rowid_", "oid") if name not in taken)
+
+
+def _live(table: Table) -> Table:
+    return Table(table.schema, table.name, table.columns, table.primary_key, table.identity)
+
+
+def _definition(column: Column) -> str:
+    return f"{quoted(column.name)} {_TYPES.get(kind_of(column.data_type), 'TEXT')}".rstrip()
+
+
+def _stored(table: Table, values: Mapping[str, Any]) -> list[Any]:
+    return [None if value is None else stored(table.type_of(name))(value) for name, value in values.items()]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _float(value: Any) -> Any:
+    number = float(value)
+    # SQLite makes NULL of NaN.
+    return "NaN" if math.isnan(number) else number
+
+
+def _any(value: Any) -> Any:
+    return as_json(value) if isinstance(value, dict | list) else value
+
+
+_STORED: Mapping[Kind, Callable[[Any], Any]] = {
+    Kind.BOOL: int,
+    Kind.INTEGER: int,
+    Kind.FLOAT: _float,
+    Kind.BYTES: as_bytes,
+    Kind.JSON: as_json,
+    Kind.UNKNOWN: _any,
+}
+
+
+def stored(data_type: str) -> Callable[[Any], Any]:
+    """What SQLite keeps of a value that is not NULL; arrays that come as lists are JSON."""
+    if data_type.endswith("[]"):
+        return _any
+    return _STORED.get(kind_of(data_type), _same)
+
+
+class SqliteReading:
+    """One moment of the file."""
+
+    arrays = None
+
+    def __init__(self, path: str) -> None:
+        with _explained(path):
+            self._connection = _connect(path)
+            self._connection.execute("PRAGMA query_only = 1")
+            self._connection.execute("BEGIN")
+            query = f"SELECT key, value FROM {MARKS}"  # noqa: S608  # a constant
+            self.marks: dict[str, str] = dict(self._connection.execute(query))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
+        names = ", ".join(quoted(column.name) for column in columns)
+        query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted
+        cursor = await asyncio.to_thread(self._connection.execute, query)
+        readers = [_reader(column.data_type) for column in columns]
+        while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):
+            yield [_read(readers, row) for row in rows]
+
+    def form(self, column: Column, value: Any) -> Any:
+        if value is None:
+            return None
+        kept = stored(column.data_type)(value)
+        return _reader(column.data_type)(kept)
+
+
+def _read(readers: Iterable[Callable[[Any], Any]], row: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(None if value is None else read(value) for read, value in zip(readers, row, strict=True))
+
+
+def _reader(data_type: str) -> Callable[[Any], Any]:
+    if data_type.endswith("[]"):
+        return _same
+    kind = kind_of(data_type)
+    return canonical_json if kind is Kind.JSON else as_float if kind is Kind.FLOAT else _unsigned
+
+
+def _unsigned(value: Any) -> Any:
+    """A boolean of a type that nobody knows is SQLite's 0 or 1; -0 is 0."""
+    if isinstance(value, bool):
+        return int(value)
+    return value + 0.0 if isinstance(value, float) else value

@@ -1,0 +1,139 @@
+"""What a mirror knows of a table: its shape in the target, and how far it has come. Pure.
+
+A table's state is kept in the target, in the same transaction as its rows; it is written as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from headrace.consumer import Watermark
+from headrace.contract.naming import table_token
+from headrace.lsn import Position
+
+Marks = dict[str, Watermark]
+# Why a table is wanted that was never there: what is refused then is refused to the user.
+NEW = "new"
+
+
+class Phase(StrEnum):
+    """A table's way: a snapshot is wanted, being loaded, followed by its changes; or the source has it no more."""
+
+    WANTED = "wanted"
+    LOADING = "loading"
+    FOLLOWING = "following"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, with its type in PostgreSQL's words."""
+
+    name: str
+    data_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the target. `staging`: it stands beside the one that is read, until it takes its place."""
+
+    schema: str
+    name: str
+    columns: tuple[Column, ...]
+    primary_key: tuple[str, ...] = ()
+    # By these an UPDATE or DELETE names its row.
+    identity: tuple[str, ...] = ()
+    staging: bool = False
+
+    @property
+    def token(self) -> str:
+        return table_token(self.schema, self.name)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What finds a row and is worth an index; empty where only the whole row does."""
+        if self.primary_key and set(self.primary_key) <= {column.name for column in self.columns}:
+            return self.primary_key
+        return self.identity if len(self.identity) < len(self.columns) else ()
+
+    def type_of(self, name: str) -> str:
+        return next(column.data_type for column in self.columns if column.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One bootstrap: which snapshot, how much of it is loaded, how far its own reading of the stream is."""
+
+    snapshot_id: str
+    lsn: int
+    batch_count: int
+    row_count: int
+    staged: Table
+    chunks: int = 0
+    rows: int = 0
+    version: int = 0
+    source: str = ""
+    marks: Marks = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table's place on its way; `live` is what readers see, and may be older while it is bootstrapped again."""
+
+    schema: str
+    name: str
+    phase: Phase = Phase.WANTED
+    live: Table | None = None
+    # Everything committed before this LSN came with the snapshot: such events are skipped.
+    since: int = 0
+    version: int = 0
+    run: Run | None = None
+    why: str = NEW
+    source: str = ""
+
+    @property
+    def token(self) -> str:
+        return table_token(self.schema, self.name)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> TableState:
+        body = json.loads(text)
+        body["live"] = _table(body["live"])
+        body["run"] = None if body["run"] is None else _run(body["run"])
+        body["phase"] = Phase(body["phase"])
+        return cls(**body)
+
+
+def _table(body: Mapping[str, Any] | None) -> Table | None:
+    if body is None:
+        return None
+    columns = tuple(Column(**column) for column in body["columns"])
+    keys = {"primary_key": tuple(body["primary_key"]), "identity": tuple(body["identity"])}
+    return Table(**{**body, **keys, "columns": columns})
+
+
+def _run(body: Mapping[str, Any]) -> Run:
+    staged = _table(body["staged"])
+    assert staged is not None
+    marks = {lane: _mark(mark) for lane, mark in body["marks"].items()}
+    return Run(**{**body, "staged": staged, "marks": marks})
+
+
+def _mark(body: Mapping[str, Any]) -> Watermark:
+    return Watermark(Position(*body["position"]), body["stream_seq"])
+
+
+def encode_mark(mark: Watermark) -> str:
+    return json.dumps([*mark.position, mark.stream_seq])
+
+
+def decode_mark(text: str) -> Watermark:
+    lsn, seq, stream_seq = json.loads(text)
+    return Watermark(Position(lsn, seq), stream_seq)

@@ -1,0 +1,9 @@
+"""The proof that a mirror is equal to its source: both at one LSN, while both move.
+
+verdict = await Verifier(settings, client, target).table("users")
+"""
+
+from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier
+from headrace.verify.digest import Difference, Kind
+
+__all__ = ["Difference", "Kind", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]

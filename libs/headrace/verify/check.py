@@ -1,0 +1,244 @@
+"""Source against mirror, table by table, each at one LSN, while both move.
+
+The way: the mirror is asked to stand still; the source's snapshot is taken, which gives the LSN; the mirror goes on to
+that LSN and no further; one reading of it is opened there (`headrace.verify.place` says when), and it is let go. Then
+both are read at leisure, and neither is held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.mirror.book import identity_of, tables_of
+from headrace.mirror.hold import subject_of
+from headrace.mirror.table import Phase, TableState
+from headrace.mirror.target import ReadableTarget, TargetReading
+from headrace.settings import Settings
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import HeldSnapshot, RefusedError, held_snapshot
+from headrace.verify import source
+from headrace.verify.digest import RANGES, Difference, Digests, Row, differences, differing, key_of, range_of
+from headrace.verify.place import Place, place_of, state_of
+
+log = logs.logger("verify")
+
+HOLD_S = 30.0
+ANSWER_S = 10.0
+LOOK_S = 0.1
+ROWS_COMPARED_MAX = 200_000
+
+
+class NotThereError(HeadraceError):
+    """The mirror did not come to the source's LSN in time."""
+
+    remedy = "Check that the suite and the mirror run (`headrace status`, the mirror's log), or give --wait more time."
+
+
+class NoMirrorError(HeadraceError):
+    """Nothing has been mirrored there."""
+
+    remedy = "Run `headrace mirror --to …` first."
+
+
+class PastError(HeadraceError):
+    """The mirror went past the LSN before it could be held."""
+
+    retry = True
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for a mirror, and how much later a table that differs is looked at once more.
+
+    DDL that no row follows is told a few seconds late: what it did heals, what is lost does not.
+    """
+
+    wait_s: float = 60.0
+    again_s: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one table's comparison."""
+
+    token: str
+    lsn: int
+    rows: int = 0
+    ranges: int = 0
+    found: tuple[Difference, ...] = ()
+    # Of a table that can't be compared row by row.
+    why: str = ""
+    # Columns of the key, by which `found` names rows; empty: whole rows.
+    key: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        return not (self.ranges or self.why)
+
+
+@dataclass(slots=True)
+class Verifier:
+    """Compares a target with the settings' source."""
+
+    settings: Settings
+    client: Client
+    target: ReadableTarget
+    patience: Patience = field(default_factory=Patience)
+
+    async def tables(self) -> list[TableState]:
+        """What the mirror has."""
+        async with self.target.reading() as reading:
+            if identity_of(reading.marks) is None:
+                raise NoMirrorError("the target holds no mirror")
+            states = tables_of(reading.marks).values()
+        return sorted((s for s in states if s.phase is not Phase.GONE), key=lambda state: state.token)
+
+    async def table(self, token: str) -> Verdict:
+        """One table's verdict; what differs is looked at again before it is said."""
+        deadline = time.monotonic() + self.patience.wait_s
+        verdict = await self._once(token, deadline)
+        if not verdict.equal:
+            await asyncio.sleep(self.patience.again_s)
+            verdict = await self._once(token, max(deadline, time.monotonic() + self.patience.wait_s))
+        while verdict.why and time.monotonic() < deadline:
+            await asyncio.sleep(1.0)
+            verdict = await self._once(token, deadline)
+        return verdict
+
+    async def _once(self, token: str, deadline: float) -> Verdict:
+        while True:
+            try:
+                return await self._compare(token, deadline)
+            except (PastError, NotThereError):
+                if time.monotonic() >= deadline:
+                    raise
+
+    async def _compare(self, token: str, deadline: float) -> Verdict:
+        async with self.target.reading() as reading:
+            state, identity = state_of(reading.marks, token), identity_of(reading.marks)
+        if state is None or identity is None or state.phase is Phase.GONE:
+            return Verdict(token, 0, why="the mirror has no such table")
+        async with contextlib.AsyncExitStack() as stack:
+            held = await self._held(stack, state, identity)
+            if isinstance(held, Verdict):
+                return held
+            reading = await stack.enter_async_context(self._reading_at(held.lsn, token, deadline))
+            await self._hold(identity, None)
+            return await self._rows(held, reading, token)
+
+    async def _held(self, stack: contextlib.AsyncExitStack, state: TableState, identity: str) -> HeldSnapshot | Verdict:
+        """The source's snapshot, with the mirror kept from passing it."""
+        await self._hold(identity, 0)
+        stack.push_async_callback(self._hold, identity, None)
+        try:
+            request = SnapshotRequest(state.token, state.schema, state.name)
+            settings = source.patient(self.settings, HOLD_S)
+            held = await stack.enter_async_context(held_snapshot(settings, request))
+        except RefusedError as error:
+            return Verdict(state.token, 0, why=f"the source does not have it: {error}")
+        await self._hold(identity, held.lsn)
+        return held
+
+    async def _hold(self, identity: str, lsn: int | None) -> None:
+        """Ask the mirror to stop (0), to go no further than an LSN, or to go on; one that doesn't run stands anyway."""
+        body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
+        with contextlib.suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError, TimeoutError):
+            await self.client.request(subject_of(identity), body, timeout=ANSWER_S)
+
+    @contextlib.asynccontextmanager
+    async def _reading_at(self, lsn: int, token: str, deadline: float) -> AsyncIterator[TargetReading]:
+        """A reading of the mirror as of exactly this LSN."""
+        until = min(deadline, time.monotonic() + HOLD_S)
+        while await source.confirmed_lsn(self.settings) < lsn:
+            if time.monotonic() > until:
+                raise NotThereError(f"the stream has not come to the source's LSN; {token} can't be compared")
+            await asyncio.sleep(LOOK_S)
+        js, stream = self.client.jetstream(), self.settings.streams.cdc
+        place = Place.BEHIND
+        while time.monotonic() <= until:
+            async with self.target.reading() as reading:
+                state = state_of(reading.marks, token)
+                place = Place.BEHIND
+                if state is not None:
+                    place = await place_of(js, stream, reading.marks, state, lsn)
+                if place is Place.THERE:
+                    yield reading
+                    return
+            if place is Place.PAST:
+                raise PastError(f"{token} went past the LSN")
+            await asyncio.sleep(LOOK_S)
+        raise NotThereError(f"the mirror's {token} is {place} and did not come to the source's LSN")
+
+    async def _rows(self, held: HeldSnapshot, reading: TargetReading, token: str) -> Verdict:
+        state = state_of(reading.marks, token)
+        assert state is not None
+        assert state.live is not None
+        ours, theirs = {c.name for c in state.live.columns}, {c.name for c in held.columns}
+        if ours != theirs:
+            lacks, has = ", ".join(sorted(theirs - ours)) or "none", ", ".join(sorted(ours - theirs)) or "none"
+            return Verdict(token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}")
+        return await _Comparison(self.settings, held, reading, state).verdict()
+
+
+class _Comparison:
+    """Both sides' rows, read twice at most."""
+
+    def __init__(self, settings: Settings, held: HeldSnapshot, reading: TargetReading, state: TableState) -> None:
+        assert state.live is not None
+        self._settings, self._held, self._reading, self._state = settings, held, reading, state
+        self._table = state.live
+        self._columns = state.live.columns
+        self._names = [column.name for column in self._columns]
+        self._places = [self._names.index(name) for name in state.live.key]
+
+    async def verdict(self) -> Verdict:
+        sides = Digests(self._places), Digests(self._places)
+        async for rows in self._source():
+            sides[0].add(rows)
+        async for rows in self._mirror():
+            sides[1].add(rows)
+        ranges = differing(*sides)
+        found = await self._found(self._some(ranges, *sides)) if ranges else []
+        return Verdict(self._state.token, self._held.lsn, sides[0].rows, len(ranges), tuple(found), key=self._table.key)
+
+    @staticmethod
+    def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:
+        """As many of the ranges as may be held in memory."""
+        chosen: set[int] = set()
+        rows = 0
+        for place in sorted(ranges):
+            rows += sum(side.counts[place] for side in sides)
+            if chosen and rows > ROWS_COMPARED_MAX:
+                break
+            chosen.add(place)
+        return frozenset(chosen)
+
+    async def _found(self, ranges: frozenset[int]) -> list[Difference]:
+        ours = [row async for rows in self._source() for row in self._within(rows, ranges)]
+        theirs = [row async for rows in self._mirror() for row in self._within(rows, ranges)]
+        return differences(ours, theirs, self._places, self._names)
+
+    def _within(self, rows: Sequence[Row], ranges: frozenset[int]) -> list[Row]:
+        return [row for row in rows if range_of(key_of(row, self._places)) in ranges]
+
+    async def _source(self) -> AsyncIterator[list[Row]]:
+        form, columns = self._reading.form, self._columns
+        async for rows in source.rows(self._settings, self._held, self._names, self._reading.arrays):
+            yield [tuple(form(column, value) for column, value in zip(columns, row, strict=True)) for row in rows]
+
+    def _mirror(self) -> AsyncIterator[list[tuple[Any, ...]]]:
+        return self._reading.rows(self._table, self._columns)
+
+
+__all__ = ["RANGES", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]

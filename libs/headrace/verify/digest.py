@@ -1,0 +1,96 @@
+"""Rows of two databases compared without either's order: digests of ranges first, rows where these differ. Pure.
+
+A range is a share of the hashes of the rows' keys: no two databases sort text alike, but both have the same hashes. A
+range's digest is a sum over its rows, so that it does not matter which row comes first, and equal rows count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+from typing import Any
+
+RANGES = 1024
+_MODULUS = 1 << 128
+
+Row = tuple[Any, ...]
+
+
+class Kind(StrEnum):
+    """What is wrong with a row of the mirror."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A row, by its key, or whole where it has none; the columns that differ, of a changed one."""
+
+    kind: Kind
+    key: Row
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Digests:
+    """The digest of each range, and its number of rows; `places` are the key's columns (none: the whole row)."""
+
+    places: Sequence[int]
+    sums: list[int] = field(default_factory=lambda: [0] * RANGES)
+    counts: list[int] = field(default_factory=lambda: [0] * RANGES)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            place = range_of(key_of(row, self.places))
+            self.sums[place] = (self.sums[place] + _hash(row)) % _MODULUS
+            self.counts[place] += 1
+
+    @property
+    def rows(self) -> int:
+        return sum(self.counts)
+
+
+def key_of(row: Row, places: Sequence[int]) -> Row:
+    return tuple(row[place] for place in places) if places else row
+
+
+def range_of(key: Row) -> int:
+    return _hash(key) % RANGES
+
+
+def _hash(values: Row) -> int:
+    # The text forms of text, numbers, bytes and None are one-to-one, and the same in every process.
+    return int.from_bytes(blake2b(repr(values).encode(), digest_size=16).digest())
+
+
+def differing(source: Digests, mirror: Digests) -> frozenset[int]:
+    """The ranges that are not the same."""
+    pairs = enumerate(zip(source.sums, source.counts, mirror.sums, mirror.counts, strict=True))
+    return frozenset(place for place, (a, a_count, b, b_count) in pairs if a != b or a_count != b_count)
+
+
+def differences(
+    source: Iterable[Row], mirror: Iterable[Row], places: Sequence[int], names: Sequence[str]
+) -> list[Difference]:
+    """What is wrong with the mirror's rows, of those given."""
+    wanted, there = Counter(source), Counter(mirror)
+    missing, extra = list((wanted - there).elements()), list((there - wanted).elements())
+    by_key: dict[Row, list[Row]] = {}
+    for row in extra:
+        by_key.setdefault(key_of(row, places), []).append(row)
+    found = []
+    for row in missing:
+        key = key_of(row, places)
+        if places and by_key.get(key):
+            other = by_key[key].pop()
+            columns = tuple(name for name, a, b in zip(names, row, other, strict=True) if a != b)
+            found.append(Difference(Kind.CHANGED, key, columns))
+        else:
+            found.append(Difference(Kind.MISSING, key))
+    found += [Difference(Kind.EXTRA, key) for key, rows in by_key.items() for _ in rows]
+    return found

@@ -1,0 +1,137 @@
+"""`headrace mirror`: tables kept in step in SQLite or PostgreSQL, with a progress bar while they are bootstrapped.
+
+On a terminal it shows bars and a status line; anywhere else it logs lines, as services do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace import lifecycle
+from headrace.contract.naming import PUBLIC
+from headrace.errors import SettingError
+from headrace.health import application, serving
+from headrace.jetstream.connection import NatsUnreachableError, connected
+from headrace.lifecycle import Scope
+from headrace.lsn import format_lsn
+from headrace.mirror import Mirror, Streams, opened
+from headrace.settings import ProcessSettings, Settings
+
+SERVICE = "mirror"
+VIEW_S = 0.2
+JUDGE_S = 1.0
+_BAR_CHARACTERS = 40
+
+
+def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`users`, `app.orders`, … as (schema, name)."""
+    names = []
+    for table in tables:
+        schema, dot, name = table.partition(".")
+        if not table or (dot and not (schema and name)):
+            raise SettingError(f"{table!r} names no table", remedy="Write users, or app.orders for another schema.")
+        names.append((schema, name) if dot else (PUBLIC, table))
+    return tuple(names)
+
+
+def run(settings: Settings, tables: Sequence[str], to: str, http: int | None) -> int:
+    """Mirror until told to stop; the process's exit code."""
+    names = table_names(tables)
+    on_terminal = sys.stdout.isatty()
+
+    async def main(scope: Scope) -> None:
+        await _mirror(scope, settings, names, to, http=http, on_terminal=on_terminal)
+
+    return lifecycle.run(SERVICE, quiet(settings.process) if on_terminal else settings.process, main)
+
+
+def quiet(process: ProcessSettings) -> ProcessSettings:
+    """Beside a terminal's bars, lines are for trouble alone (unless more was asked for)."""
+    return replace(process, log_level="warning") if process.log_level == "info" else process
+
+
+async def _mirror(
+    scope: Scope,
+    settings: Settings,
+    tables: tuple[tuple[str, str], ...],
+    to: str,
+    *,
+    http: int | None,
+    on_terminal: bool,
+) -> None:
+    streams = Streams(settings.streams.cdc, settings.streams.init, settings.streams.schemas)
+    try:
+        async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
+            mirror = Mirror(client, target, tables, streams)
+            mirror.stats = scope.health.stats
+            scope.spawn("mirror-health", _judge(scope, mirror))
+            if on_terminal:
+                scope.spawn("mirror-view", _show(scope, mirror, to))
+            await mirror.run(scope.stopping)
+            scope.stopping.set()
+    except NatsUnreachableError:
+        if not scope.stopping.is_set():
+            raise
+
+
+@contextlib.asynccontextmanager
+async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIterator[None]:
+    """`/livez`, `/readyz` and `/metrics`, where a port is given."""
+    if http is None:
+        yield
+        return
+    async with serving(application(scope.health, settings.source.slot), settings.process.http_host, http):
+        yield
+
+
+async def _judge(scope: Scope, mirror: Mirror) -> None:
+    """Ready once every table is there, and while nothing keeps the mirror from its work."""
+    while not scope.stopping.is_set():
+        if mirror.trouble:
+            scope.health.ail("mirror", mirror.trouble)
+        else:
+            scope.health.heal("mirror")
+        if mirror.is_whole:
+            scope.health.started()
+        await scope.pause(JUDGE_S)
+
+
+async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
+    """Bars and a status line, until the end."""
+    with Live(console=Console(highlight=False), refresh_per_second=1 / VIEW_S) as live:
+        while not scope.stopping.is_set():
+            live.update(_view(mirror, to))
+            await scope.pause(VIEW_S)
+        live.update(_line(mirror, to))
+
+
+def _view(mirror: Mirror, to: str) -> RenderableType:
+    bars = Table.grid(padding=(0, 2))
+    for token, progress in sorted(mirror.progress.items()):
+        known = progress.rows_estimated or None
+        rows = f"{progress.rows:,} of {known:,} rows" if known else "waiting for its snapshot"
+        done = min(progress.rows, known or 0)
+        bar = ProgressBar(total=known, completed=done, width=_BAR_CHARACTERS, pulse=known is None)
+        bars.add_row(Text(token, style="bold"), bar, Text(rows, style="dim"))
+    return Group(bars, _line(mirror, to))
+
+
+def _line(mirror: Mirror, to: str) -> Text:
+    if mirror.trouble:
+        return Text(mirror.trouble, style="yellow")
+    scheme, _, place = to.partition("://")
+    # What stands before the @ may be a password.
+    shown = f"{scheme}://{place.rpartition('@')[2]}"
+    line = Text.assemble((f"{len(mirror.following)} tables", "bold"), f" in step in {shown}")
+    line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
+    lsn = mirror.stats.get("mirror_lsn")
+    return line.append(f"   up to {format_lsn(lsn)}", style="dim") if isinstance(lsn, int) else line

@@ -1,0 +1,129 @@
+"""`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or again and again.
+
+Ends with code 0 where all tables are equal, 3 where one is not. Shows keys of rows that differ, never other values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from headrace import lifecycle
+from headrace import log as logs
+from headrace.cli.mirror import quiet, served, table_names
+from headrace.contract.naming import table_token
+from headrace.jetstream.connection import connected
+from headrace.lifecycle import Scope
+from headrace.lsn import format_lsn
+from headrace.metrics import Stats, count
+from headrace.mirror import opened
+from headrace.settings import Settings
+from headrace.verify import NoMirrorError, Patience, Verdict, Verifier
+from headrace.verify.check import RANGES
+
+log = logs.logger("verify")
+
+SERVICE = "verify"
+EXIT_DIFFERENT = 3
+SHOWN_MAX = 20
+_CHARACTERS_MAX = 100
+
+
+def run(
+    settings: Settings,
+    tables: Sequence[str],
+    to: str,
+    *,
+    wait_s: float,
+    every_s: float | None = None,
+    http: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """Compare; the process's exit code."""
+    names = table_names(tables)
+    patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
+    different = False
+
+    async def main(scope: Scope) -> None:
+        nonlocal different
+        async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
+            verifier = Verifier(settings, client, target, patience)
+            while not scope.stopping.is_set():
+                verdicts = await _all(verifier, names, scope)
+                different = not all(verdict.equal for verdict in verdicts)
+                _tell(verdicts, as_json=as_json)
+                _count(scope.health.stats, verdicts)
+                scope.health.started()
+                if every_s is None:
+                    break
+                await scope.pause(every_s)
+
+    code = lifecycle.run(SERVICE, quiet(settings.process) if every_s is None else settings.process, main)
+    return EXIT_DIFFERENT if different and every_s is None and not code else code
+
+
+async def _all(verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope) -> list[Verdict]:
+    began = time.monotonic()
+    there = [state.token for state in await verifier.tables()]
+    tokens = [table_token(*name) for name in names] or there
+    if not tokens:
+        raise NoMirrorError("the mirror has no tables")
+    verdicts = [await verifier.table(token) for token in tokens if not scope.stopping.is_set()]
+    scope.health.stats["verify_seconds"] = time.monotonic() - began
+    return verdicts
+
+
+def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
+    count(stats, "verify_runs")
+    stats["verify_differences"] = {
+        verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1)) for verdict in verdicts
+    }
+    stats["verify_rows"] = sum(verdict.rows for verdict in verdicts)
+
+
+def _tell(verdicts: Sequence[Verdict], *, as_json: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for verdict in verdicts:
+        log.info("verified", table=verdict.token, equal=verdict.equal, rows=verdict.rows, lsn=format_lsn(verdict.lsn))
+        if not verdict.equal:
+            log.error("mirror_differs", table=verdict.token, rows=len(verdict.found), reason=verdict.why or "rows")
+        if as_json:
+            print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
+        else:
+            console.print(_text(verdict))
+
+
+def _body(verdict: Verdict) -> dict[str, object]:
+    rows = [{"what": d.kind, "key": [str(v) for v in d.key], "columns": d.columns} for d in verdict.found[:SHOWN_MAX]]
+    return {
+        "table": verdict.token,
+        "equal": verdict.equal,
+        "lsn": format_lsn(verdict.lsn),
+        "rows": verdict.rows,
+        "ranges_differing": verdict.ranges,
+        "differences": len(verdict.found),
+        "reason": verdict.why or None,
+        "found": rows,
+    }
+
+
+def _text(verdict: Verdict) -> Text:
+    place = f"{verdict.rows:,} rows at {format_lsn(verdict.lsn)}"
+    if verdict.equal:
+        return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}")
+    text = Text.assemble(("≠ ", "red"), (verdict.token, "bold"), f"  {verdict.why or place}")
+    if verdict.why:
+        return text
+    text.append(f", {len(verdict.found)} differ, in {verdict.ranges} of {RANGES} ranges", style="red")
+    for difference in verdict.found[:SHOWN_MAX]:
+        pairs = [f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)]
+        named = " ".join(pairs) or ", ".join(map(repr, difference.key))
+        columns = f"  ({', '.join(difference.columns)})" if difference.columns else ""
+        text.append(f"\n    {difference.kind:<8} {named[:_CHARACTERS_MAX]}{columns}")
+    if len(verdict.found) > SHOWN_MAX:
+        text.append(f"\n    and {len(verdict.found) - SHOWN_MAX} more", style="dim")
+    return text
