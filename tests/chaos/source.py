@@ -24,7 +24,7 @@ TABLES = ("orders", "items", "notes")
 IDS = 5000
 _PAGE = 5000
 _SLOT = "oracle"
-_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 async def prepare(postgres: EmbeddedPostgres) -> None:

@@ -1,7 +1,8 @@
 """A connection to NATS that waits for its server, heals by itself, and says what is wrong.
 
 Promises: an unreachable server is waited for with a log line that names it; refused credentials end in an error with
-the remedy; readiness is false while the connection is down. Never logs a URL's user or password.
+the remedy; readiness is false while the connection is down. Where TLS was asked for, nothing is said to a server that
+doesn't speak it: neither a password nor a subject. Never logs a URL's user or password.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import nats
 from nats.aio.client import Client
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
@@ -33,6 +33,12 @@ class NatsRefusedError(HeadraceError):
     """The NATS server is there and refuses us."""
 
     remedy = "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, NATS_TOKEN)."
+
+
+class NatsTlsError(HeadraceError):
+    """TLS with the NATS server fails, or it has none where we want it."""
+
+    remedy = "Check NATS_TLS_CA (who signed the server's certificate), NATS_TLS_CERT, NATS_TLS_KEY and the host's name."
 
 
 class NatsUnreachableError(HeadraceError):
@@ -72,8 +78,58 @@ def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
     return context
 
 
+def _wants_tls(settings: NatsSettings) -> bool:
+    asked = settings.tls_ca or settings.tls_cert
+    return bool(asked) or any(urlsplit(url).scheme in ("tls", "wss") for url in servers(settings))
+
+
+class _Client(Client):
+    """nats-py's client speaks TLS when the server's first line asks for it: one that left it out would get it all."""
+
+    def __init__(self, *, tls_wanted: bool) -> None:
+        super().__init__()
+        self._tls_wanted = tls_wanted
+
+    def _connect_command(self) -> bytes:
+        """Called on every connection, right before the first thing that is said."""
+        server = self._current_server
+        encrypted = self._server_info.get("tls_required") or (server is not None and server.uri.scheme == "wss")
+        if self._tls_wanted and not encrypted:
+            raise NatsError("nats: the server offers no TLS")
+        return bytes(super()._connect_command())
+
+    async def connect_or_leave(self, options: Mapping[str, Any]) -> None:
+        """Connect; a connection that was refused is not left open, as nats-py leaves it."""
+        try:
+            await self.connect(**options)
+        except BaseException:
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]  # nats-py's
+            raise
+
+
+async def _connect(settings: NatsSettings, chosen: Mapping[str, Any]) -> Client:
+    client = _Client(tls_wanted=_wants_tls(settings))
+    await client.connect_or_leave(chosen)
+    return client
+
+
+def _readable(settings: NatsSettings) -> None:
+    """Refuse files that can't be read before anything is sent: they would look like a server that is away."""
+    for env, path in (("NATS_CREDS", settings.credentials), ("NATS_NKEY_SEED", settings.nkey_seed)):
+        if path is None:
+            continue
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise SettingError(
+                f"{env}={str(path)!r} can't be read: {error.strerror}", remedy=f"Name a readable file in {env}."
+            ) from error
+
+
 def options(settings: NatsSettings, name: str) -> dict[str, Any]:
     """nats-py's options from ours."""
+    _readable(settings)
     chosen: dict[str, Any] = {
         "servers": servers(settings),
         "name": name,
@@ -105,13 +161,21 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
     once = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.05, "allow_reconnect": False}
     probe = chosen | silent | once
     try:
-        await (await nats.connect(**probe)).close()
-        return await nats.connect(**chosen)
+        await (await _connect(settings, probe)).close()
+        return await _connect(settings, chosen)
     except (AuthorizationError, NoServersError, NatsError, OSError, TimeoutError) as error:
-        seen = [error, *reasons]
-        if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
-            raise NatsRefusedError(f"NATS at {shown(settings)} refuses our credentials") from error
-        raise NatsUnreachableError(f"NATS at {shown(settings)} can't be reached ({seen[-1]})") from error
+        raise _explained(settings, [error, *reasons]) from error
+
+
+def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
+    """The suite's error for a connection that failed."""
+    at = f"NATS at {shown(settings)}"
+    if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
+        return NatsRefusedError(f"{at} refuses our credentials")
+    tls = next((e for e in seen if isinstance(e, ssl.SSLError) or "TLS" in str(e)), None)
+    if tls is not None:
+        return NatsTlsError(f"{at}: {getattr(tls, 'verify_message', '') or tls}")
+    return NatsUnreachableError(f"{at} can't be reached ({seen[-1]})")
 
 
 @contextlib.asynccontextmanager
