@@ -60,6 +60,13 @@ class Poison(StrEnum):
     PARK = "park"
 
 
+class Durability(StrEnum):
+    """When an LSN is confirmed: acknowledged by JetStream, or on its disk too."""
+
+    ACK = "ack"
+    SYNC = "sync"
+
+
 class Compat(StrEnum):
     NONE = "none"
     BRIDGE = "bridge"
@@ -156,6 +163,13 @@ class DeliverySettings:
     batch_age_max_s: float = setting("HEADRACE_BATCH_AGE_MAX_S", 0.1, "a batch waits no longer", least=0.001)
     atomic_messages_max: int = setting("HEADRACE_ATOMIC_MESSAGES_MAX", 1000, "the server's atomic limit", least=1)
     atomic_bytes_max: int = setting("HEADRACE_ATOMIC_BYTES_MAX", 16 * _MIB, "bytes held for one", least=65_536)
+    durability: Durability = setting("HEADRACE_DURABILITY", Durability.ACK, "sync: confirm what JetStream has synced")
+    sync_interval_s: float = setting("HEADRACE_JETSTREAM_SYNC_S", 120.0, "nats-server's sync_interval", least=0.1)
+
+    @property
+    def hold_s(self) -> float:
+        """How long what is acknowledged is kept from being confirmed."""
+        return self.sync_interval_s if self.durability is Durability.SYNC else 0.0
 
 
 @dataclass(frozen=True, slots=True)
