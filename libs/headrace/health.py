@@ -15,6 +15,7 @@ from headrace import log as logs
 from headrace import process
 from headrace.errors import HeadraceError
 from headrace.metrics import CONTENT_TYPE, Stats, exposition
+from headrace.tracing import Traces
 
 log = logs.logger("health")
 
@@ -31,6 +32,7 @@ class Health:
         self.stats: Stats = {}
         # Bring figures up to date that nobody counts as they change.
         self.refreshers: list[Callable[[Stats], None]] = [process.refresh]
+        self.traces = Traces()
         self._reasons: dict[str, str] = {"start": "starting"}
 
     def started(self) -> None:

@@ -62,11 +62,12 @@ def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
             bounds = [*(f"{bound:g}" for bound in figure.bounds), "+Inf"]
             family.add_metric(own, list(zip(bounds, accumulate(value[1:]), strict=True)), sum_value=value[0])
     elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
-        for labels, number in _series(figure, value):
+        for labels, number in series(figure, value):
             family.add_metric([*own, *labels], number)
 
 
-def _series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
+def series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
+    """The values of a figure that is no histogram, each with the values of its labels."""
     if not figure.labels:
         if isinstance(value, int | float):
             yield [], value
@@ -106,14 +107,14 @@ def count(stats: Stats, key: str, by: float = 1) -> None:
     stats[key] = stats.get(key, 0) + by  # type: ignore[operator]  # a figure without labels is a number
 
 
-def count_in(stats: Stats, key: str, series: str, by: float = 1) -> None:
+def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:
     """Add to one series of a declared figure, named by the values of its labels, joined with blanks."""
     held = stats.setdefault(key, {})
     assert key in _BY_KEY, key
     assert isinstance(held, dict), key
-    if series not in held and len(held) >= SERIES_MAX:
-        series = " ".join([OTHER, *series.split(" ")[1:]])
-    held[series] = held.get(series, 0) + by
+    if labels not in held and len(held) >= SERIES_MAX:
+        labels = " ".join([OTHER, *labels.split(" ")[1:]])
+    held[labels] = held.get(labels, 0) + by
 
 
 def observe(stats: Stats, key: str, value: float) -> None:

@@ -20,6 +20,7 @@ async def on_the_bus(
 
     The service stops when its work is done. Told to stop before NATS was ever there, it ends like any other.
     """
+    scope.health.traces.every = settings.otel.trace_every if settings.otel.endpoint else 0
     port = http_port if settings.process.http_port is None else settings.process.http_port
     async with serving(application(scope.health, settings.source.slot), settings.process.http_host, port):
         try:

@@ -100,7 +100,6 @@ class NatsSettings:
     tls_key: Path | None = setting("NATS_TLS_KEY", None, "its key")
     reconnect_wait_s: float = setting("HEADRACE_NATS_RECONNECT_WAIT_S", 2.0, "pause between reconnects", least=0.01)
     ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
-    ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
     flush_timeout_s: float = setting("HEADRACE_NATS_FLUSH_TIMEOUT_S", 10.0, "how long a flush may take", least=0.1)
 
 
@@ -248,6 +247,16 @@ class WatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OtelSettings:
+    """OpenTelemetry, sent by telemetry for the whole suite over OTLP/HTTP. Needs the extra `otel`."""
+
+    endpoint: str | None = setting("OTEL_EXPORTER_OTLP_ENDPOINT", None, "such as http://collector:4318; unset: none")
+    headers: str | None = setting("OTEL_EXPORTER_OTLP_HEADERS", None, "with each: name=value,name=value", secret=True)
+    interval_s: float = setting("HEADRACE_OTEL_INTERVAL_S", 15.0, "sent this often", least=0.1)
+    trace_every: int = setting("HEADRACE_OTEL_TRACE_EVERY", 0, "of so many frames one is traced; 0: none", least=0)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSettings:
     """What every process has."""
 
@@ -274,6 +283,7 @@ class Settings:
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
     archive: ArchiveSettings = field(default_factory=ArchiveSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)
+    otel: OtelSettings = field(default_factory=OtelSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
 
 

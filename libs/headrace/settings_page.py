@@ -26,6 +26,7 @@ _TITLES = {
     "snapshot": "Snapshots",
     "archive": "Archive",
     "watch": "Watching",
+    "otel": "OpenTelemetry",
     "process": "Every process",
 }
 # Options of the services' commands, where they have one.

@@ -15,6 +15,7 @@ from headrace.telemetry.retention import Standing, StreamView, judge
 from headrace.telemetry.slot_watch import alarm
 from headrace.telemetry.suite import SlotView
 from headrace.telemetry.trend import WINDOW_S, Trend, seconds_left
+from headrace.tracing import Traces
 
 STREAM = StreamView("CDC", 1000, 100_000, 501, 1500, 1, 200_000, 0, 3600.0, True)
 BEHIND = Standing("app", pending=900, unacknowledged=10, floor_seq=590, subject=">")
@@ -124,7 +125,7 @@ def test_a_batch_counts_its_events_and_not_its_messages() -> None:
 
 def test_a_frame_is_noted_when_all_of_it_is_acknowledged_and_not_before() -> None:
     stats: Stats = {}
-    lag = AckLag(stats)
+    lag = AckLag(stats, Traces())
     lag.handed_over(Frame("e-1", 10, 0.0, 100, 0.0))
     assert lag.settle(9, 0.0, 500) == []
     lag.refresh(stats)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -23,6 +24,7 @@ from headrace.bus import signed
 from headrace.errors import DecodeError, HeadraceError
 from headrace.lifecycle import Scope
 from headrace.metrics import Stats
+from headrace.tracing import Span, unpacked
 
 log = logs.logger("bus")
 
@@ -65,6 +67,7 @@ class Report:
     stats: Stats
     reasons: dict[str, str]
     instance: str
+    spans: tuple[Span, ...] = ()
 
 
 _INSTANCE = secrets.token_hex(4)
@@ -74,14 +77,17 @@ def doctor_subject(slot: str) -> str:
     return f"headrace.{slot}.doctor"
 
 
-def encode_stats(stats: Stats, reasons: dict[str, str]) -> bytes:
-    return bytes(msgpack.packb({"stats": stats, "reasons": reasons, "instance": _INSTANCE}))
+def encode_stats(stats: Stats, reasons: dict[str, str], spans: Sequence[Span] = ()) -> bytes:
+    body = {"stats": stats, "reasons": reasons, "instance": _INSTANCE}
+    return bytes(msgpack.packb({**body, "spans": [span.packed() for span in spans]} if spans else body))
 
 
 def decode_stats(data: bytes) -> Report:
     try:
         body = msgpack.unpackb(data)
-        return Report(dict(body["stats"]), dict(body["reasons"]), str(body["instance"]))
+        return Report(
+            dict(body["stats"]), dict(body["reasons"]), str(body["instance"]), unpacked(body.get("spans", ()))
+        )
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed report: {error}") from error
 
@@ -101,8 +107,9 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
         stats = scope.health.refreshed()
         stats["nats_connected"] = int(client.is_connected)
         if client.is_connected:
+            report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
             with contextlib.suppress(NatsError):
-                await client.publish(stats_subject(slot, scope.service), encode_stats(stats, scope.health.reasons))
+                await client.publish(stats_subject(slot, scope.service), report)
         if scope.stopping.is_set():
             return
         await scope.pause(scope.process.stats_interval_s)

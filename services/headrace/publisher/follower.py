@@ -39,7 +39,6 @@ from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
-from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
 from headrace.publisher.parking import Parking
@@ -75,8 +74,7 @@ class Follower:
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
-        self._hold = Hold(settings.delivery.hold_s)
-        self.lag = AckLag(self._stats)
+        self.lag = AckLag(self._stats, scope.health.traces)
         self._progress = Progress()
         self._written_at = 0.0
         self._confirmable = 0
@@ -407,9 +405,7 @@ class Follower:
     async def _confirm(self) -> None:
         self._stats["window_messages"] = self._delivery.accepted - self._pipe.acked
         if self._receiver.following:
-            confirm = self._receiver.confirm(settled=not self._delivery.waiting)
-            durable = self._hold.confirmable(confirm.confirmed_lsn, time.monotonic())
-            await self._control(replace(confirm, confirmed_lsn=durable))
+            await self._control(self._receiver.confirm(settled=not self._delivery.waiting))
             failpoint("publisher.after_confirm")
 
     async def _control(self, message: control.Control) -> None:

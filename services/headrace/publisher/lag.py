@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headrace import log as logs
 from headrace.metrics import Stats, observe
+from headrace.tracing import ROOT, Span, Traces
 
 log = logs.logger("publisher")
 
@@ -34,8 +35,9 @@ class Frame:
 class AckLag:
     """The frames that are not acknowledged yet."""
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, traces: Traces) -> None:
         self._stats = stats
+        self._traces = traces
         self._frames: deque[Frame] = deque(maxlen=FRAMES_MAX)
 
     def handed_over(self, frame: Frame) -> None:
@@ -52,8 +54,14 @@ class AckLag:
                 lag_s = max(0.0, acked_s - frame.commit_s)
                 observe(self._stats, "ack_lag_seconds", lag_s)
                 observe(self._stats, "ack_lag_bytes", max(0, reached_lsn - frame.lsn))
+                self._trace(frame, acked_s)
                 log.debug("frame_acknowledged", frame=frame.name, lag_ms=round(lag_s * 1000, 3))
         return done
+
+    def _trace(self, frame: Frame, acked_s: float) -> None:
+        if self._traces.follow(int(frame.name.rpartition("-")[2])):
+            self._traces.add(Span(ROOT, frame.name, frame.commit_s, acked_s))
+            self._traces.add(Span("publish", frame.name, frame.received_s, acked_s))
 
     def refresh(self, stats: Stats) -> None:
         stats["lag_seconds"] = round(max(0.0, time.time() - self._frames[0].commit_s), 3) if self._frames else 0

@@ -22,6 +22,7 @@ from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.history import INTERVAL_S, History
+from headrace.telemetry.otlp_export import OtlpExport
 from headrace.telemetry.routes import Routes
 from headrace.telemetry.slot_watch import SlotWatch
 from headrace.telemetry.stream_watch import StreamWatch
@@ -54,10 +55,14 @@ async def run(scope: Scope, settings: Settings) -> None:
 
 
 async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes) -> None:
+    export = None
+    if settings.otel.endpoint:
+        export = OtlpExport(scope, settings, suite, settings.otel.endpoint)
+        scope.spawn("otlp-export", export.run())
     try:
         async with connected(scope, settings.nats) as client:
             routes.client = client
-            await _hear(client, settings, suite)
+            await _hear(client, settings, suite, export)
             scope.health.started()
             scope.spawn("stream-watch", StreamWatch(scope, settings, suite, client).run())
             reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
@@ -70,13 +75,17 @@ async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes
             raise
 
 
-async def _hear(client: Client, settings: Settings, suite: Suite) -> None:
+async def _hear(client: Client, settings: Settings, suite: Suite, export: OtlpExport | None) -> None:
     async def report(message: Msg) -> None:
         service = message.subject.rpartition(".")[2]
         try:
-            suite.hear(service, link.decode_stats(message.data), time.monotonic())
+            found = link.decode_stats(message.data)
         except DecodeError as error:
             log.warning("report_ignored", service=service, reason=str(error))
+            return
+        suite.hear(service, found, time.monotonic())
+        if export is not None:
+            export.hear(service, found.spans)
 
     await client.subscribe(link.stats_subject(settings.source.slot, "*"), cb=report)
 

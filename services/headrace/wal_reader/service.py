@@ -42,6 +42,7 @@ from headrace.postgres.replication import (
 from headrace.service import on_the_bus
 from headrace.settings import Settings
 from headrace.wal_reader.silence import Silence, StaleSlot
+from headrace.wal_reader.transfers import Transfers
 
 log = logs.logger("wal-reader")
 
@@ -94,6 +95,7 @@ class WalReader:
         )
         self._connection: ReplicationConnection | None = None
         self._silence, self._stale = Silence(settings), StaleSlot(settings)
+        self._transfers = Transfers(scope.health.traces)
         self._attention = asyncio.Event()
         self._reopen = False
         self._epochs = 0
@@ -169,6 +171,7 @@ class WalReader:
         self._heard_at = time.monotonic()
         self._stale.on_control(body)
         if isinstance(body, control.Confirm):
+            self._transfers.consumed(body.epoch, body.consumed_seq, body.confirmer)
             log.debug("frames_consumed", frame=frame_name(body.epoch, body.consumed_seq), by=body.confirmer)
         if isinstance(body, control.Restart):
             log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
@@ -278,6 +281,7 @@ class WalReader:
     async def _send(self, data: bytes) -> None:
         failpoint("wal_reader.before_frame")
         count(self._stats, "frames_sent")
+        self._transfers.sent(self._sender.epoch, self._sender.seq, len(data))
         log.debug("frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data))
         await self._client.publish(self._frames, data)
         failpoint("wal_reader.after_frame")

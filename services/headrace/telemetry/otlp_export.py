@@ -1,0 +1,109 @@
+"""Sends the suite's figures and spans to an OpenTelemetry collector, over OTLP/HTTP.
+
+Promises: nothing is sent, and nothing of it imported, without an endpoint; a collector that is away is a warning at
+each turn and nothing else: figures are cumulative, so the next ones make up for it, and spans that wait are bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+import aiohttp
+
+from headrace import log as logs
+from headrace.errors import SettingError
+from headrace.lifecycle import Scope
+from headrace.metrics import Stats
+from headrace.settings import OtelSettings, Settings
+from headrace.telemetry.suite import Suite
+from headrace.tracing import Span
+
+log = logs.logger("telemetry")
+
+SPANS_MAX = 4096
+_TIMEOUT_S = 10.0
+_PROTOBUF = "application/x-protobuf"
+
+
+class Encoder(Protocol):
+    """What makes OTLP's bytes."""
+
+    def metrics(self, stats_by_service: Mapping[str, Stats], source: str, now_s: float) -> bytes:
+        """Figures, as a request."""
+
+    def traces(self, spans_by_service: Mapping[str, list[Span]], source: str) -> bytes:
+        """Spans, as a request."""
+
+
+def encoder() -> Encoder:
+    """OTLP's messages; raises where the extra is missing."""
+    try:
+        from headrace.telemetry import otlp  # noqa: PLC0415  # only who sends needs what it needs
+    except ImportError as error:
+        raise SettingError(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, and OpenTelemetry's messages are not installed",
+            remedy="Install headrace[otel], or unset it.",
+        ) from error
+    return otlp
+
+
+def headers_of(settings: OtelSettings) -> dict[str, str]:
+    """`name=value,name=value`, as OpenTelemetry's own variable has it."""
+    pairs = [pair.partition("=") for pair in (settings.headers or "").split(",") if pair.strip()]
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+class OtlpExport:
+    def __init__(self, scope: Scope, settings: Settings, suite: Suite, endpoint: str) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._suite = suite
+        self._endpoint = endpoint.rstrip("/")
+        self._encoder = encoder()
+        self._spans: deque[tuple[str, Span]] = deque(maxlen=SPANS_MAX)
+        self._away = False
+
+    def hear(self, service: str, spans: tuple[Span, ...]) -> None:
+        """Spans that came with a report."""
+        self._spans.extend((service, span) for span in spans)
+
+    async def run(self) -> None:
+        """Send at intervals, and once more at the end."""
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        own = {"Content-Type": _PROTOBUF, **headers_of(self._settings.otel)}
+        async with aiohttp.ClientSession(timeout=timeout, headers=own) as http:
+            while not self._scope.stopping.is_set():
+                await self._scope.pause(self._settings.otel.interval_s)
+                await self._send(http)
+
+    async def _send(self, http: aiohttp.ClientSession) -> None:
+        source = self._settings.source.slot
+        own = {self._scope.service: {**self._scope.health.refreshed(), "up": 1}}
+        exposed = {**self._suite.exposed(time.monotonic()), **own}
+        try:
+            await self._post(http, "metrics", self._encoder.metrics(exposed, source, time.time()))
+            spans = self._by_service()
+            if spans:
+                await self._post(http, "traces", self._encoder.traces(spans, source))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if not self._away:
+                log.warning("otlp_not_taken", endpoint=self._endpoint, reason=str(error) or type(error).__name__)
+            self._away = True
+        else:
+            if self._away:
+                log.info("otlp_taken", endpoint=self._endpoint)
+            self._away = False
+
+    def _by_service(self) -> dict[str, list[Span]]:
+        found: dict[str, list[Span]] = {}
+        while self._spans:
+            service, span = self._spans.popleft()
+            found.setdefault(service, []).append(span)
+        return found
+
+    async def _post(self, http: aiohttp.ClientSession, signal: str, body: bytes) -> None:
+        async with http.post(f"{self._endpoint}/v1/{signal}", data=body) as answer:
+            answer.raise_for_status()

@@ -1,0 +1,134 @@
+"""What an OpenTelemetry collector is sent: the suite's figures, and the way of single frames as traces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from headrace.embedded.nats import EmbeddedNats
+from headrace.health import serving
+from headrace.testing.database import Database
+from headrace.testing.line import SETTINGS
+from headrace.testing.names import Names
+from headrace.testing.plugin import OwnNats
+from headrace.testing.process import service
+from headrace.testing.suite import Suite
+
+ROWS = 250
+
+
+class Collector:
+    """An OTLP/HTTP receiver: what came, by resource."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, dict[str, Metric]] = {}
+        self.spans: dict[bytes, dict[str, tuple[str, Span]]] = {}
+        self.headers: set[str] = set()
+
+    async def on_metrics(self, request: web.Request) -> web.Response:
+        self.headers.add(request.headers.get("X-Tenant", ""))
+        for resource in ExportMetricsServiceRequest.FromString(await request.read()).resource_metrics:
+            name = resource.resource.attributes[0].value.string_value
+            self.metrics.setdefault(name, {}).update({m.name: m for m in resource.scope_metrics[0].metrics})
+        return web.Response(content_type="application/x-protobuf")
+
+    async def on_traces(self, request: web.Request) -> web.Response:
+        for resource in ExportTraceServiceRequest.FromString(await request.read()).resource_spans:
+            name = resource.resource.attributes[0].value.string_value
+            for span in resource.scope_spans[0].spans:
+                self.spans.setdefault(span.trace_id, {})[span.name] = (name, span)
+        return web.Response(content_type="application/x-protobuf")
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/metrics", self.on_metrics)
+        app.router.add_post("/v1/traces", self.on_traces)
+        async with serving(app, "127.0.0.1", 0) as port:
+            yield f"http://127.0.0.1:{port}"
+
+    @property
+    def events(self) -> float:
+        found = self.metrics.get("headrace-publisher", {}).get("headrace_cdc_events")
+        return found.sum.data_points[0].as_double if found else 0
+
+
+def environment(database: Database, server: EmbeddedNats, names: Names, endpoint: str) -> dict[str, str]:
+    return {
+        **SETTINGS,
+        **database.server.environment(),
+        "PG_DB": database.name,
+        "NATS_URL": server.url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_STATS_INTERVAL_S": "0.1",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint,
+        "OTEL_EXPORTER_OTLP_HEADERS": "X-Tenant=water",
+        "HEADRACE_OTEL_INTERVAL_S": "0.2",
+        "HEADRACE_OTEL_TRACE_EVERY": "1",
+    }
+
+
+async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame_from_commit_to_acknowledgement(
+    database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
+) -> None:
+    server, collector = await own_nats(), Collector()
+    await database.execute("CREATE TABLE traced (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    async with collector.listening() as endpoint:
+        settings = environment(database, server, names, endpoint)
+        async with Suite(settings, tmp_path) as suite, service(settings, "telemetry"):
+            await suite.logged("publisher", "epoch_joined")
+            await database.execute(f"INSERT INTO traced SELECT generate_series(1, {ROWS})")
+            async with asyncio.timeout(60):
+                # One more event: the table's schema.
+                while collector.events < ROWS + 1 or not any(len(t) == 3 for t in collector.spans.values()):  # noqa: ASYNC110  # the collector is polled
+                    await asyncio.sleep(0.1)
+    assert {"headrace-publisher", "headrace-wal-reader", "headrace-telemetry"} <= collector.metrics.keys()
+    publisher = collector.metrics["headrace-publisher"]
+    assert publisher["headrace_cdc_events"].sum.is_monotonic
+    lag = publisher["headrace_ack_lag_seconds"].histogram.data_points[0]
+    assert lag.count == sum(lag.bucket_counts) >= 1
+    assert len(lag.bucket_counts) == len(lag.explicit_bounds) + 1
+    tables = {
+        tuple(label.value.string_value for label in point.attributes): point.as_double
+        for point in publisher["headrace_table_events"].sum.data_points
+    }
+    assert tables["traced", "insert"] == ROWS
+    assert collector.headers == {"water"}
+    trace = next(trace for trace in collector.spans.values() if len(trace) == 3)
+    assert {name: service for name, (service, _) in trace.items()} == {
+        "change": "headrace-publisher",
+        "publish": "headrace-publisher",
+        "transfer": "headrace-wal-reader",
+    }
+    change, publish, transfer = (trace[name][1] for name in ("change", "publish", "transfer"))
+    assert not change.parent_span_id
+    assert publish.parent_span_id == transfer.parent_span_id == change.span_id
+    assert change.start_time_unix_nano <= transfer.start_time_unix_nano <= publish.end_time_unix_nano
+    assert change.end_time_unix_nano == publish.end_time_unix_nano
+
+
+async def test_a_collector_that_is_away_is_one_warning_and_nothing_else(
+    database: Database, own_nats: OwnNats, names: Names
+) -> None:
+    server, collector = await own_nats(), Collector()
+    async with collector.listening() as endpoint:
+        pass
+    port = endpoint.rpartition(":")[2]
+    async with service(environment(database, server, names, endpoint), "telemetry") as telemetry:
+        await telemetry.logs("otlp_not_taken")
+        await asyncio.sleep(1)
+        assert len(telemetry.events("otlp_not_taken")) == 1
+        app = web.Application()
+        app.router.add_post("/v1/metrics", collector.on_metrics)
+        async with serving(app, "127.0.0.1", int(port)):
+            await telemetry.logs("otlp_taken")
+        assert (await telemetry.get("/health"))[0] == 200
+        assert await telemetry.stop() == 0
