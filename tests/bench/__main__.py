@@ -7,7 +7,7 @@ import asyncio
 import os
 
 from rich.console import Console
-from tests.bench import backlog, latency, result, snapshot, startup
+from tests.bench import backlog, latency, result, snapshot, snapshot_memory, startup
 from tests.bench.machine import Machine, machine
 from tests.bench.result import Figure
 
@@ -34,6 +34,8 @@ async def _part(
         return await latency.measure(servers, arguments.seconds, environment)
     if part == "start":
         return await startup.measure(servers, environment)
+    if part == "snapshot-memory":
+        return await snapshot_memory.measure(servers, 10 * arguments.rows, environment)
     return await snapshot.measure(servers, arguments.rows, environment)
 
 
@@ -42,7 +44,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less of everything, in under two minutes")
     parser.add_argument("--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000")
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
-    parser.add_argument("--parts", default=",".join(PARTS), help="what to measure")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="what to measure; snapshot-memory too, ten times the rows"
+    )
     parser.add_argument("--delivery", default=",".join(backlog.TARGETS), help="ways of delivery to drain with")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the suite")
     parser.add_argument("--json", action="store_true", help="print the run as a line of JSON instead")

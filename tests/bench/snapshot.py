@@ -17,21 +17,21 @@ LEAST = 0.9
 SLOT = "bench_snapshot"
 _TABLE = "bench_table"
 _TIMEOUT_S = 180
-_COLUMNS = """
+COLUMNS = """
 id bigint PRIMARY KEY, n int, price numeric, name text, at timestamptz, flag boolean, data jsonb, weight float8
 """
-_ROWS = """
+ROWS = """
 SELECT g, g % 1000, g * 1.25, 'name of row ' || g, timestamptz '2026-01-01' + g * interval '1 second', g % 2 = 0,
        jsonb_build_object('k', g, 'tag', 'v' || g % 10), g / 7.0
-FROM generate_series(1, $1::bigint) g
+FROM generate_series({first}, {last}::bigint) g
 """
 
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
     """Rows per second once Spark is up; what Spark's start takes is told apart."""
     database = machine.database
-    await database.execute(f"CREATE TABLE {_TABLE} ({_COLUMNS})")
-    await database.execute(f"INSERT INTO {_TABLE} {_ROWS}", rows)
+    await database.execute(f"CREATE TABLE {_TABLE} ({COLUMNS})")
+    await database.execute(f"INSERT INTO {_TABLE} {ROWS.format(first=1, last=rows)}")
     await database.execute("VACUUM ANALYZE " + _TABLE)
     await database.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
     await database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_TABLE}")
@@ -41,8 +41,8 @@ async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> l
     before = await _copy(machine)
     async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
         client = await nats.connect(machine.nats.url)
-        cold = await _snapshot(client, rows)
-        warm = await _snapshot(client, rows)
+        cold = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
+        warm = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
         after = await _copy(machine)
         rss = rss_max_mib(suite.pid("snapshot-responder"))
         await client.close()
@@ -58,7 +58,7 @@ async def _copy(machine: Machine) -> float:
     return await machine.run("psql", machine.postgres.dsn(), "-qc", f"COPY {_TABLE} TO STDOUT CSV")
 
 
-async def _snapshot(client: Client, rows: int) -> float:
+async def await_snapshot(client: Client, table: str, rows: int, timeout_s: float) -> float:
     """Ask for a snapshot; the seconds from the request to its meta message."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[float] = loop.create_future()
@@ -73,11 +73,11 @@ async def _snapshot(client: Client, rows: int) -> float:
         else:
             done.set_exception(RuntimeError(str(meta)))
 
-    subscriptions = [await client.subscribe(f"init.{kind}.{_TABLE}", cb=take) for kind in ("meta", "error")]
-    async with asyncio.timeout(_TIMEOUT_S):
+    subscriptions = [await client.subscribe(f"init.{kind}.{table}", cb=take) for kind in ("meta", "error")]
+    async with asyncio.timeout(timeout_s):
         while not done.done():
             try:
-                await client.request(f"snapshot.request.{_TABLE}", b"", timeout=5)
+                await client.request(f"snapshot.request.{table}", b"", timeout=5)
                 break
             except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
                 await asyncio.sleep(0.1)

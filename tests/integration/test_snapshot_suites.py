@@ -125,3 +125,16 @@ async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_e
                 assert await results.get() == (f"init.meta.of_{name}", f"suite_{name}")
     info = await two.client.jetstream().stream_info("SNAPSHOT_REQUESTS")
     assert info.state.messages == 0
+
+
+async def test_who_asks_when_the_meta_message_arrives_gets_a_snapshot_of_their_own(two: Two) -> None:
+    await two.ready("a")
+    metas = await two.client.subscribe("init.meta.of_a")
+    told: set[str] = set()
+    for _ in range(20):
+        reply = await two.client.request(snapshot_request_subject("of_a"), b"", timeout=PATIENCE_S)
+        answer = decode(reply.data)
+        meta = decode((await metas.next_msg(timeout=PATIENCE_S)).data)
+        assert meta["snapshot_id"] == answer["snapshot_id"], answer
+        told.add(meta["snapshot_id"])
+    assert len(told) == 20

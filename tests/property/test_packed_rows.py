@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import msgpack
@@ -32,7 +33,9 @@ TYPES: dict[int, st.SearchStrategy[str]] = {
     type_oids.TIMESTAMP: stamps,
     type_oids.TIMESTAMPTZ: stamps.map(lambda stamp: stamp if stamp[-1] in "yC" else f"{stamp}+00"),
     type_oids.BYTEA: st.binary(max_size=9).map(lambda value: f"\\x{value.hex()}"),
-    type_oids.JSONB: st.sampled_from(["null", '{"a": [1, 1e400, "x,\\"y"]}', "[]"]),
+    type_oids.JSONB: st.sampled_from(["null", "[]", '{"a": [1, 1e400, "x,\\"y"]}', '{"k": 12, "tag": "v1"}'])
+    | st.sampled_from(["[" * 501 + "]" * 501, '{"a": 1, "a": 2}', '"\\ud800"', "123456789012345678901234", "-1.50"])
+    | st.recursive(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts, st.lists).map(json.dumps),
 }
 Cells = list[str | None]
 
@@ -73,6 +76,7 @@ def packings(oids: Sequence[int]) -> tuple[CsvRows, PackedRows]:
 @example(([type_oids.INT8], [[str(edge)] for edge in edges]))
 @example(([TEXT], [["x" * 65536], ["x"], [None]]))
 @example(([type_oids.TIMESTAMPTZ], [["infinity"], ["2025-12-12 12:00:34+00"], [None]]))
+@example(([type_oids.JSONB], [[json.dumps({"k": place, "tag": str(place % 10)})] for place in range(1030)]))
 @example(([type_oids.BOOL, type_oids.BOOL], [[None, None]]))
 def test_packed_rows_are_the_plain_ones_however_they_arrive(table: tuple[list[int], list[Cells]]) -> None:
     oids, rows = table

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 
 import orjson
@@ -46,6 +47,22 @@ def native_json(value: bytes) -> object:
         except orjson.JSONDecodeError:
             pass  # a lone surrogate, or not JSON at all: told apart below
     return _exact_json(text(value))
+
+
+def native_documents(values: Sequence[bytes]) -> list[object] | None:
+    """`native_json` of each at a third of the cost; None where one of them needs a closer look."""
+    whole = b"[%b]" % b",".join(values)
+    shape = whole.translate(_NUMBER_SHAPE)
+    if _LONG_NUMBER in shape or _EXPONENT in shape:
+        return None
+    # What nests too deeply has a bracket on both sides for each level.
+    if any(len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values):
+        return None
+    try:
+        documents: list[object] = orjson.loads(whole)
+    except orjson.JSONDecodeError:
+        return None
+    return documents if len(documents) == len(values) else None
 
 
 def embedded_json(value: bytes) -> object:

@@ -80,10 +80,13 @@ class Running:
     requests: dict[int, Msg] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
-    # Chunks that had leave to be published.
-    begun: int = 0
     # What is being copied now.
     snapshot: Snapshot | None = None
+
+    @property
+    def joinable(self) -> bool:
+        """Whether who comes now still gets its meta message: it may be read before we know that it is stored."""
+        return not self.cancelled and not (self.snapshot is not None and self.snapshot.ending)
 
 
 def new_snapshot_id() -> str:
@@ -236,15 +239,11 @@ class Desk:
         except RequestError as error:
             raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
             return await self._reject(message, table_token(PUBLIC, raw), raw, error)
-        running = self._running.get(repr(request))
-        if running is not None and not running.cancelled:
-            running.requests[sequence] = message
-            count(self._scope.health.stats, "snapshots_requested")
-            return Answer(running.snapshot_id, "joined")
-        if running is not None:
-            # The cancelled one must be gone before its equal begins.
-            await message.nak(RETRY_S)
-            return None
+        for running in self._running.values():
+            if running.request == request and running.joinable:
+                running.requests[sequence] = message
+                count(self._scope.health.stats, "snapshots_requested")
+                return Answer(running.snapshot_id, "joined")
         return await self._judge_table(message, sequence, request)
 
     async def _judge_table(self, message: Msg, sequence: int, request: SnapshotRequest) -> Answer | None:
@@ -280,7 +279,7 @@ class Desk:
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
         await _note(running, running_now=False)
         count(self._scope.health.stats, "snapshots_requested")
-        self._running[repr(request)] = running
+        self._running[snapshot_id] = running
         running.task = task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -317,7 +316,7 @@ class Desk:
             assert current is not None
             current.uncancel()
             await self._end_cancelled(running)
-        del self._running[repr(running.request)]
+        del self._running[running.snapshot_id]
         for message in running.requests.values():
             await _acknowledge(message)
         failpoint("responder.acknowledged")
@@ -352,23 +351,19 @@ class Desk:
             running.cancelled = False
             return
         count(self._scope.health.stats, "snapshots_failed")
-        await self._results.purge(request.token, running.snapshot_id, running.begun)
+        begun = 0 if running.snapshot is None else len(running.snapshot.numbers)
+        await self._results.purge(request.token, running.snapshot_id, begun)
         await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
 
     async def _copy(self, running: Running) -> int:
         """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
         pause = RETRY_S
         while True:
-            snapshot = Snapshot(
+            running.snapshot = snapshot = Snapshot(
                 self._settings, self._client, self._driver, running.request, running.snapshot_id, self._throttle
             )
-            running.snapshot = snapshot
             try:
-                try:
-                    rows = await snapshot.run()
-                finally:
-                    running.snapshot = None
-                    running.begun = len(snapshot.numbers)
+                rows = await snapshot.run()
             except PostgresUnreachableError as error:
                 if len(snapshot.numbers):
                     raise

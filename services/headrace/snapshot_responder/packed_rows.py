@@ -6,6 +6,7 @@ on the rows it arrives with: a retried task packs the same. Runs in Spark's task
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
@@ -18,6 +19,7 @@ import pyarrow.compute
 
 from headrace.contract import scalars
 from headrace.contract.values import Converter, text
+from headrace.contract.values_json import native_documents, native_json
 from headrace.snapshot_responder.chunks import Block
 from headrace.spark.csv_rows import CsvRows, iso_timestamps
 
@@ -41,6 +43,9 @@ _INTEGER_KINDS: Final = (
     (0, 1 << 16, 0xCD, 2),
     (-32, 128, 0, 0),
 )
+# Documents that are read together: one that needs a closer look takes the block's others with it.
+_TOGETHER: Final = 1024
+_ARRAY_SHORT, _ARRAY_HEAD = 16, 3
 _SHORT: Final = 256
 _MEDIUM: Final = 65536
 
@@ -67,17 +72,16 @@ class PackedRows:
 
 def _packing(prefix: bytes, converter: Converter, csv: CsvRows, place: int) -> Packing:
     one_by_one = _one_by_one(prefix, csv, place)
-    if converter is scalars.integer:
-        return _integers(prefix)
-    if converter is scalars.number:
-        return _floats(prefix)
-    if converter is scalars.boolean:
-        return _booleans(prefix)
-    if converter is text:
-        return _texts(prefix, one_by_one)
     if converter in {scalars.timestamp, scalars.timestamp_utc}:
         return _timestamps(prefix, converter, one_by_one)
-    return one_by_one
+    if converter is native_json:
+        return _documents(prefix, one_by_one)
+    if converter is text:
+        return _texts(prefix, one_by_one)
+    makers: dict[Converter, Callable[[bytes], Packing]]
+    makers = {scalars.integer: _integers, scalars.number: _floats, scalars.boolean: _booleans}
+    plain = makers.get(converter)
+    return one_by_one if plain is None else plain(prefix)
 
 
 def _one_by_one(prefix: bytes, csv: CsvRows, place: int) -> Packing:
@@ -86,6 +90,32 @@ def _one_by_one(prefix: bytes, csv: CsvRows, place: int) -> Packing:
 
     def packed(column: Array) -> Pieces:
         return [_binary([prefix + pack(value) for value in csv.values(place, column)])]
+
+    return packed
+
+
+def _documents(prefix: bytes, otherwise: Packing) -> Packing:
+    """Many documents with one call to the reader and one to the packer, cut apart again at a mark between them."""
+    pack = msgpack.Packer().pack
+    just_prefix = _binary([prefix])[0]
+    mark = os.urandom(16)
+    cut = bytes(pack(mark))
+
+    def packed(column: Array) -> Pieces:
+        values = [b"null" if value is None else value for value in column.to_numpy(zero_copy_only=False).tolist()]
+        elements: list[bytes] = []
+        for at in range(0, len(values), _TOGETHER):
+            some = values[at : at + _TOGETHER]
+            documents = native_documents(some)
+            if documents is None:
+                return otherwise(column)
+            marked = [mark] * (2 * len(some))
+            marked[::2] = documents  # type: ignore[assignment]  # a list of whatever documents are
+            parts = bytes(pack(marked))[_ARRAY_HEAD if len(marked) >= _ARRAY_SHORT else 1 :].split(cut)
+            if len(parts) != len(some) + 1:
+                return otherwise(column)
+            elements += parts[:-1]
+        return [just_prefix, _binary(elements)]
 
     return packed
 

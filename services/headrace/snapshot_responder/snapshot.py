@@ -62,6 +62,8 @@ class Snapshot:
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     rows_estimated: int = 0
+    # Whether its meta message may be there already.
+    ending: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     async def run(self) -> int:
@@ -73,6 +75,7 @@ class Snapshot:
                 await _unless_lost(self._copy(plan), held.lost)
         await self._verify()
         failpoint("responder.before_meta")
+        self.ending = True
         await _wholly(self._publish_meta(held))
         failpoint("responder.after_meta")
         return self.numbers.rows

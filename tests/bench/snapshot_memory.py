@@ -1,0 +1,106 @@
+"""Whether any process grows while a large table is copied: each one's memory in the first half of it and in the second.
+
+A part of its own (`--parts snapshot-memory`), since ten million rows take their time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from pathlib import Path
+
+import nats
+from tests.bench.machine import PUBLICATION, Machine
+from tests.bench.result import Figure, plain, within
+from tests.bench.snapshot import COLUMNS, ROWS, await_snapshot
+
+from headrace.testing.responder import child_pids
+from headrace.testing.suite import Suite
+
+SLOT = "bench_memory"
+GROWTH_MOST = 1.15
+_TABLE = "bench_large"
+_TIMEOUT_S = 3600
+_SAMPLE_S = 0.5
+_INSERT = 1_000_000
+
+
+async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
+    """The most memory of each kind of process, the second half against the first."""
+    await _fill(machine, rows)
+    folder = machine.folder / "snapshot-memory"
+    folder.mkdir()
+    async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
+        client = await nats.connect(machine.nats.url)
+        pids = {"snapshot-responder": suite.pid("snapshot-responder"), "nats-server": machine.nats.pid}
+        samples: list[dict[str, float]] = []
+        sampling = asyncio.create_task(_sample(pids, samples), name="bench-samples")
+        seconds = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
+        sampling.cancel()
+        await client.close()
+        await suite.stop("snapshot-responder")
+    await machine.database.execute(f"DROP TABLE {_TABLE}")
+    return [plain(f"snapshot of {rows:,} rows", rows / seconds, "rows/s"), *_figures(samples)]
+
+
+async def _fill(machine: Machine, rows: int) -> None:
+    await machine.database.execute(f"CREATE TABLE {_TABLE} ({COLUMNS})")
+    for first in range(0, rows, _INSERT):
+        last = min(first + _INSERT, rows)
+        await machine.database.execute(f"INSERT INTO {_TABLE} {ROWS.format(first=first + 1, last=last)}")
+    await machine.database.execute(f"VACUUM ANALYZE {_TABLE}")
+    await machine.database.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
+    await machine.database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_TABLE}")
+
+
+async def _sample(pids: dict[str, int], samples: list[dict[str, float]]) -> None:
+    while True:
+        found: dict[str, float] = defaultdict(float)
+        for name, pid in pids.items():
+            found[name] = _anonymous_mib(pid)
+        for pid in child_pids(pids["snapshot-responder"]):
+            name = _kind(pid)
+            found[name] = max(found[name], _anonymous_mib(pid))
+        samples.append(dict(found))
+        await asyncio.sleep(_SAMPLE_S)
+
+
+def _kind(pid: int) -> str:
+    command = ""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    if "snapshot_responder.driver" in command:
+        return "Spark's driver"
+    if "pyspark.daemon" in command:
+        return "a Spark worker"
+    return "Spark's JVM" if "java" in command.partition(" ")[0] else "others"
+
+
+def _anonymous_mib(pid: int) -> float:
+    """What the process holds besides files that it maps, which the kernel may drop."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _figures(samples: list[dict[str, float]]) -> list[Figure]:
+    """From when workers run: before that everything grows."""
+    working = [sample for sample in samples if sample.get("a Spark worker", 0) > 0]
+    # What starts needs a moment to be what it is.
+    working = working[len(working) // 10 :]
+    half = len(working) // 2
+    names = sorted({name for sample in working for name in sample} - {"others"})
+    return [
+        within(
+            f"{name}, second half",
+            max(sample.get(name, 0.0) for sample in working[half:]),
+            "MiB",
+            max(sample.get(name, 0.0) for sample in working[:half]),
+            "first half",
+            GROWTH_MOST,
+        )
+        for name in names
+    ]
