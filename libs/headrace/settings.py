@@ -25,8 +25,9 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 
 def setting(env: str, default: Any, explain: str, *, secret: bool = False, least: float | None = None) -> Any:
-    """Declare a field that the environment variable `env` sets."""
-    return field(default=default, metadata={"env": env, "help": explain, "secret": secret, "least": least})
+    """Declare a field that the environment variable `env` sets. What may hold a secret is not in its `repr`."""
+    shown = not secret and env != "NATS_URL"
+    return field(default=default, repr=shown, metadata={"env": env, "help": explain, "secret": secret, "least": least})
 
 
 class Retention(StrEnum):
