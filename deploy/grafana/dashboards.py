@@ -1,0 +1,432 @@
+"""The Grafana dashboards, as code: each panel is a title, a unit and its queries.
+
+Owns what is on the dashboards. Promises the same bytes for the same code, so that a test can hold the committed JSON to
+it, and nothing that Grafana's provisioning would have to fill in but the data source. Run as `python dashboards.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("dashboards")
+SOURCE = {"type": "prometheus", "uid": "headrace-prometheus"}
+_WIDTH, _HEIGHT = 24, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Queries by what the legend calls them; `kind` is Grafana's."""
+
+    title: str
+    unit: str
+    queries: dict[str, str]
+    about: str = ""
+    kind: str = "timeseries"
+    width: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A page of panels."""
+
+    uid: str
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _of(metric: str, **labels: str) -> str:
+    """A metric of the chosen suites."""
+    chosen = "".join(f',{name}="{value}"' for name, value in labels.items())
+    return f'{metric}{{source=~"$source"{chosen}}}'
+
+
+def _rate(metric: str, by: str = "source", **labels: str) -> str:
+    return f"sum by ({by}) (rate({_of(metric, **labels)}[$__rate_interval]))"
+
+
+def _quantile(share: float, metric: str) -> str:
+    return f"histogram_quantile({share}, {_rate(f'{metric}_bucket', by='source, le')})"
+
+
+def _kinds(service: str) -> str:
+    errors = _of("headrace_errors_total", service=service)
+    return f"sum by (level, kind) (increase({errors}[5m])) or on () vector(0)"
+
+
+def _durations(share: float) -> str:
+    buckets = _of("headrace_snapshot_seconds_bucket")
+    return f"histogram_quantile({share}, sum by (le) (increase({buckets}[1h])))"
+
+
+_UNCONFIRMED = " - ".join(_of(f"headrace_{end}_lsn", service="wal-reader") for end in ("received", "confirmed"))
+_PROGRESS = " / ".join(_of(f"headrace_snapshot_{rows}_rows") for rows in ("progress", "estimated"))
+
+
+def _stat(title: str, unit: str, query: str, about: str = "", width: int = 4) -> Panel:
+    return Panel(title, unit, {"{{source}}": query}, about, "stat", width)
+
+
+def _process(service: str) -> tuple[Panel, ...]:
+    """What every service's page begins with."""
+    return (
+        _stat("Ready", "bool_yes_no", _of("headrace_ready", service=service), "What keeps it is in the next panel.", 6),
+        _stat("Instances", "short", _of("headrace_instances", service=service), width=6)
+        if service != "telemetry"
+        else _stat("Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6),
+        _stat("Up for", "s", _of("headrace_uptime_seconds", service=service), width=6),
+        _stat("NATS", "bool_yes_no", _of("headrace_nats_connected", service=service), width=6),
+        Panel("Memory", "bytes", {"{{source}}": _of("headrace_memory_bytes", service=service)}),
+        Panel("Processor", "percentunit", {"{{source}}": _rate("headrace_cpu_seconds_total", service=service)}),
+        Panel(
+            "Warnings and errors by kind",
+            "short",
+            {"{{level}} {{kind}}": _kinds(service)},
+        ),
+        Panel(
+            "What keeps it from its work",
+            "short",
+            {"{{part}}": f"max by (part) ({_of('headrace_not_ready', service=service)}) or on () vector(0)"},
+        ),
+    )
+
+
+OVERVIEW = Dashboard(
+    "headrace-overview",
+    "Headrace: overview",
+    (
+        _stat("Events per second", "ops", _rate("headrace_cdc_events_total")),
+        _stat("Lag of the slot", "bytes", _of("headrace_lag_bytes")),
+        _stat("Lag of delivery", "s", _of("headrace_lag_seconds")),
+        _stat("Slot read", "bool_yes_no", _of("headrace_slot_active")),
+        _stat("Services ready", "short", f"sum by (source) ({_of('headrace_ready')})"),
+        _stat(
+            "Gaps", "short", f"sum by (source) ({_of('headrace_gaps_total')})", "Changes that are lost: see runbooks."
+        ),
+        Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
+        Panel(
+            "From commit to acknowledgement",
+            "s",
+            {
+                "p50 {{source}}": _quantile(0.5, "headrace_ack_lag_seconds"),
+                "p99 {{source}}": _quantile(0.99, "headrace_ack_lag_seconds"),
+            },
+        ),
+        Panel(
+            "WAL behind, and kept",
+            "bytes",
+            {"behind {{source}}": _of("headrace_lag_bytes"), "kept {{source}}": _of("headrace_retained_bytes")},
+        ),
+        Panel("Busiest tables", "ops", {"{{table}}": f"topk(10, {_rate('headrace_table_events_total', by='table')})"}),
+        Panel(
+            "Consumers: share of the retention left",
+            "percentunit",
+            {"{{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"},
+        ),
+        Panel("Memory", "bytes", {"{{service}}": _of("headrace_memory_bytes")}),
+        Panel("Ready", "bool_yes_no", {"{{service}}": _of("headrace_ready")}, kind="state-timeline", width=24),
+    ),
+)
+
+READER = Dashboard(
+    "headrace-wal-reader",
+    "Headrace: wal-reader",
+    (
+        *_process("wal-reader"),
+        Panel("Messages read", "ops", {"{{source}}": _rate("headrace_wal_messages_total")}),
+        Panel("Bytes read", "Bps", {"{{source}}": _rate("headrace_wal_bytes_total")}),
+        Panel(
+            "In flight, and credit",
+            "bytes",
+            {
+                "in flight {{source}}": _of("headrace_in_flight_bytes"),
+                "credit {{source}}": _of("headrace_credit_bytes"),
+            },
+        ),
+        Panel("Frames", "ops", {"{{source}}": _rate("headrace_frames_sent_total")}),
+        Panel(
+            "Connections and epochs",
+            "short",
+            {
+                "reconnections {{source}}": _of("headrace_pg_reconnects_total"),
+                "epochs {{source}}": _of("headrace_epochs_total"),
+            },
+        ),
+        Panel(
+            "Received and not confirmed",
+            "bytes",
+            {"{{source}}": _UNCONFIRMED},
+        ),
+        Panel("Optional confirmers given up", "short", {"{{source}}": _of("headrace_confirmers_dropped_total")}),
+    ),
+)
+
+PUBLISHER = Dashboard(
+    "headrace-publisher",
+    "Headrace: publisher",
+    (
+        *_process("publisher"),
+        Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
+        Panel("Events by operation", "ops", {"{{operation}}": _rate("headrace_table_events_total", by="operation")}),
+        Panel("Transactions", "ops", {"{{source}}": _rate("headrace_transactions_total")}),
+        Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_published_bytes_total")}),
+        Panel(
+            "From commit to acknowledgement",
+            "s",
+            {f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_seconds") for share in (50, 90, 99)},
+        ),
+        Panel(
+            "WAL received and not acknowledged",
+            "bytes",
+            {f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_bytes") for share in (50, 99)},
+        ),
+        Panel("Unacknowledged messages", "short", {"{{source}}": _of("headrace_window_messages")}),
+        Panel("Time for a frame", "µs", {"{{source}}": _of("headrace_last_processing_time_us")}),
+        Panel(
+            "In the stream already",
+            "short",
+            {
+                "by position {{source}}": _of("headrace_skipped_events_total"),
+                "by id {{source}}": _of("headrace_duplicates_refused_total"),
+            },
+        ),
+        Panel(
+            "Put aside, lost, found again",
+            "short",
+            {
+                "parked {{source}}": _of("headrace_parked_messages_total"),
+                "gaps {{source}}": _of("headrace_gaps_total"),
+                "recoveries {{source}}": _of("headrace_recoveries_total"),
+            },
+        ),
+        Panel("Way of publishing", "short", {"{{mode}}": _of("headrace_ingest_mode")}, kind="state-timeline"),
+        Panel("Paused", "bool_yes_no", {"{{source}}": _of("headrace_paused")}, kind="state-timeline"),
+    ),
+)
+
+SNAPSHOTS = Dashboard(
+    "headrace-snapshots",
+    "Headrace: snapshots (snapshot-responder)",
+    (
+        *_process("snapshot-responder"),
+        Panel(
+            "Snapshots",
+            "short",
+            {
+                "asked {{source}}": _of("headrace_snapshots_requested_total"),
+                "completed {{source}}": _of("headrace_snapshots_completed_total"),
+                "failed {{source}}": _of("headrace_snapshots_failed_total"),
+            },
+        ),
+        Panel(
+            "Running, and waiting",
+            "short",
+            {
+                "running {{source}}": _of("headrace_snapshots_running"),
+                "requests held {{source}}": _of("headrace_snapshot_requests_held"),
+            },
+        ),
+        Panel("Rows", "ops", {"{{source}}": _rate("headrace_snapshot_rows_total")}),
+        Panel(
+            "Progress of the running ones",
+            "percentunit",
+            {"{{table}}": f"{_PROGRESS} or on () vector(0)"},
+        ),
+        Panel(
+            "How long they take",
+            "s",
+            {f"p{share:g}": _durations(share / 100) for share in (50, 99)},
+        ),
+        Panel("Spark", "short", {"{{state}}": _of("headrace_spark_state")}, kind="state-timeline"),
+        Panel("Spark lost", "short", {"{{source}}": _of("headrace_spark_losses_total")}),
+    ),
+)
+
+SCHEMAS = Dashboard(
+    "headrace-schema-publisher",
+    "Headrace: schema-publisher",
+    (
+        *_process("schema-publisher"),
+        Panel("Tables", "short", {"{{source}}": _of("headrace_tables")}),
+        Panel("Schemas written", "short", {"{{source}}": _of("headrace_schemas_published_total")}),
+    ),
+)
+
+TELEMETRY = Dashboard(
+    "headrace-telemetry",
+    "Headrace: telemetry",
+    (
+        *_process("telemetry"),
+        Panel("Who reports", "bool_yes_no", {"{{service}}": _of("headrace_up")}, kind="state-timeline"),
+        Panel(
+            "Versions",
+            "short",
+            {"{{service}} {{version}}": f"count by (service, version) ({_of('headrace_build_info')})"},
+        ),
+        Panel("Scrapes take", "s", {"{{instance}}": 'scrape_duration_seconds{job="headrace"}'}),
+        Panel("Series", "short", {"{{instance}}": 'scrape_samples_scraped{job="headrace"}'}),
+    ),
+)
+
+SLOT = Dashboard(
+    "headrace-slot",
+    "Headrace: PostgreSQL slot",
+    (
+        _stat("PostgreSQL reachable", "bool_yes_no", _of("headrace_pg_reachable"), width=6),
+        _stat("Slot read", "bool_yes_no", _of("headrace_slot_active"), width=6),
+        _stat("Behind", "bytes", _of("headrace_lag_bytes"), width=6),
+        _stat("WAL kept for the slot", "bytes", _of("headrace_retained_bytes"), width=6),
+        Panel(
+            "Behind, and kept",
+            "bytes",
+            {"behind {{source}}": _of("headrace_lag_bytes"), "kept {{source}}": _of("headrace_retained_bytes")},
+        ),
+        Panel("WAL written", "Bps", {"{{source}}": _of("headrace_wal_rate_bytes")}),
+        Panel("WAL status", "short", {"{{status}}": _of("headrace_slot_wal_status")}, kind="state-timeline"),
+        Panel("Verdict", "short", {"{{level}}": _of("headrace_wal_alarm")}, kind="state-timeline"),
+        Panel(
+            "Until the slot is lost",
+            "s",
+            {"{{source}}": f"{_of('headrace_slot_loss_seconds')} or on () vector(Inf)"},
+            "At the present rate of WAL; endless while it is delivered as fast as it is written.",
+        ),
+        Panel(
+            "WAL that may still be written",
+            "bytes",
+            {"{{source}}": f"{_of('headrace_safe_wal_bytes')} or on () vector(Inf)"},
+            "Endless without max_slot_wal_keep_size.",
+        ),
+        Panel(
+            "Lag at each look",
+            "bytes",
+            {f"p{share:g}": _quantile(share / 100, "headrace_slot_lag_bytes") for share in (50, 99)},
+        ),
+        Panel("End of the log", "short", {"{{source}}": _of("headrace_wal_lsn")}),
+    ),
+)
+
+JETSTREAM = Dashboard(
+    "headrace-jetstream",
+    "Headrace: JetStream",
+    (
+        Panel("Messages", "short", {"{{stream}}": _of("headrace_stream_messages")}),
+        Panel("Bytes", "bytes", {"{{stream}}": _of("headrace_stream_bytes")}),
+        Panel(
+            "Published",
+            "ops",
+            {"{{stream}}": f"sum by (stream) (rate({_of('headrace_stream_last_seq')}[$__rate_interval]))"},
+        ),
+        Panel("Bytes it may hold", "bytes", {"{{stream}}": _of("headrace_stream_max_bytes")}),
+        Panel("Keeps a message for", "s", {"{{stream}}": _of("headrace_stream_max_age_seconds")}),
+        Panel("Consumers", "short", {"{{stream}}": _of("headrace_stream_consumers")}),
+        Panel(
+            "Durable consumers: not given yet",
+            "short",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_pending_messages')} or on () vector(0)"},
+        ),
+        Panel(
+            "Durable consumers: not acknowledged",
+            "short",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_unacknowledged_messages')} or on () vector(0)"},
+        ),
+        Panel(
+            "Durable consumers: behind by",
+            "s",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_lag_seconds')} or on () vector(0)"},
+        ),
+        Panel(
+            "Durable consumers: share of the retention left",
+            "percentunit",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"},
+        ),
+        Panel(
+            "Durable consumers: until events are lost",
+            "s",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_seconds')} or on () vector(Inf)"},
+        ),
+        Panel(
+            "Durable consumers: lost",
+            "short",
+            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_lost_messages')} or on () vector(0)"},
+        ),
+    ),
+)
+
+DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM)
+
+
+def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]:
+    """From left to right, a row below the other."""
+    x = y = row = 0
+    for panel in panels:
+        height = 4 if panel.kind == "stat" else _HEIGHT
+        if x + panel.width > _WIDTH:
+            x, y, row = 0, y + row, 0
+        yield panel, {"x": x, "y": y, "w": panel.width, "h": height}
+        x, row = x + panel.width, max(row, height)
+
+
+def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "datasource": SOURCE}
+        for index, (legend, query) in enumerate(panel.queries.items())
+    ]
+    return {
+        "id": number,
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": SOURCE,
+        "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"showLegend": True, "displayMode": "list"}} if panel.kind == "timeseries" else {},
+        "targets": targets,
+    }
+
+
+def rendered(dashboard: Dashboard) -> str:
+    """The JSON that Grafana reads."""
+    panels = [_panel(number, *placed) for number, placed in enumerate(_placed(dashboard.panels), 1)]
+    variable = {
+        "name": "source",
+        "label": "Slot",
+        "type": "query",
+        "datasource": SOURCE,
+        "query": {"query": "label_values(headrace_up, source)", "refId": "source"},
+        "refresh": 2,
+        "includeAll": True,
+        "multi": True,
+        "allValue": ".+",
+        "current": {"text": "All", "value": "$__all"},
+    }
+    body = {
+        "uid": dashboard.uid,
+        "title": dashboard.title,
+        "tags": ["headrace"],
+        "timezone": "browser",
+        "schemaVersion": 39,
+        "editable": False,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "links": [{"type": "dashboards", "tags": ["headrace"], "asDropdown": True, "title": "Headrace"}],
+        "templating": {"list": [variable]},
+        "panels": panels,
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+
+
+def path(dashboard: Dashboard) -> Path:
+    return FOLDER / f"{dashboard.uid.removeprefix('headrace-')}.json"
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for dashboard in DASHBOARDS:
+        path(dashboard).write_text(rendered(dashboard))
+
+
+if __name__ == "__main__":
+    main()

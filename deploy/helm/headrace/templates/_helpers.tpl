@@ -1,0 +1,137 @@
+{{- define "headrace.image" -}}
+{{ printf "%s%s:%s" .root.Values.image.repository .variant (.root.Values.image.tag | default .root.Chart.AppVersion) }}
+{{- end }}
+
+{{/* The name of a suite's object: the release, the slot unless it is the release's name, the part. */}}
+{{- define "headrace.suite" -}}
+{{- $slot := .slot.name | replace "_" "-" -}}
+{{- if eq $slot .root.Release.Name }}{{ $slot }}{{ else }}{{ printf "%s-%s" .root.Release.Name $slot }}{{ end }}
+{{- end }}
+
+{{- define "headrace.labels" -}}
+app.kubernetes.io/name: headrace
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end }}
+
+{{- define "headrace.selector" -}}
+app.kubernetes.io/name: headrace
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+headrace/slot: {{ .slot.name | quote }}
+{{- end }}
+
+{{- define "headrace.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "headrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "headrace.secretPair" -}}
+- name: {{ .user }}
+  valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: username}}
+- name: {{ .password }}
+  valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: password}}
+{{- end }}
+
+{{/* Environment of a process: the suite's, then the chart's settings, then the slot's. */}}
+{{- define "headrace.environment" -}}
+{{- $values := .root.Values }}
+- {name: PG_HOST, value: {{ required "postgres.host must be set" $values.postgres.host | quote }}}
+- {name: PG_PORT, value: {{ $values.postgres.port | quote }}}
+- {name: PG_DB, value: {{ required "postgres.database must be set" $values.postgres.database | quote }}}
+- {name: PGSSLMODE, value: {{ $values.postgres.sslmode | quote }}}
+{{- if $values.postgres.caSecret }}
+- {name: PGSSLROOTCERT, value: /etc/headrace/postgres/ca.crt}
+{{- else if hasPrefix "verify" $values.postgres.sslmode }}
+- {name: PGSSLROOTCERT, value: /etc/ssl/certs/ca-certificates.crt}
+{{- end }}
+- {name: NATS_URL, value: {{ required "nats.url must be set" $values.nats.url | quote }}}
+{{- if $values.nats.caSecret }}
+- {name: NATS_TLS_CA, value: /etc/headrace/nats/ca.crt}
+{{- end }}
+{{- with .postgresSecret }}
+{{ include "headrace.secretPair" (dict "user" "POSTGRES_BRIDGE_USER" "password" "POSTGRES_BRIDGE_PASSWORD" "secret" .) }}
+{{- end }}
+{{ include "headrace.secretPair" (dict "user" "NATS_BRIDGE_USER" "password" "NATS_BRIDGE_PASSWORD" "secret" .natsSecret) }}
+- {name: HEADRACE_SLOT, value: {{ .slot.name | quote }}}
+- {name: HEADRACE_PUB, value: {{ .slot.publication | quote }}}
+- {name: HEADRACE_HTTP_HOST, value: 0.0.0.0}
+{{- if $values.archive.url }}
+- {name: HEADRACE_ARCHIVE_URL, value: {{ $values.archive.url | quote }}}
+- {name: HEADRACE_ARCHIVE_REQUIRED, value: {{ $values.archive.required | quote }}}
+{{- end }}
+{{- with $values.shutdownTokenSecret }}
+- name: HEADRACE_SHUTDOWN_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- end }}
+{{- range $name, $value := merge (dict) (.slot.settings | default dict) $values.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.postgres.caSecret }}
+- {name: postgres-ca, mountPath: /etc/headrace/postgres, readOnly: true}
+{{- end }}
+{{- if .Values.nats.caSecret }}
+- {name: nats-ca, mountPath: /etc/headrace/nats, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- with .Values.postgres.caSecret }}
+- {name: postgres-ca, secret: {secretName: {{ . | quote }}}}
+{{- end }}
+{{- with .Values.nats.caSecret }}
+- {name: nats-ca, secret: {secretName: {{ . | quote }}}}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.placement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* The services of a suite: their images, ports and secrets. The ports are the code's own. */}}
+{{- define "headrace.services" -}}
+{{- $values := .Values }}
+wal-reader: {port: 9091, variant: "", postgres: {{ $values.postgres.secrets.reader | quote }}}
+publisher: {port: 9092, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+snapshot-responder: {port: 9093, variant: -spark, postgres: {{ $values.postgres.secrets.snapshot | quote }}}
+schema-publisher: {port: 9094, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+telemetry: {port: 9090, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- if $values.archive.url }}
+archiver: {port: 9095, variant: -archive, postgres: ""}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.sparkRemote" -}}
+{{- if .root.Values.spark.remote }}{{ .root.Values.spark.remote }}
+{{- else if .root.Values.spark.enabled }}sc://{{ include "headrace.suite" . }}-spark:15002{{ end }}
+{{- end }}

@@ -1,0 +1,231 @@
+"""The suite as compose.yaml deploys it, where no container engine runs: its servers' settings, roles and permissions,
+and each service with exactly its command, its environment and its user.
+
+Only what a container's network gives is replaced: host names by loopback, and the services' ports by free ones. Where
+tests run as root, services run as `nobody`, with the one right to read files (the interpreter may lie in root's home);
+else as who runs the tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import nats
+from nats.aio.client import Client
+
+from chart.composition import ROOT, Service, services  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.embedded.account import unprivileged_account
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
+from headrace.embedded.postgres_install import postgres_binaries
+from headrace.testing.servers import POSTGRES_TEST_SETTINGS, SessionServers
+
+SUITE = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
+DATABASE = "headrace"
+READY_TIMEOUT_S = 60.0
+_SUPERUSERS = "secret-of-the-superuser"
+_SECRETS = {
+    name: f"secret-{name.lower().replace('_', '-')}"
+    for name in (
+        *("POSTGRES_PASSWORD", "PG_READER_PASSWORD", "PG_CATALOG_PASSWORD", "PG_SNAPSHOT_PASSWORD"),
+        *("NATS_ADMIN_PASSWORD", "NATS_READER_PASSWORD", "NATS_PUBLISHER_PASSWORD", "NATS_SNAPSHOT_PASSWORD"),
+        *("NATS_SCHEMA_PASSWORD", "NATS_TELEMETRY_PASSWORD", "NATS_ARCHIVER_PASSWORD", "NATS_CONSUMER_PASSWORD"),
+        "HEADRACE_SHUTDOWN_TOKEN",
+    )
+}
+
+
+def postgres_settings(composed: Service) -> dict[str, str]:
+    """What compose starts PostgreSQL with."""
+    pairs = (part.removeprefix("-c").partition("=") for part in composed.command if part.startswith("-c"))
+    return {name: value for name, _, value in pairs}
+
+
+def nats_configuration(secrets: Mapping[str, str]) -> str:
+    """The shipped users and permissions; listener and store are the test server's own."""
+    text = (ROOT / "deploy/nats/nats.conf").read_text()
+    # An absolute path after `include` is not one to nats-server.
+    permissions = (ROOT / "deploy/nats/permissions.conf").read_text()
+    shipped = permissions + text[text.index("authorization {") :]
+    values = "".join(f'{name}: "{value}"\n' for name, value in secrets.items() if name.startswith("NATS_"))
+    return f"{values}{shipped}"
+
+
+def make_roles(server: EmbeddedPostgres, secrets: Mapping[str, str], database: str = DATABASE) -> None:
+    """Run the shipped SQL as it is run by hand."""
+    psql = postgres_binaries(server.version, None) / "psql"
+    given = {f"{role}_password": secrets[f"PG_{role.upper()}_PASSWORD"] for role in ("reader", "catalog", "snapshot")}
+    variables = [part for name, value in given.items() for part in ("-v", f"{name}={value}")]
+    command = [str(psql), server.dsn(database), "-X", "-q", *variables, "-f", str(ROOT / "deploy/postgres/roles.sql")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def as_image_user(command: list[str]) -> list[str]:
+    """The command under a user without rights, as the image's is, if this process may change its own."""
+    account = unprivileged_account()
+    if account is None:
+        return command
+    reading = "-all,+dac_read_search"
+    user = [f"--reuid={account.uid}", f"--regid={account.gid}", "--clear-groups", "--no-new-privs"]
+    return ["setpriv", *user, f"--inh-caps={reading}", f"--ambient-caps={reading}", *command]
+
+
+@dataclass(slots=True)
+class Deployment:
+    """Servers and services; `secrets` are what a .env would hold."""
+
+    postgres: EmbeddedPostgres
+    nats_server: EmbeddedNats
+    folder: Path
+    secrets: Mapping[str, str]
+    more: Mapping[str, str] = field(default_factory=dict)
+    running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+
+    @property
+    def composed(self) -> dict[str, Service]:
+        outside = {"PG_HOST": "127.0.0.1", "PG_PORT": str(self.postgres.port), "NATS_URL": self.nats_server.url}
+        composed: dict[str, Service] = services({**self.secrets, **outside, **self.more})
+        return composed
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Compose's, on this machine's ports."""
+        given: dict[str, str] = self.composed[name].environment
+        if name == "init":
+            # The one name that differs: the embedded server's superuser.
+            given |= {"POSTGRES_BRIDGE_USER": SUPERUSER, "POSTGRES_BRIDGE_PASSWORD": _SUPERUSERS}
+        # The image's PATH and HOME; nothing of this shell's.
+        here = {
+            "PATH": os.defpath,
+            "HOME": str(self.folder),
+            "HEADRACE_HTTP_PORT": "0",
+            "HEADRACE_HTTP_HOST": "127.0.0.1",
+        }
+        # A Spark of the responder's own: Connect's way is tried in test_spark_connect.
+        return {name: value for name, value in {**given, **here}.items() if name != "SPARK_REMOTE"}
+
+    async def set_up(self) -> str:
+        """What the init container does; what it says."""
+        command = [str(Path(sys.executable).with_name("headrace")), *self.composed["init"].command]
+        process = await asyncio.create_subprocess_exec(
+            *as_image_user(command),
+            env=self.environment("init"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+        return out.decode()
+
+    async def start(self, name: str) -> None:
+        command = [str(Path(sys.executable).with_name("headrace")), *self.composed[name].command]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = await asyncio.create_subprocess_exec(
+                *as_image_user(command), env=self.environment(name), stdout=log, stderr=log, cwd=self.folder
+            )
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def port(self, name: str) -> int | None:
+        """The port it listens on, once it says so."""
+        events = (json.loads(line) for line in self.log(name).splitlines() if line.startswith("{"))
+        return next((int(event["port"]) for event in events if event.get("event") == "http_listening"), None)
+
+    async def ready(self, *names: str) -> None:
+        """Wait until these are ready, by their own word."""
+        async with aiohttp.ClientSession() as http:
+            for name in names:
+                await self._ready(http, name)
+
+    async def _ready(self, http: aiohttp.ClientSession, name: str) -> None:
+        last: Any = None
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while True:
+                    assert self.running[name].returncode is None, self.log(name)[-4000:]
+                    if (port := self.port(name)) is not None:
+                        async with http.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                            last = await answer.text()
+                            if answer.status == 200:
+                                return
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            logs = "\n".join(self.log(each)[-2500:] for each in self.running)
+            raise AssertionError(f"{name} is not ready: {last}\n{logs}") from None
+
+    async def probed(self, name: str) -> int:
+        """Run the container's health check; its exit code."""
+        *head, script = self.composed[name].probe
+        port = self.port(name)
+        here = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", script)
+        assert here != script
+        process = await asyncio.create_subprocess_exec(
+            *[part.replace("/usr/bin/python3", sys.executable) for part in head],
+            here,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        return await process.wait()
+
+    async def stop(self) -> dict[str, int]:
+        """SIGTERM to all, as Compose does; their exit codes."""
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        async with asyncio.timeout(30):
+            return {name: await process.wait() for name, process in self.running.items()}
+
+    async def kill(self) -> None:
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def connect(self, user: str, **options: Any) -> Client:
+        """As a user of nats.conf."""
+        variable = {"wal-reader": "READER", "snapshot-responder": "SNAPSHOT", "schema-publisher": "SCHEMA"}
+        password = self.secrets[f"NATS_{variable.get(user, user.upper())}_PASSWORD"]
+        return await nats.connect(self.nats_server.url, user=user, password=password, **options)
+
+
+@contextlib.asynccontextmanager
+async def deployed(session_servers: SessionServers, folder: Path, **more: str) -> AsyncIterator[Deployment]:
+    """Servers as compose sets them up, with passwords of their own; nothing of the suite runs yet."""
+    settings = {**postgres_settings(services()["postgres"]), "password_encryption": "scram-sha-256"}
+    store = session_servers.folder / f"deployed-{folder.name}"
+    store.mkdir(mode=0o711)
+    postgres = EmbeddedPostgres(store, 18, settings={**POSTGRES_TEST_SETTINGS, **settings}, password=_SUPERUSERS)
+    nats_server = session_servers.new_nats(config=nats_configuration(_SECRETS))
+    made = Deployment(postgres, nats_server, folder, _SECRETS, more)
+    # The image's user writes here, as it may in a container's /tmp.
+    await asyncio.to_thread(folder.chmod, 0o777)
+    try:
+        await postgres.start()
+        await nats_server.start()
+        await asyncio.to_thread(_make_database, made)
+        yield made
+    finally:
+        await made.kill()
+        postgres.kill_blocking()
+        shutil.rmtree(store)
+        session_servers.discard(nats_server)
+
+
+def _make_database(made: Deployment) -> None:
+    psql = postgres_binaries(made.postgres.version, None) / "psql"
+    statement = f"CREATE DATABASE {DATABASE}"
+    subprocess.run([str(psql), made.postgres.dsn(), "-X", "-q", "-c", statement], check=True, timeout=60)
+    make_roles(made.postgres, made.secrets)

@@ -1,0 +1,100 @@
+"""A real Prometheus for tests: found on the PATH or where `.ci/run` unpacks Debian's, scraping what it is told to.
+
+Promises that it listens on loopback alone and ends with its block. Where there is none, `binary` says so: the tests
+that need it are skipped with that reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from headrace.embedded.ports import free_port
+from headrace.embedded.process import tied
+from headrace.errors import HeadraceError
+
+_START_TIMEOUT_S = 60.0
+
+
+class PrometheusMissingError(HeadraceError):
+    """There is no Prometheus on this machine."""
+
+    remedy = "Install it (Debian: apt-get install prometheus), or name its folder in HEADRACE_PROMETHEUS."
+
+
+def binary(name: str = "prometheus") -> Path:
+    """Where `prometheus` or `promtool` is."""
+    found = shutil.which(name, path=os.pathsep.join([os.environ.get("HEADRACE_PROMETHEUS", ""), os.environ["PATH"]]))
+    if found is None:
+        raise PrometheusMissingError(f"{name} was not found")
+    return Path(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Prometheus:
+    """A running one."""
+
+    url: str
+
+    async def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that an expression has now."""
+        address, parameters = f"{self.url}/api/v1/query", {"query": expression}
+        async with aiohttp.ClientSession() as http, http.get(address, params=parameters) as answer:
+            body = await answer.json()
+        assert body["status"] == "success", f"{expression}: {body.get('error')}"
+        found: list[dict[str, Any]] = body["data"]["result"]
+        return found
+
+    async def firing(self) -> set[str]:
+        """The names of the alerts that fire."""
+        return {series["metric"]["alertname"] for series in await self.query('ALERTS{alertstate="firing"}')}
+
+
+@contextlib.asynccontextmanager
+async def running_prometheus(
+    folder: Path, targets: Sequence[str], rules: Mapping[str, Any] | None = None
+) -> AsyncIterator[Prometheus]:
+    """Scrape the targets every half second, and evaluate the rules as often."""
+    port = free_port()
+    scrape = {"job_name": "headrace", "static_configs": [{"targets": list(targets)}]}
+    configuration = {
+        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [scrape],
+    }
+    (folder / "rules.yaml").write_text(json.dumps(rules or {"groups": []}))
+    (folder / "prometheus.yaml").write_text(json.dumps(configuration))
+    options = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (folder / "prometheus.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *tied([binary(), *options, f"--web.listen-address=127.0.0.1:{port}"], signal.SIGKILL),
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    try:
+        await _until_ready(f"http://127.0.0.1:{port}")
+        yield Prometheus(f"http://127.0.0.1:{port}")
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def _until_ready(url: str) -> None:
+    async with aiohttp.ClientSession() as http, asyncio.timeout(_START_TIMEOUT_S):
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(f"{url}/-/ready") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,224 @@
+"""The suite runs with exactly the roles and permissions that deploy/ ships, and a consumer's credentials do no harm.
+
+Everything here is as compose.yaml has it: who the services are in PostgreSQL and NATS, and what those users may do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from pytest_asyncio import fixture as async_fixture
+
+from chart.deployment import SUITE, Deployment, deployed  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.bus import link
+from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
+from headrace.contract.events import decode
+from headrace.jetstream.large import LargeStore
+from headrace.testing.servers import SessionServers
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+SLOT = "headrace"
+INBOX = "_INBOX_consumer"
+PATIENCE_S = 60.0
+INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.x")
+
+
+@async_fixture(scope="module", loop_scope="module")
+async def suite(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
+    """All five services, ready, on a table of one row."""
+    async with deployed(session_servers, tmp_path_factory.mktemp("deployed")) as deployment:
+        await execute(deployment, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
+        await execute(deployment, "INSERT INTO orders VALUES (0, 'before')")
+        await deployment.set_up()
+        for name in SUITE:
+            await deployment.start(name)
+        await deployment.ready(*SUITE)
+        yield deployment
+
+
+async def execute(suite: Deployment, sql: str) -> Any:
+    session = await asyncpg.connect(suite.postgres.dsn("headrace"))
+    try:
+        return await session.fetch(sql)
+    finally:
+        await session.close()
+
+
+@async_fixture(loop_scope="module")
+async def consumer(suite: Deployment) -> AsyncIterator[Client]:
+    client = await suite.connect("consumer", inbox_prefix=INBOX)
+    yield client
+    await client.close()
+
+
+class Complaints:
+    """A consumer's connection, and what the server refuses it."""
+
+    def __init__(self) -> None:
+        self.client: Client
+        self._errors: asyncio.Queue[str] = asyncio.Queue()
+
+    async def note(self, error: Exception) -> None:
+        if "permissions violation" in str(error).lower():
+            self._errors.put_nowait(str(error).lower())
+
+    async def refused(self, subject: str) -> None:
+        """Wait until the server has refused this."""
+        async with asyncio.timeout(PATIENCE_S):
+            while f'"{subject.lower()}"' not in await self._errors.get():
+                pass
+
+
+@async_fixture(loop_scope="module")
+async def complaints(suite: Deployment) -> AsyncIterator[Complaints]:
+    heard = Complaints()
+    heard.client = await suite.connect("consumer", inbox_prefix=INBOX, error_cb=heard.note)
+    yield heard
+    await heard.client.close()
+
+
+async def test_a_consumer_follows_changes_with_its_own_rights(suite: Deployment, consumer: Client) -> None:
+    subscription = Subscription(durable="billing", start=Start.ALL)
+    async with asyncio.timeout(PATIENCE_S), follow(consumer, subscription, MemoryWatermarks()) as changes:
+        await execute(suite, "INSERT INTO orders VALUES (1, 'one')")
+        async for event in changes:
+            await changes.done(event)
+            if event.payload["operation"] == "INSERT" and event.payload["data"]["id"] == 1:
+                break
+
+
+async def test_a_consumer_bootstraps_with_its_own_rights(suite: Deployment, consumer: Client) -> None:
+    """Schema, snapshot, chunks, and an event too large for a message."""
+    schemas = await consumer.jetstream().key_value("schemas")
+    assert decode((await schemas.get("orders")).value or b"")["table"] == "orders"
+    results = await consumer.jetstream().subscribe("init.*.orders", stream="INIT")
+    answer = decode((await consumer.request("snapshot.request.orders", b"", timeout=10)).data)
+    assert answer["status"] == "accepted"
+    meta = decode((await results.next_msg(timeout=120)).data)
+    assert meta.get("error") is None
+    assert meta["snapshot_id"] == answer["snapshot_id"]
+    chunks = await consumer.jetstream().subscribe(f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT")
+    assert decode((await chunks.next_msg(timeout=10)).data)["data"][0]["what"] == "before"
+
+
+async def test_an_event_too_large_for_a_message_is_kept_and_read(suite: Deployment, consumer: Client) -> None:
+    events = await consumer.jetstream().subscribe("cdc.orders.insert", stream="CDC", deliver_policy=DeliverPolicy.NEW)
+    await execute(
+        suite, "INSERT INTO orders VALUES (2, (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 40000) g))"
+    )
+    event = decode((await events.next_msg(timeout=PATIENCE_S)).data)
+    large = LargeStore(consumer.jetstream(), "headrace_large")
+    assert len(decode(await large.get(event["msg_id"]))["data"]["what"]) == 40000 * 32
+
+
+async def test_no_service_asks_for_more_than_it_may(suite: Deployment) -> None:
+    denials = ("ermissions violation", "permission denied")
+    said = [
+        line for name in SUITE for line in suite.log(name).splitlines() if any(denial in line for denial in denials)
+    ]
+    assert said == []
+
+
+async def test_no_log_holds_a_password(suite: Deployment) -> None:
+    logs = "".join(suite.log(name) for name in SUITE)
+    assert logs
+    assert [name for name, secret in suite.secrets.items() if secret in logs] == []
+
+
+@pytest.mark.parametrize(
+    "subject", ["cdc.orders.insert", "cdc._gap", "init.meta.orders", "$KV.schemas.orders", "$O.headrace_large.M.x"]
+)
+async def test_a_consumer_can_not_publish_what_only_the_suite_says(complaints: Complaints, subject: str) -> None:
+    await complaints.client.publish(subject, b"forged")
+    await complaints.refused(subject)
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+async def test_a_consumer_neither_reads_nor_writes_the_internal_bus(complaints: Complaints, name: str) -> None:
+    subject = f"headrace.{SLOT}.{name}"
+    await complaints.client.publish(subject, b"")
+    await complaints.refused(subject)
+    await complaints.client.subscribe(subject)
+    await complaints.refused(subject)
+
+
+@pytest.mark.parametrize("subject", [">", "headrace.>", "_INBOX.>", "$KV.headrace_state.>", "$JS.API.>", "$SYS.>"])
+async def test_a_consumer_hears_nothing_that_is_not_for_it(complaints: Complaints, subject: str) -> None:
+    await complaints.client.subscribe(subject)
+    await complaints.refused(subject)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "$JS.API.STREAM.DELETE.CDC",
+        "$JS.API.STREAM.PURGE.CDC",
+        "$JS.API.STREAM.UPDATE.CDC",
+        "$JS.API.STREAM.MSG.DELETE.CDC",
+        "$JS.API.STREAM.CREATE.mine",
+        "$JS.API.STREAM.MSG.GET.KV_headrace_state",
+        "$JS.API.DIRECT.GET.KV_headrace_state",
+        "$JS.API.CONSUMER.CREATE.KV_headrace_state.x",
+        "$JS.API.CONSUMER.DELETE.SNAPSHOT_REQUESTS.headrace-snapshot-responder",
+        "$JS.API.CONSUMER.MSG.NEXT.SNAPSHOT_REQUESTS.headrace-snapshot-responder",
+    ],
+)
+async def test_a_consumer_administers_nothing(complaints: Complaints, subject: str) -> None:
+    await complaints.client.publish(subject, b"{}")
+    await complaints.refused(subject)
+
+
+async def test_nobody_stops_the_suite_by_an_answer_sent_astray(suite: Deployment, consumer: Client) -> None:
+    """A request may name any subject for its answer, and the server checks no right there: nor may it matter."""
+    stop = link.stop_subject(SLOT)
+    watcher = await suite.connect("admin")
+    heard = await watcher.subscribe(stop)
+    await watcher.flush()
+    await consumer.publish("$JS.API.STREAM.INFO.CDC", b"", reply=stop)
+    await consumer.publish("snapshot.request.orders", b"", reply=stop)
+    pull = ConsumerConfig(durable_name="astray", ack_policy=AckPolicy.NONE)
+    await consumer.jetstream().add_consumer("CDC", pull)
+    await consumer.publish("$JS.API.CONSUMER.MSG.NEXT.CDC.astray", b"1", reply=stop)
+    push = {"stream_name": "CDC", "config": {"deliver_subject": stop, "ack_policy": "none", "deliver_policy": "all"}}
+    await consumer.publish("$JS.API.CONSUMER.CREATE.CDC", json.dumps(push).encode(), reply=stop)
+    await consumer.flush()
+    async with asyncio.timeout(PATIENCE_S):
+        await heard.next_msg(timeout=PATIENCE_S)
+    await watcher.close()
+    await execute(suite, "INSERT INTO orders VALUES (7, 'still here')")
+    await suite.ready(*SUITE)
+    assert {name for name in SUITE if suite.running[name].returncode is not None} == set()
+    assert {name for name in SUITE if "stop_requested" in suite.log(name)} == set()
+
+
+@pytest.mark.parametrize("role", ["headrace_reader", "headrace_catalog", "headrace_snapshot"])
+async def test_no_role_owns_or_writes_anything(suite: Deployment, role: str) -> None:
+    rights = await execute(
+        suite,
+        f"SELECT rolsuper, rolcreaterole, rolcreatedb, rolbypassrls FROM pg_roles WHERE rolname = '{role}'",
+    )
+    assert [tuple(row) for row in rights] == [(False, False, False, False)]
+    assert await execute(suite, f"SELECT 1 FROM pg_class WHERE relowner = '{role}'::regrole") == []
+    for right in ("INSERT", "UPDATE", "DELETE", "TRUNCATE"):
+        assert (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', '{right}')"))[0][0] is False
+
+
+async def test_only_who_copies_tables_can_read_them(suite: Deployment) -> None:
+    readable = {
+        role: (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', 'SELECT')"))[0][0]
+        for role in ("headrace_reader", "headrace_catalog", "headrace_snapshot")
+    }
+    assert readable == {"headrace_reader": False, "headrace_catalog": False, "headrace_snapshot": True}
+
+
+async def test_the_suite_stops_in_order(suite: Deployment) -> None:
+    """Last of all: with its own rights, told by a signal as a container is."""
+    assert await suite.stop() == dict.fromkeys(SUITE, 0)
