@@ -142,4 +142,4 @@ async def _calm(made: World, account: Account, checker: Checker, verdict: Verdic
 
 def _keep_logs(made: World, folder: str) -> None:
     for path in made.folder.glob("*/*.log"):
-        shutil.copy(path, Path(folder) / f"{path.parent.name}.log")
+        shutil.copy(path, Path(folder) / f"{path.parent.name}-{path.name}")

@@ -106,13 +106,14 @@ class Account:
         with contextlib.suppress(*_TROUBLE):
             connection = await asyncpg.connect(self._postgres.dsn(), timeout=5)
             try:
-                while page := await self._page(connection):
-                    found += page
+                while await self._page(connection, found):
+                    pass
             finally:
                 connection.terminate()
         return found
 
-    async def _page(self, connection: Any) -> list[Change]:
+    async def _page(self, connection: Any, found: list[Change]) -> bool:
+        """Add what is next, and only then let go of it: the server may be gone in between."""
         rows = await connection.fetch(
             "SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, $2, 'proto_version', '1', "
             "'publication_names', $3)",
@@ -121,10 +122,11 @@ class Account:
             PUBLICATION,
             timeout=60,
         )
-        found, end = self._read([row["data"] for row in rows])
+        page, end = self._read([row["data"] for row in rows])
+        found += page
         if end:
             await connection.execute(f"SELECT pg_replication_slot_advance('{_SLOT}', '{format_lsn(end)}')", timeout=60)
-        return found
+        return bool(rows)
 
     def _read(self, page: list[bytes]) -> tuple[list[Change], int]:
         found: list[Change] = []
