@@ -1,0 +1,211 @@
+"""The chart renders, in several sets of values, to what Kubernetes accepts and the code is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import kubernetes_validate  # type: ignore[import-untyped]  # published without types
+import pytest
+import yaml
+
+from chart.deployment import SUITE  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.cli.service import SERVICES
+from headrace.settings import Settings, load
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/headrace"
+SETS = sorted((CHART / "ci").glob("*.yaml"))
+LIBPQ = {"PGSSLMODE", "PGSSLROOTCERT"}
+FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule"}
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = shutil.which("helm", path=str(ROOT / ".venv/bin")) or shutil.which("helm")
+    assert command is not None
+    return subprocess.run([command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+@cache
+def rendered(values: Path) -> tuple[dict[str, Any], ...]:
+    done = helm("template", "headrace", CHART, "--namespace", "data", "-f", values)
+    assert done.returncode == 0, done.stderr
+    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+
+
+def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    return (manifest for manifest in rendered(values) if manifest["kind"] in kinds)
+
+
+def pods(values: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each pod template: its manifest's name, the pod, its container."""
+    for manifest in of_kind(values, "Deployment", "Job"):
+        pod = manifest["spec"]["template"]["spec"]
+        yield manifest["metadata"]["name"], pod, pod["containers"][0]
+
+
+def with_values(*pairs: str) -> subprocess.CompletedProcess[str]:
+    chosen = [part for pair in pairs for part in ("--set", pair)]
+    return helm("template", "headrace", CHART, "-f", CHART / "ci/minimal.yaml", *chosen)
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_helm_finds_nothing_to_complain_about(values: Path) -> None:
+    done = helm("lint", CHART, "--strict", "-f", values)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.35"])
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_kubernetes_accepts_every_manifest(values: Path, version: str) -> None:
+    for manifest in rendered(values):
+        if manifest["kind"] not in FOREIGN_KINDS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
+    names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered(values)]
+    assert len(names) == len(set(names))
+    commands = [container["args"][0] for _, _, container in pods(values) if "args" in container]
+    assert set(SUITE) <= set(commands) <= {*SERVICES, "init"}
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_every_variable_is_a_setting_with_a_value_it_may_have(values: Path) -> None:
+    settings = get_type_hints(Settings).values()
+    known = {declared.metadata["env"] for group in settings for declared in group.__dataclass_fields__.values()}
+    for name, _, container in pods(values):
+        variables = [entry["name"] for entry in container["env"]]
+        assert len(variables) == len(set(variables)), name
+        assert set(variables) - LIBPQ <= known, name
+        load({entry["name"]: entry["value"] for entry in container["env"] if "value" in entry})
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_every_port_and_probe_is_the_services(values: Path) -> None:
+    for name, _, container in pods(values):
+        if container.get("args", ["init"])[0] == "init":
+            continue
+        module = importlib.import_module(f"headrace.{container['args'][0].replace('-', '_')}.service")
+        assert [port["containerPort"] for port in container["ports"]] == [module.HTTP_PORT], name
+        paths = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+        assert paths <= {"/livez", "/readyz"}, name
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_no_pod_has_more_rights_than_it_needs(values: Path) -> None:
+    for name, pod, container in pods(values):
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsUser"] == 65532, name
+        assert pod["automountServiceAccountToken"] is False, name
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+        assert container["resources"]["limits"]["memory"], name
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_no_secret_is_in_a_manifest(values: Path) -> None:
+    secret = re.compile("PASSWORD|TOKEN|SECRET|SEED")
+    for _, _, container in pods(values):
+        assert [e["name"] for e in container["env"] if secret.search(e["name"]) and "value" in e] == []
+    assert list(of_kind(values, "Secret")) == []
+
+
+@pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
+def test_every_selector_finds_the_pods_it_is_for(values: Path) -> None:
+    labels = [m["spec"]["template"]["metadata"]["labels"] for m in of_kind(values, "Deployment")]
+    for manifest in of_kind(values, "Service", "PodDisruptionBudget", "Deployment"):
+        selector = manifest["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector).items()
+        assert len([pod for pod in labels if wanted <= pod.items()]) == 1, manifest["metadata"]["name"]
+
+
+def test_several_slots_are_suites_of_their_own() -> None:
+    everything = CHART / "ci/everything.yaml"
+    slots = [
+        (container["args"][0], entry["value"])
+        for _, _, container in pods(everything)
+        for entry in container["env"]
+        if entry["name"] == "HEADRACE_SLOT" and "args" in container
+    ]
+    assert len(slots) == len(set(slots))
+    assert {slot for _, slot in slots} == {"orders_slot", "people"}
+    own = {
+        entry["value"]
+        for name, _, container in pods(everything)
+        for entry in container["env"]
+        if "orders-slot" in name and entry["name"] == "HEADRACE_REPLICAS"
+    }
+    assert own == {"3"}
+
+
+def test_the_one_that_holds_the_slot_ends_before_the_next_begins() -> None:
+    """With one replica, a new pod could never become ready beside the old one."""
+    for manifest in of_kind(CHART / "ci/own-spark.yaml", "Deployment"):
+        container = manifest["spec"]["template"]["spec"]["containers"][0]
+        if container["args"][0] in {"wal-reader", "publisher", "snapshot-responder"}:
+            assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+            assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+
+
+def test_a_standby_does_not_hold_up_an_upgrade() -> None:
+    for manifest in of_kind(CHART / "ci/minimal.yaml", "Deployment"):
+        if manifest["spec"]["replicas"] > 1:
+            container = manifest["spec"]["template"]["spec"]["containers"][0]
+            assert container["readinessProbe"]["httpGet"]["path"] == "/livez"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "postgres.sslmode=sometimes",
+        "nats.url=localhost:4222",
+        "services.publisher.replica=2",
+        "slots[0].name=Not-A-Slot",
+        "slots[0].publication=",
+        "settings.HEADRACE.x=1",
+        "archive.url=file:///tmp",
+        "nonsense=1",
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(wrong: str) -> None:
+    done = with_values(wrong)
+    assert done.returncode != 0
+    assert wrong.partition("=")[0].replace("[0]", "").split(".")[0] in done.stderr
+
+
+@pytest.mark.parametrize("needed", ["postgres.host", "postgres.database", "nats.url"])
+def test_what_must_be_set_is_asked_for(needed: str) -> None:
+    done = with_values(f"{needed}=")
+    assert done.returncode != 0
+    assert f"{needed} must be set" in done.stderr
+
+
+def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
+    everything = CHART / "ci/everything.yaml"
+    rule = next(of_kind(everything, "PrometheusRule"))
+    assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
+    monitor = next(of_kind(everything, "ServiceMonitor"))
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+    dashboards = next(of_kind(everything, "ConfigMap"))["data"]
+    shipped = {f"headrace-{path.name}": path for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")}
+    assert {name: json.loads(text) for name, text in dashboards.items()} == {
+        name: json.loads(path.read_text()) for name, path in shipped.items()
+    }
+
+
+def test_the_notes_tell_the_next_step() -> None:
+    done = helm("install", "headrace", CHART, "--dry-run=client", "-f", CHART / "ci/minimal.yaml")
+    # Without a cluster, Helm renders the notes only for who has one: read them as a template would.
+    text = done.stdout if done.returncode == 0 else (CHART / "templates/NOTES.txt").read_text()
+    for step in ("get pods", "port-forward", "/status", "headrace init", "docs/runbooks.md"):
+        assert step in text
