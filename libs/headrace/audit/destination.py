@@ -34,7 +34,7 @@ _CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
 # So that a claim whose holder's network is gone is given up in half a minute.
 _KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
 _OWN = """
-SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND (c.relname = ANY($2::text[])
     OR c.oid IN (SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass($3)))
 """
@@ -106,8 +106,9 @@ class Destination:
             " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at = now()"
         )
         self.state = State()
-        # The audit's own tables, by their oid: with the source's database as destination they come in the stream too.
-        self.own: set[int] = set()
+        # The audit's own tables: with the source's database as destination they come in the stream too. By name
+        # and oid: elsewhere a table of the same name is another's, and one of the same oid has another name.
+        self.own: set[tuple[int, str, str]] = set()
 
     @property
     def names(self) -> set[str]:
@@ -228,7 +229,7 @@ class Destination:
 
     async def _know_own(self) -> None:
         found = await self._connection.fetch(_OWN, self._table.schema, list(self.names), self._table.quoted)
-        self.own = {row["oid"] for row in found}
+        self.own = {(row["oid"], row["nspname"], row["relname"]) for row in found}
 
     async def _write(self, batch: Batch, keys: Iterable[tuple[Names, tuple[str, ...]]]) -> None:
         if self._table.partitioned and not batch.months <= self._months:

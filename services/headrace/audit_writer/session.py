@@ -115,7 +115,7 @@ class Session:
 
     def _take(self, event: Event, queued_at: bytes) -> None:
         if event.operation in _CHANGES:
-            own = event.payload["relation_id"] in self.destination.own
+            own = (event.payload["relation_id"], event.schema, event.table) in self.destination.own
             wanted = not own and self.selection.wants(event.schema, event.table)
             self._foreign = self._foreign or not own
             self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)

@@ -1,0 +1,98 @@
+"""Searches of the audit table as SQL with arguments. Pure: the command line and the page run the same ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+
+from headrace.audit.table import AuditTable
+from headrace.errors import SettingError
+
+LIMIT_MAX = 1000
+SHOWN = (
+    'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, transaction_id, queued_at,'
+    " created_at, unchanged, before::text AS before, after::text AS after, context::text AS context"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is looked for; what is None doesn't matter. `context` is `name=value` or a JSON object."""
+
+    table: str | None = None
+    key: str | None = None
+    operation: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    context: str | None = None
+    id: str | None = None
+    position: int | None = None
+    # Only what lies before this place.
+    below: tuple[int, int] | None = None
+    limit: int = 50
+    oldest_first: bool = False
+
+
+def rows(search: Search, table: AuditTable) -> tuple[str, list[object]]:
+    """The rows of a search, the latest first unless it says otherwise."""
+    where, arguments = conditions(search)
+    order = "ASC" if search.oldest_first else "DESC"
+    sql = (
+        f"SELECT {SHOWN} FROM {table.quoted}{where}"  # noqa: S608  # checked names; values are arguments
+        f" ORDER BY position {order}, ordinal {order} LIMIT {min(max(search.limit, 1), LIMIT_MAX)}"
+    )
+    return sql, arguments
+
+
+def conditions(search: Search) -> tuple[str, list[object]]:
+    """The WHERE clause, empty for everything."""
+    arguments: list[object] = []
+
+    def argument(value: object) -> str:
+        arguments.append(value)
+        return f"${len(arguments)}"
+
+    found: list[str] = []
+    if search.table:
+        schema, dot, name = search.table.partition(".")
+        found.append(f'"table" = {argument(name if dot else schema)}')
+        found += [f"schema = {argument(schema)}"] if dot else []
+    for column, value in (("primary_key", search.key), ("operation", search.operation), ("position", search.position)):
+        found += [] if value is None else [f"{column} = {argument(value)}"]
+    found += [f"committed_at >= {argument(search.since)}"] if search.since else []
+    found += [f"committed_at <= {argument(search.until)}"] if search.until else []
+    found += [f"id = {argument(search.id)}::text::uuid"] if search.id else []
+    if search.below is not None:
+        lsn, ordinal = search.below
+        found.append(f"(position, ordinal) < ({argument(lsn)}, {argument(ordinal)})")
+    if search.context:
+        either = [f"context @> {argument(one)}::text::jsonb" for one in contexts(search.context)]
+        found.append(f"({' OR '.join(either)})")
+    return (f" WHERE {' AND '.join(found)}" if found else ""), arguments
+
+
+def contexts(text: str) -> list[str]:
+    """The JSON objects that a context search means: `user_id=42` is the number as well as the text."""
+    name, equals, value = text.partition("=")
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return [json.dumps(json.loads(text))]
+    if not equals or not name:
+        raise SettingError(
+            f"the context {text!r} can't be searched for", remedy='Write name=value, or JSON such as {"user_id": 42}.'
+        )
+    meant = [json.dumps({name.strip(): value})]
+    with contextlib.suppress(ValueError):
+        meant.append(json.dumps({name.strip(): json.loads(value)}))
+    return meant
+
+
+def statistics(table: AuditTable) -> str:
+    """How many changes of each kind each table has, and since when."""
+    return (
+        'SELECT schema, "table", operation, count(*) AS changes, min(committed_at) AS first, max(committed_at) AS last,'  # noqa: S608  # checked names
+        f" count(*) FILTER (WHERE context <> '{{}}') AS with_context FROM {table.quoted}"
+        " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+    )

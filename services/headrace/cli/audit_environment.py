@@ -1,0 +1,47 @@
+"""Bemi's and Zemi's variables as the suite's own. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SAME = {
+    "DB_HOST": "PG_HOST",
+    "DB_PORT": "PG_PORT",
+    "DB_NAME": "PG_DB",
+    "DB_USER": "POSTGRES_BRIDGE_USER",
+    "DB_PASSWORD": "POSTGRES_BRIDGE_PASSWORD",
+    "DB_SSL_MODE": "PGSSLMODE",
+    "DB_SSL_ROOT_CERT": "PGSSLROOTCERT",
+    "SLOT_NAME": "HEADRACE_SLOT",
+    "PUBLICATION_NAME": "HEADRACE_PUB",
+    "TABLES": "HEADRACE_AUDIT_TABLES",
+    "SHUTDOWN_TIMEOUT": "HEADRACE_SHUTDOWN_TIMEOUT_S",
+    "LOG_LEVEL": "HEADRACE_LOG_LEVEL",
+}
+# What Zemi takes where nothing is said.
+_DEFAULTS = {
+    "PG_HOST": "127.0.0.1",
+    "PG_PORT": "5432",
+    "PG_DB": "postgres",
+    "POSTGRES_BRIDGE_USER": "postgres",
+    "POSTGRES_BRIDGE_PASSWORD": "postgres",
+}
+_NAMED = ("PG_HOST", "PGHOST", "PGHOSTADDR", "PGSERVICE")
+_LEVELS = {"warn": "warning"}
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment with each of those variables under the suite's name; one that is set there wins nothing."""
+    made = dict(environ)
+    for theirs, ours in _SAME.items():
+        if environ.get(theirs):
+            made[ours] = environ[theirs]
+    if "HEADRACE_LOG_LEVEL" in made:
+        made["HEADRACE_LOG_LEVEL"] = _LEVELS.get(made["HEADRACE_LOG_LEVEL"], made["HEADRACE_LOG_LEVEL"])
+    if not any(made.get(name) for name in _NAMED):
+        made = {**_DEFAULTS, **made, "PG_HOST": _DEFAULTS["PG_HOST"]}
+    return made
+
+
+def yes(text: str) -> bool:
+    return text.lower() in {"1", "true", "yes"}

@@ -1,0 +1,176 @@
+"""`headrace audit up`: an audit trail with one command: wal-reader, publisher, audit-writer and their nats-server.
+
+Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream is strict, so that
+where the destination is away the slot waits and nothing is lost; with CLEANUP_ON_SHUTDOWN an ordered stop drops the
+slot, and the publication that it made. Never touches a running suite's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+from headrace.audit.settings import AuditSettings, load_audit
+from headrace.audit.table import GAPS, STATE, TABLES
+from headrace.cli import init, teardown
+from headrace.cli.audit_environment import environment, yes
+from headrace.cli.up_view import Made, View
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.ports import free_port
+from headrace.embedded.process import AlreadyServedError
+from headrace.settings import Settings, load
+from headrace.supervisor.process import Service
+from headrace.supervisor.supervisor import Supervisor
+
+NAME = "headrace_audit"
+SERVICES = ("wal-reader", "publisher", "audit-writer")
+READY_TIMEOUT_S = 60.0
+STOP_GRACE_S = 3.0
+_STREAM_BYTES_MAX = str(2 << 30)
+# No outage of a destination should reach the stream's age.
+_STREAM_AGE_MAX_S = str(10 * 365 * 86_400)
+
+
+async def run(folder: Path, *, once: bool, verbose: bool) -> None:
+    """Start all of it, wait for the end, stop it in order."""
+    _make(folder)
+    given = environment(os.environ)
+    audit = load_audit(given)
+    cleanup = yes(given.get("CLEANUP_ON_SHUTDOWN", ""))
+    with _alone(folder):
+        await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(once=once)
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+
+
+class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
+    """Whether another one runs on this folder; a name in the kernel is given up with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._name = f"\0headrace-audit-{folder.resolve()}"[:100]
+        self._holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def __enter__(self) -> None:
+        try:
+            self._holder.bind(self._name)
+        except OSError as error:
+            raise AlreadyServedError(
+                "headrace audit up already runs in this folder", remedy="Use that one, or another folder."
+            ) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.close()
+
+
+class _AuditUp:
+    """One run of the command."""
+
+    def __init__(self, folder: Path, given: dict[str, str], audit: AuditSettings, view: View, *, cleanup: bool) -> None:
+        self._folder = folder
+        self._audit = audit
+        self._view = view
+        self._cleanup = cleanup
+        self._given = given
+        named = given.get("NATS_URL") or given.get("NATS_HOST")
+        self._nats = None if named else EmbeddedNats(folder / "nats", 0)
+        self._supervisor: Supervisor | None = None
+        self._told = asyncio.Event()
+
+    async def run(self, *, once: bool) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        settings: Settings | None = None
+        try:
+            settings = await self._start()
+            if not once:
+                await self._watch()
+        finally:
+            await self._stop(settings)
+
+    async def _start(self) -> Settings:
+        if self._nats is not None:
+            await self._nats.start()
+            self._view.done(f"nats-server listens on 127.0.0.1:{self._nats.port}")
+        chosen = self._environment()
+        os.environ.clear()
+        os.environ.update(chosen)
+        settings = load(chosen)
+        made = Made()
+        await init.run(settings, list(self._audit.tables), made)
+        if made.things:
+            self._view.done(f"Made {', '.join(made.things)}")
+        await self._services(settings)
+        self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
+        self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
+        self._view.quiet = False
+        return settings
+
+    def _place(self, settings: Settings) -> str:
+        to = self._audit.destination(settings.postgres)
+        return f"{self._audit.schema}.{self._audit.table} of {to.database} on {to.host}:{to.port}"
+
+    def _environment(self) -> dict[str, str]:
+        """What the services are told: this run's servers, and a stream that waits rather than loses."""
+        prefixes = {one.strip() for one in self._given.get("HEADRACE_MESSAGE_PREFIXES", "").split(",") if one.strip()}
+        defaults = {
+            "HEADRACE_SLOT": NAME,
+            "HEADRACE_PUB": NAME,
+            "HEADRACE_STREAM": "AUDIT" if self._nats is None else "CDC",
+            "HEADRACE_RETENTION": "strict",
+            "HEADRACE_CDC_BYTES_MAX": _STREAM_BYTES_MAX,
+            "HEADRACE_CDC_AGE_MAX_S": _STREAM_AGE_MAX_S,
+            "HEADRACE_SHUTDOWN_TIMEOUT_S": "30",
+        }
+        forced = {"HEADRACE_MESSAGE_PREFIXES": ",".join(sorted({*prefixes, "_bemi"}))}
+        if self._nats is not None:
+            forced["NATS_URL"] = self._nats.url
+        if not self._audit.elsewhere:
+            schema, table = self._audit.schema, self._audit.table
+            names = (table, f"{table}_p*", STATE, TABLES, GAPS)
+            forced["HEADRACE_EXCLUDE"] = ",".join(f"{schema}.{name}" for name in names)
+        return {**defaults, **self._given, **forced}
+
+    async def _services(self, settings: Settings) -> None:
+        services = []
+        for name in SERVICES:
+            port = free_port(preferred=9096 if name == "audit-writer" else 0)
+            log = self._folder / "logs" / f"{name}.log"
+            services.append(Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log))
+        stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
+        self._supervisor = Supervisor(services, self._view, stop_timeout_s=stop_timeout_s)
+        self._supervisor.start()
+        await self._supervisor.until_ready(READY_TIMEOUT_S)
+
+    async def _watch(self) -> None:
+        assert self._supervisor is not None, "started before"
+        over = asyncio.create_task(self._supervisor.over.wait(), name="audit-over")
+        told = asyncio.create_task(self._told.wait(), name="audit-told")
+        await asyncio.wait({over, told}, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        told.cancel()
+        self._supervisor.check()
+
+    def _signalled(self) -> None:
+        if self._told.is_set() and self._supervisor is not None:
+            self._supervisor.hasten()
+        self._told.set()
+
+    async def _stop(self, settings: Settings | None) -> None:
+        self._view.quiet = True
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        if settings is not None and self._cleanup:
+            await teardown.run(settings, yes=True, streams=False)
+        if self._nats is not None and self._nats.running:
+            await self._nats.stop()
+            if settings is not None and self._cleanup:
+                # With its slot gone the trail can't go on: the next one begins its stream anew.
+                shutil.rmtree(self._nats.folder, ignore_errors=True)
+        self._view.say("Stopped.", "dim")
