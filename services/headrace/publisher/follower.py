@@ -39,6 +39,7 @@ from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
+from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
 from headrace.publisher.parking import Parking
@@ -74,6 +75,7 @@ class Follower:
         self._stats = scope.health.stats
         self._source = settings.source.slot
         self._receiver = FrameReceiver("publisher", session)
+        self._hold = Hold(settings.delivery.hold_s)
         self.lag = AckLag(self._stats, scope.health.traces)
         self._progress = Progress()
         self._written_at = 0.0
@@ -405,7 +407,9 @@ class Follower:
     async def _confirm(self) -> None:
         self._stats["window_messages"] = self._delivery.accepted - self._pipe.acked
         if self._receiver.following:
-            await self._control(self._receiver.confirm(settled=not self._delivery.waiting))
+            confirm = self._receiver.confirm(settled=not self._delivery.waiting)
+            durable = self._hold.confirmable(confirm.confirmed_lsn, time.monotonic())
+            await self._control(replace(confirm, confirmed_lsn=durable))
             failpoint("publisher.after_confirm")
 
     async def _control(self, message: control.Control) -> None:
