@@ -6,6 +6,7 @@ than names, counts and reasons.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
@@ -13,6 +14,7 @@ from aiohttp import web
 
 from headrace import log as logs
 from headrace import process
+from headrace.door import BODY_BYTES_MAX, IDLE_TIMEOUT_S, Door
 from headrace.errors import HeadraceError
 from headrace.metrics import CONTENT_TYPE, Stats, exposition
 from headrace.tracing import Traces
@@ -82,7 +84,7 @@ def application(
             body=exposition({health.service: health.refreshed()}, source), headers={"Content-Type": CONTENT_TYPE}
         )
 
-    app = web.Application(client_max_size=64 * 1024)
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     if extend is None:
@@ -95,19 +97,23 @@ def application(
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
     """Serve while the context lasts; yields the port that was bound."""
-    runner = web.AppRunner(app, access_log=None)
+    door = Door()
+    door.guard(app)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_TIMEOUT_S)
     await runner.setup()
+    listening: asyncio.Server | None = None
     try:
-        site = web.TCPSite(runner, host, port)
         try:
-            await site.start()
+            listening = await door.open(runner, host, port)
         except OSError as error:
             raise PortError(
                 f"port {port} on {host} can't be listened on: {error.strerror}",
                 remedy="Choose another with --port or HEADRACE_HTTP_PORT, or stop what holds it.",
             ) from error
-        bound = int(runner.addresses[0][1])
+        bound = int(listening.sockets[0].getsockname()[1])
         log.info("http_listening", host=host, port=bound)
         yield bound
     finally:
+        if listening is not None:
+            listening.close()
         await runner.cleanup()
