@@ -28,7 +28,7 @@ from headrace.supervisor.supervisor import Supervisor
 
 NAME = "headrace_audit"
 SERVICES = ("wal-reader", "publisher", "audit-writer")
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
 _STREAM_BYTES_MAX = str(2 << 30)
 # No outage of a destination should reach the stream's age.

@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from headrace import log as logs
-from headrace.cli import archive_commands, mirror_commands, service
+from headrace.cli import archive_commands, audit_commands, mirror_commands, service
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
@@ -79,6 +79,7 @@ for _name, _explain in service.SERVICES.items():
 
 
 app.add_typer(archive_commands.app, rich_help_panel="The archive")
+app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
 app.add_typer(mirror_commands.app)
 
 
