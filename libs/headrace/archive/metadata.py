@@ -29,13 +29,17 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of a table, as the log describes it; `type_name` as the catalog calls it."""
+    """A column of a table, as the log describes it; `type_name` as the catalog calls it.
+
+    `filled`: adding it may have given existing rows a value, which no change tells.
+    """
 
     name: str
     type_oid: int
     type_modifier: int
     type_name: str
     is_key: bool
+    filled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

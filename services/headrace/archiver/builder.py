@@ -329,7 +329,9 @@ class Builder:
         """What rows of this kind have in common; a shape not seen before is a new version of its table."""
         info = form.info
         name = orjson.dumps([info.schema, info.table]).decode()
-        shape = hashlib.sha256(orjson.dumps([info.relation_id, info.key, info.columns])).hexdigest()[:16]
+        # What the log says alone: a later look at the catalog must not make another version of the same shape.
+        columns = [(column.name, column.type_oid, column.type_modifier) for column in info.columns]
+        shape = hashlib.sha256(orjson.dumps([info.relation_id, info.key, columns])).hexdigest()[:16]
         version, known = self._versions.get(name, (0, ""))
         if known != shape:
             version += 1

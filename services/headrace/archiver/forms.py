@@ -130,12 +130,19 @@ def _table_info(relation: Relation, facts: TableFacts, hidden: frozenset[str], k
             column.type_modifier,
             facts.type_names.get((column.type_oid, column.type_modifier), "???"),
             place in key,
+            _filled(facts, column.name),
         )
         for place, column in enumerate(relation.columns)
         if column.name not in hidden
     )
     names = tuple(relation.columns[place].name for place in key)
     return TableInfo(relation.schema, relation.name, relation.relation_id, 0, names, columns)
+
+
+def _filled(facts: TableFacts, name: str) -> bool:
+    known = facts.columns.get(name)
+    # Where the catalog has moved on, nobody can say any more what adding the column did.
+    return known is None or not known.number or known.filled
 
 
 _HEAD = """

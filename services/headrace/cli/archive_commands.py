@@ -93,3 +93,29 @@ def readers(url: Url = None) -> None:
     from headrace.cli import archive
 
     finish(archive.readers, url)
+
+
+def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
+    into: Annotated[str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")],
+    begin: From = None,
+    end: Annotated[str | None, typer.Option("--to", help="To before this: an id, an LSN or a time. [the end]")] = None,
+    tables: Annotated[list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")] = None,
+    url: Url = None,
+    stream: Annotated[str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")] = "REPLAY",
+    prefix: Annotated[str, typer.Option("--prefix", help="With jetstream: what subjects begin with.")] = "replay",
+    past_gaps: Annotated[bool, typer.Option("--past-gaps", help="Go on where the archive tells of a gap.")] = False,
+) -> None:
+    """Play a range of the archive again, with the original positions. Begun again, it goes on where it was."""
+    import asyncio
+
+    def work(where: str) -> None:
+        from headrace.cli import replay as command
+
+        chosen = command.Range(where, begin, end, tuple(tables or ()), past_gaps)
+        if into == "jetstream":
+            count = asyncio.run(command.into_jetstream(load(os.environ), chosen, stream, prefix))
+        else:
+            count = asyncio.run(command.into_database(chosen, into))
+        typer.echo(f"{count} changes replayed")
+
+    finish(work, url)

@@ -80,6 +80,7 @@ for _name, _explain in service.SERVICES.items():
 
 app.add_typer(archive_commands.app, rich_help_panel="The archive")
 app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
+app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
 app.add_typer(mirror_commands.app)
 
 
@@ -108,6 +109,10 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     zstd: Zstd = None,
     pg_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")] = 0,
     nats_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")] = 0,
+    archive: Annotated[
+        str | None,
+        typer.Option("--archive", help="Keep an archive there too: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Start, show, stop.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every log line of every service.")] = False,
 ) -> None:
@@ -127,6 +132,7 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         pub=pub,
         json=json,
         zstd=zstd,
+        archive=archive,
         once=once,
         verbose=verbose,
     )

@@ -39,6 +39,8 @@ PORTS = {
     "schema-publisher": 9094,
     "telemetry": 9090,
 }
+# Beside the publisher, where an archive is named.
+ARCHIVER, ARCHIVER_PORT = "archiver", 9095
 READY_TIMEOUT_S = 60.0
 # Over the services' own deadline, so that they can say themselves what they waited for.
 STOP_GRACE_S = 3.0
@@ -55,6 +57,7 @@ class Options:
     pub: str | None = None
     json: bool | None = None
     zstd: bool | None = None
+    archive: str | None = None
     once: bool = False
     verbose: bool = False
 
@@ -65,6 +68,7 @@ class Options:
             "HEADRACE_PUB": self.pub,
             "HEADRACE_ENCODING": "json" if self.json else None,
             "HEADRACE_ZSTD": "true" if self.zstd else None,
+            "HEADRACE_ARCHIVE_URL": self.archive,
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -96,12 +100,21 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _service_ports(telemetry: int | None) -> dict[str, int]:
+def _wanted_ports(settings: Settings) -> dict[str, int]:
+    """The services to start, in the order in which they stop, and their documented ports."""
+    if not settings.archive.url:
+        return PORTS
+    later = {name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")}
+    line = {name: PORTS[name] for name in PORTS if name not in later}
+    return {**line, ARCHIVER: ARCHIVER_PORT, **later}
+
+
+def _service_ports(wanted: dict[str, int], telemetry: int | None) -> dict[str, int]:
     """The services' HTTP ports: the documented ones, unless something uses them or another `up` may be about to."""
     if telemetry and not is_free(telemetry):
         raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
     documented = _hold_documented_ports()
-    ports = {name: free_port(preferred=port if documented else 0) for name, port in PORTS.items()}
+    ports = {name: free_port(preferred=port if documented else 0) for name, port in wanted.items()}
     return ports | ({"telemetry": telemetry} if telemetry else {})
 
 
@@ -129,6 +142,7 @@ class _Up:
         self._view = View(verbose=options.verbose)
         self._servers = Servers.choose(folder, os.environ, pg_port=options.pg_port, nats_port=options.nats_port)
         self._supervisor: Supervisor | None = None
+        self._ports: dict[str, int] = {}
         self._begun = time.monotonic()
         self._told_to_stop = asyncio.Event()
 
@@ -152,7 +166,7 @@ class _Up:
             view.done(f"The stream {settings.streams.cdc} still holds {kept} events")
         with view.step("Starting the services"):
             await self._start_services(settings)
-        view.done(f"{len(PORTS)} services are ready")
+        view.done(f"{len(self._ports)} services are ready")
         if self._servers.postgres is not None:
             with view.step("Writing sample changes"):
                 events = await sample_changes(settings)
@@ -178,9 +192,9 @@ class _Up:
         return load(os.environ)
 
     async def _start_services(self, settings: Settings) -> None:
-        ports = _service_ports(self._options.http_port)
+        ports = self._ports = _service_ports(_wanted_ports(settings), self._options.http_port)
         self._supervisor = Supervisor(
-            [self._service(name, ports[name]) for name in PORTS],
+            [self._service(name, port) for name, port in ports.items()],
             self._view,
             stop_timeout_s=settings.process.shutdown_timeout_s + STOP_GRACE_S,
         )
@@ -238,7 +252,7 @@ class _Up:
         if self._supervisor is not None:
             with self._view.step("Stopping the services"):
                 await self._supervisor.stop()
-            self._view.done(f"The services stopped, {', '.join(PORTS)}, in this order")
+            self._view.done(f"The services stopped, {', '.join(self._ports)}, in this order")
         for server in reversed(self._servers.embedded):
             if server.running:
                 with self._view.step(f"Stopping {server.kind}"):
@@ -252,7 +266,7 @@ class _Up:
             Row(place.name, place.address, place.pid, _short(place.embedded.folder) if place.embedded else "")
             for place in self._servers.places(settings.postgres, settings.nats)
         ]
-        for name in ("telemetry", *(name for name in PORTS if name != "telemetry")):
+        for name in ("telemetry", *(name for name in self._ports if name != "telemetry")):
             url = self._supervisor.url(name)
             pages = "/status  /metrics  /health" if name == "telemetry" else "/readyz  /metrics"
             rows.append(Row(name, url, self._supervisor.pid(name), pages))

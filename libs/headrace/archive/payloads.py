@@ -1,0 +1,113 @@
+"""Archived rows as the contract's change events again: the same ids, positions and values. Pure.
+
+What the archive does not keep follows from what it does: an id's suffix from the rows that share a WAL record, whether
+an event is its transaction's last from the next row. Values have the JSON forms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from headrace.archive.entry import RowEntry, RowKind
+from headrace.archive.errors import ArchiveError
+from headrace.archive.metadata import SegmentInfo, TableInfo
+from headrace.contract import events
+from headrace.contract.naming import CDC, Operation, change_subject, message_id, message_subject, table_token
+from headrace.lsn import Position
+
+Rows = Iterable[tuple[SegmentInfo, RowEntry]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """An event, encoded as JSON."""
+
+    subject: str
+    msg_id: str
+    position: Position
+    payload: bytes
+    info: SegmentInfo
+    table: TableInfo | None
+
+
+class Payloads:
+    """Makes events of rows; one instance for one run through an archive."""
+
+    def __init__(self) -> None:
+        self._lsn = -1
+        self._repeats: dict[str, int] = {}
+
+    def of(self, rows: Rows) -> Iterator[Replayed]:
+        """An event for each row but gaps, which are the reader's to judge."""
+        held: tuple[SegmentInfo, RowEntry] | None = None
+        for info, entry in rows:
+            if entry.kind is RowKind.GAP:
+                continue
+            if held is not None:
+                yield self._event(*held, last=held[1].commit_lsn != entry.commit_lsn)
+            held = info, entry
+        if held is not None:
+            yield self._event(*held, last=True)
+
+    def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
+        time = entry.commit_time
+        ts = None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        tx = events.transaction(entry.xid, entry.position, ts, last=last)
+        if entry.kind is RowKind.MESSAGE:
+            return self._message(info, entry, tx)
+        assert entry.schema is not None, "a row of a table has its name"
+        assert entry.table is not None, "a row of a table has its name"
+        table = info.table(entry.schema, entry.table, entry.schema_version or 0)
+        if table is None:
+            raise ArchiveError(f"file {info.id} does not describe {entry.schema}.{entry.table}")
+        operation = Operation(entry.operation)
+        token = table_token(entry.schema, entry.table)
+        subject = change_subject(token, operation)
+        msg_id = message_id(entry.lsn, token, operation, self._repeat(entry.lsn, f"{token}-{operation}"))
+        payload: dict[str, Any] = {
+            "subject": subject,
+            "table": entry.table,
+            "operation": operation.upper(),
+            "msg_id": msg_id,
+            "relation_id": table.relation_id,
+            "data": _data(entry, table),
+            "schema": entry.schema,
+            "source": info.source,
+            "lsn": entry.lsn,
+            "tx": tx,
+        }
+        if entry.before_json is not None:
+            payload["old"] = orjson.Fragment(entry.before_json)
+        if entry.unchanged:
+            payload["unchanged"] = entry.unchanged
+        return Replayed(subject, msg_id, entry.position, orjson.dumps(payload), info, table)
+
+    def _message(self, info: SegmentInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
+        prefix, content = (entry.key or {})["prefix"], (entry.after or {})["content"]
+        subject = message_subject(prefix)
+        msg_id = f"{entry.lsn:x}-{subject.removeprefix(f'{CDC}.')}"
+        body = {"subject": subject, "operation": "MESSAGE", "msg_id": msg_id, "prefix": prefix, "content": content}
+        payload = orjson.dumps({**body, "source": info.source, "lsn": entry.lsn, "tx": tx})
+        return Replayed(subject, msg_id, entry.position, payload, info, None)
+
+    def _repeat(self, lsn: int, of: str) -> int:
+        """How many changes of its table and kind the same WAL record had before."""
+        if lsn != self._lsn:
+            self._lsn, self._repeats = lsn, {}
+        before = self._repeats.get(of, 0)
+        self._repeats[of] = before + 1
+        return before
+
+
+def _data(entry: RowEntry, table: TableInfo) -> Any:
+    if entry.after_json is not None:
+        return orjson.Fragment(entry.after_json)
+    if entry.kind is RowKind.TRUNCATE:
+        return {}
+    # DELETE: the key columns, the others null.
+    known = orjson.loads(entry.before_json or "{}")
+    return {column.name: known.get(column.name) if column.is_key else None for column in table.columns}

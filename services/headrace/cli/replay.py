@@ -1,0 +1,201 @@
+"""`headrace replay`: a range of the archive played again, with the original positions.
+
+Into JetStream: the events as JSON under a subject of their own, chained, each once: a run that was cut off is begun
+again and goes on behind what is there. Into a database: the tables as the range leaves them, with a mirror's account of
+them, kept in the same transaction; a run that is begun again goes on too. Never writes to the archive or the source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+
+from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
+
+from headrace.archive import RowEntry, SegmentInfo, WalReader, WalReaderOptions
+from headrace.archive.errors import ArchiveError
+from headrace.archive.metadata import TableInfo
+from headrace.archive.payloads import Payloads, Replayed
+from headrace.archive.reader import Start
+from headrace.cli.archive import place
+from headrace.consumer import Watermark
+from headrace.consumer.event import of_message
+from headrace.contract.naming import table_token
+from headrace.jetstream.connection import connect_once
+from headrace.lsn import ORIGIN, Position
+from headrace.mirror import Alter, Column, Create, Table, opened
+from headrace.mirror.book import Book
+from headrace.mirror.plan import Resync, row_steps
+from headrace.mirror.table import Phase, TableState
+from headrace.mirror.target import Step
+from headrace.settings import Settings
+
+WINDOW = 500
+ROWS_A_COMMIT = 5000
+
+
+class ReplayError(ArchiveError):
+    """The archive's range can't be played into this target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What to play: from a place on, to before another."""
+
+    url: str
+    begin: str | None
+    end: str | None
+    tables: tuple[str, ...] = ()
+    past_gaps: bool = False
+
+    def rows(self) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+        begin, end = place(self.begin), place(self.end)
+        options = WalReaderOptions(tables=self.tables, raise_at_gap=not self.past_gaps)
+        reader = WalReader(self.url, options)
+        for file in reader.files(**begin):  # type: ignore[arg-type]  # each place has its own type
+            if file.id >= end.get("from_id", 1 << 62):  # type: ignore[operator]  # an id is a number
+                return
+            for entry in file.entries(_start(begin).selection):
+                if _is_past(entry, end):
+                    return
+                yield file.info, entry
+
+
+def _start(begin: dict[str, int | datetime]) -> Start:
+    return Start(**begin)  # type: ignore[arg-type]  # each place has its own type
+
+
+def _is_past(entry: RowEntry, end: dict[str, int | datetime]) -> bool:
+    lsn, moment = end.get("from_lsn"), end.get("from_time")
+    if isinstance(lsn, int) and entry.commit_lsn >= lsn:
+        return True
+    return isinstance(moment, datetime) and entry.commit_time is not None and entry.commit_time >= moment
+
+
+async def into_jetstream(settings: Settings, chosen: Range, stream: str, prefix: str) -> int:
+    """Publish the range; how many events were new."""
+    client = await connect_once(settings.nats, "headrace replay")
+    try:
+        js = client.jetstream()
+        try:
+            await js.stream_info(stream)
+        except NotFoundError:
+            await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
+        last_id, done = "", ORIGIN
+        seq = (await js.stream_info(stream)).state.last_seq
+        if seq:
+            message = await js.get_msg(stream, seq)
+            last = next(iter(of_message(message.data or b"", message.subject or "", seq)))
+            last_id, done = str(last.payload["msg_id"]), last.position
+        count = 0
+        due = (event for event in Payloads().of(chosen.rows()) if event.position > done)
+        while window := list(islice(due, WINDOW)):
+            answers = []
+            for event in window:
+                # Each names its predecessor, so that nothing is stored behind a hole.
+                headers = {"Nats-Msg-Id": event.msg_id, **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {})}
+                subject = f"{prefix}.{event.subject}"
+                answers.append(await js.publish_async(subject, event.payload, stream=stream, headers=headers))
+                last_id = event.msg_id
+            await asyncio.gather(*answers)
+            count += len(window)
+        return count
+    finally:
+        await client.close()
+
+
+async def into_database(chosen: Range, target_url: str) -> int:
+    """Apply the range to the target's tables; how many changes were new."""
+    async with opened(target_url) as target:
+        book = Book(target)
+        await book.open()
+        player = _Player(book)
+        for event in Payloads().of(chosen.rows()):
+            if event.table is not None and event.position > player.done_of(event.info.source):
+                player.take(event)
+            if len(player.steps) >= ROWS_A_COMMIT:
+                await player.commit()
+        await player.commit()
+        return player.count
+
+
+class _Player:
+    """Steps that wait to be written, and the tables as they are behind them."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self.steps: list[Step] = []
+        self.count = 0
+        self._source, self._last = "", ORIGIN
+
+    def done_of(self, source: str) -> Position:
+        mark = self._book.lanes.get(source)
+        return mark.position if mark is not None else ORIGIN
+
+    def take(self, event: Replayed) -> None:
+        assert event.table is not None, "messages are left out"
+        table = self._table(event.table, event)
+        change = next(iter(of_message(event.payload, event.subject, 0)))
+        step = row_steps(change, table)
+        if isinstance(step, Resync):
+            raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {step.why}")
+        self.steps.append(step)
+        self.count += 1
+        self._source, self._last = event.info.source, event.position
+
+    def _table(self, info: TableInfo, event: Replayed) -> Table:
+        """The table as this row has it: made, or altered, if it is not so yet."""
+        state = self._book.tables.get(table_token(info.schema, info.table))
+        wanted = _shape(info)
+        if state is not None and state.live is not None and (state.version == info.version or state.live == wanted):
+            return state.live
+        if state is None or state.live is None:
+            self.steps.append(Create(wanted))
+        else:
+            self.steps.append(_altered(state.live, wanted, info))
+        self._book.put(
+            TableState(
+                info.schema,
+                info.table,
+                phase=Phase.FOLLOWING,
+                live=wanted,
+                version=info.version,
+                source=event.info.source,
+            )
+        )
+        return wanted
+
+    async def commit(self) -> None:
+        """What was taken and how far that is, or nothing of both."""
+        if not self.steps:
+            return
+        async with self._book.lock:
+            await self._book.write(self.steps)
+            self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
+            await self._book.commit()
+        self.steps = []
+
+
+def _shape(info: TableInfo) -> Table:
+    columns = tuple(Column(column.name, column.type_name) for column in info.columns)
+    whole = tuple(column.name for column in info.columns)
+    return Table(info.schema, info.table, columns, info.key if info.key != whole else (), info.key)
+
+
+def _altered(before: Table, wanted: Table, info: TableInfo) -> Alter:
+    """The change of shape, where rows alone can follow it."""
+    there = {column.name for column in before.columns}
+    new = [column for column in info.columns if column.name not in there]
+    went = there - {column.name for column in info.columns}
+    doubtful = [column.name for column in new if column.filled]
+    if doubtful or (new and went):
+        names = ", ".join(column.name for column in new)
+        raise ReplayError(
+            f"{info.schema}.{info.table} took another shape: columns {names} may have got values that no change tells",
+            remedy="Replay from behind this place, into a target that a snapshot filled; or leave the table out.",
+        )
+    return Alter(before, wanted)

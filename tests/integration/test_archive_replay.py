@@ -1,0 +1,101 @@
+"""The archive played again: into a stream it gives the events that the publisher gave; into a database the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.consumer import Watermark
+from headrace.mirror import opened
+from headrace.mirror.book import SEEN, Book
+from headrace.testing.database import Database
+from headrace.testing.oracle import stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    SCRIPT,
+    WITH_ARCHIVE,
+    archived,
+    environment,
+    prepare,
+)
+
+MORE = (
+    "INSERT INTO orders SELECT g, g % 7, 'again ' || g FROM generate_series(1, 3000) g",
+    "UPDATE orders SET id = id + 10000 WHERE id <= 20; DELETE FROM orders WHERE id % 11 = 0",
+    "INSERT INTO full_rows VALUES (5, repeat('large ', 20000), 1); UPDATE full_rows SET n = 3",
+    "INSERT INTO values_of VALUES (1, 1.50, '{\"b\": [1.50, null]}', '\\x00ff', '2025-01-02 03:04:05+00', 'NaN', true)",
+)
+
+
+async def command(settings: dict[str, str], *arguments: str) -> str:
+    """Run `headrace …` to its good end; what it printed."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "HEADRACE", "NATS"))}
+    process = await asyncio.create_subprocess_exec(
+        Path(sys.executable).with_name("headrace"),
+        *arguments,
+        env={**inherited, **settings},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    return said.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    await database.execute(
+        "CREATE TABLE values_of (id int PRIMARY KEY, n numeric, j jsonb, b bytea, t timestamptz, f float8, yes bool)"
+    )
+    url = f"file://{tmp_path}/archive"
+    settings = environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ENCODING="json")
+    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
+        await suite.logged("archiver", "epoch_joined")
+        for statement in (*SCRIPT, *MORE):
+            await database.execute(statement)
+        committed = await oracle.changes()
+        await archived(url, committed)
+        await suite.logged("publisher", "epoch_joined")
+        async with asyncio.timeout(60):
+            while len(published := await live(nats_server.url)) < len(committed):  # noqa: ASYNC110  # a stream's length gives no event
+                await asyncio.sleep(0.2)
+        said = await command(settings, "replay", "--into", "jetstream")
+        assert said.startswith(f"{len(committed)} changes")
+        again = [event.payload for event in await stored(nats_server.url, "REPLAY")]
+        assert again == published
+        assert (await command(settings, "replay", "--into", "jetstream")).startswith("0 changes")
+
+        target = f"sqlite:///{tmp_path}/copy.db"
+        await command(settings, "replay", "--into", target, "--to", str(committed[-1].position.lsn >> 32) + "/1")
+        await command(settings, "replay", "--into", target)
+        assert (await command(settings, "replay", "--into", target)).startswith("0 changes")
+        await seen(nats_server.url, target)
+        said = await command(settings, "verify", "--to", target)
+        assert "orders" in said
+    await database.close()
+
+
+async def seen(nats_url: str, target_url: str) -> None:
+    """Say in the mirror's account that the whole stream is in it: `verify` looks there for what it might lack."""
+    events = await stored(nats_url)
+    async with opened(target_url) as target:
+        book = Book(target)
+        await book.open()
+        book.keep_lanes({**book.lanes, SEEN: Watermark(stream_seq=events[-1].seq)})
+        await book.commit()
+
+
+async def live(nats_url: str) -> list[dict[str, object]]:
+    """The publisher's events without schema events."""
+    return [event.payload for event in await stored(nats_url) if event.payload["operation"] != "SCHEMA"]
