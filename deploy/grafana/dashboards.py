@@ -52,6 +52,11 @@ def _quantile(share: float, metric: str) -> str:
     return f"histogram_quantile({share}, {_rate(f'{metric}_bucket', by='source, le')})"
 
 
+def _rare(metric: str) -> str:
+    """A counter that has no series before it first counts."""
+    return f"sum by (source) ({_of(metric)}) or on () vector(0)"
+
+
 def _kinds(service: str) -> str:
     errors = _of("headrace_errors_total", service=service)
     return f"sum by (level, kind) (increase({errors}[5m])) or on () vector(0)"
@@ -103,9 +108,7 @@ OVERVIEW = Dashboard(
         _stat("Lag of delivery", "s", _of("headrace_lag_seconds")),
         _stat("Slot read", "bool_yes_no", _of("headrace_slot_active")),
         _stat("Services ready", "short", f"sum by (source) ({_of('headrace_ready')})"),
-        _stat(
-            "Gaps", "short", f"sum by (source) ({_of('headrace_gaps_total')})", "Changes that are lost: see runbooks."
-        ),
+        _stat("Gaps", "short", _rare("headrace_gaps_total"), "Changes that are lost: see runbooks."),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
         Panel(
             "From commit to acknowledgement",
@@ -151,7 +154,7 @@ READER = Dashboard(
             "Connections and epochs",
             "short",
             {
-                "reconnections {{source}}": _of("headrace_pg_reconnects_total"),
+                "reconnections {{source}}": _rare("headrace_pg_reconnects_total"),
                 "epochs {{source}}": _of("headrace_epochs_total"),
             },
         ),
@@ -160,7 +163,7 @@ READER = Dashboard(
             "bytes",
             {"{{source}}": _UNCONFIRMED},
         ),
-        Panel("Optional confirmers given up", "short", {"{{source}}": _of("headrace_confirmers_dropped_total")}),
+        Panel("Optional confirmers given up", "short", {"{{source}}": _rare("headrace_confirmers_dropped_total")}),
     ),
 )
 
@@ -189,17 +192,17 @@ PUBLISHER = Dashboard(
             "In the stream already",
             "short",
             {
-                "by position {{source}}": _of("headrace_skipped_events_total"),
-                "by id {{source}}": _of("headrace_duplicates_refused_total"),
+                "by position {{source}}": _rare("headrace_skipped_events_total"),
+                "by id {{source}}": _rare("headrace_duplicates_refused_total"),
             },
         ),
         Panel(
             "Put aside, lost, found again",
             "short",
             {
-                "parked {{source}}": _of("headrace_parked_messages_total"),
-                "gaps {{source}}": _of("headrace_gaps_total"),
-                "recoveries {{source}}": _of("headrace_recoveries_total"),
+                "parked {{source}}": _rare("headrace_parked_messages_total"),
+                "gaps {{source}}": _rare("headrace_gaps_total"),
+                "recoveries {{source}}": _rare("headrace_recoveries_total"),
             },
         ),
         Panel("Way of publishing", "short", {"{{mode}}": _of("headrace_ingest_mode")}, kind="state-timeline"),
@@ -218,7 +221,7 @@ SNAPSHOTS = Dashboard(
             {
                 "asked {{source}}": _of("headrace_snapshots_requested_total"),
                 "completed {{source}}": _of("headrace_snapshots_completed_total"),
-                "failed {{source}}": _of("headrace_snapshots_failed_total"),
+                "failed {{source}}": _rare("headrace_snapshots_failed_total"),
             },
         ),
         Panel(
@@ -241,7 +244,7 @@ SNAPSHOTS = Dashboard(
             {f"p{share:g}": _durations(share / 100) for share in (50, 99)},
         ),
         Panel("Spark", "short", {"{{state}}": _of("headrace_spark_state")}, kind="state-timeline"),
-        Panel("Spark lost", "short", {"{{source}}": _of("headrace_spark_losses_total")}),
+        Panel("Spark lost", "short", {"{{source}}": _rare("headrace_spark_losses_total")}),
     ),
 )
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import sys
 from pathlib import Path
 from types import ModuleType
+
+from headrace.figures import FIGURES
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy/grafana/dashboards"
@@ -17,8 +21,6 @@ def script(path: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up by its name.
-    import sys
-
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -31,6 +33,14 @@ def test_the_committed_dashboards_are_what_the_code_makes() -> None:
     code = script("deploy/grafana/dashboards.py")
     made = {code.path(each): code.rendered(each) for each in code.DASHBOARDS}
     assert {path: path.read_text() for path in sorted(DASHBOARDS.glob("*.json"))} == made
+
+
+def test_every_metric_on_a_dashboard_is_one_of_ours() -> None:
+    """A counter that has not counted yet has no series: only its declaration tells a wrong name."""
+    suffixes = {"histogram": ("_bucket", "_sum", "_count")}
+    ours = {figure.metric + suffix for figure in FIGURES for suffix in suffixes.get(figure.kind, ("",))}
+    named = {name for path in DASHBOARDS.glob("*.json") for name in re.findall(r"headrace_\w+", path.read_text())}
+    assert named - ours == set()
 
 
 def test_no_dashboard_lays_a_panel_over_another() -> None:
