@@ -24,6 +24,7 @@ class MirrorProcess:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "HEADRACE_", "NATS"))}
         self.environment = {**inherited, **environment}
         self.to = to
+        self.command = "mirror"
         self._options = options
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -31,7 +32,7 @@ class MirrorProcess:
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied([_command(), "mirror", "--to", self.to, *self._options], signal.SIGKILL),
+                *tied([_command(), self.command, "--to", self.to, *self._options], signal.SIGKILL),
                 env=self.environment,
                 stdout=log,
                 stderr=log,

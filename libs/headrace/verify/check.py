@@ -36,6 +36,7 @@ log = logs.logger("verify")
 HOLD_S = 30.0
 ANSWER_S = 10.0
 LOOK_S = 0.1
+BOOTSTRAP_LOOK_S = 1.0
 ROWS_COMPARED_MAX = 200_000
 
 
@@ -129,6 +130,10 @@ class Verifier:
             state, identity = state_of(reading.marks, token), identity_of(reading.marks)
         if state is None or identity is None or state.phase is Phase.GONE:
             return Verdict(token, 0, why="the mirror has no such table")
+        if state.phase is not Phase.FOLLOWING:
+            # Nothing may hold up a bootstrap.
+            await asyncio.sleep(BOOTSTRAP_LOOK_S)
+            raise NotThereError(f"{token} is being bootstrapped")
         async with contextlib.AsyncExitStack() as stack:
             held = await self._held(stack, state, identity)
             if isinstance(held, Verdict):
@@ -175,6 +180,8 @@ class Verifier:
                 if place is Place.THERE:
                     yield reading
                     return
+            if place is Place.BOOTSTRAPPING:
+                raise NotThereError(f"{token} is being bootstrapped")
             if place is Place.PAST:
                 raise PastError(f"{token} went past the LSN")
             await asyncio.sleep(LOOK_S)
