@@ -268,7 +268,7 @@ class _Up:
         ]
         for name in ("telemetry", *(name for name in self._ports if name != "telemetry")):
             url = self._supervisor.url(name)
-            pages = "/status  /metrics  /health" if name == "telemetry" else "/readyz  /metrics"
+            pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
             rows.append(Row(name, url, self._supervisor.pid(name), pages))
         self._view.table(rows, self._hints(settings))
         self._view.say(f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in {_short(self._folder)}/logs.")
