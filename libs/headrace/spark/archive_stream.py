@@ -1,0 +1,86 @@
+"""The archive as a stream: the offset is the id of the next file, so that a checkpoint says all there is to say.
+
+A batch's files are those from one offset to before another, always with the same rows: what Spark runs again after a
+kill is what it ran. Admission is by files. Needs Spark 4.2 or newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+
+from headrace.archive.errors import WalFileCollectedError
+from headrace.archive.registry import register
+from headrace.archive.store import Store
+from headrace.spark.archive_source import FilesPartition, SourceOptions, partitions, rows
+
+Offset = dict[str, int]
+
+
+class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark has no types here
+    """Plans batches where the driver is, and reads files where each task is."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._reader: Any = None
+        # With the trigger AvailableNow: where the query ends.
+        self._target: int | None = None
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name, as those below
+        return {"id": self._options.first_id(self._files())}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        end = self._end(start["id"])
+        if self._target is not None:
+            end = max(start["id"], min(end, self._target))
+        if isinstance(limit, ReadMaxFiles):
+            end = min(end, start["id"] + limit.max_files)
+        return {"id": end}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.files_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        listed = self._files().list()
+        return {"id": listed[-1][0] + 1} if listed else None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        listed = self._files().list()
+        self._target = listed[-1][0] + 1 if listed else self._options.first_id(self._files())
+
+    def partitions(self, start: Offset, end: Offset) -> list[FilesPartition]:
+        if start["id"] >= end["id"]:
+            return []
+        return partitions(self._files(), start["id"], end["id"], self._options.files_per_task)
+
+    def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
+        # What is before the place that was asked for can only be in the first files; it is left out wherever it is.
+        return rows(self._options, partition, from_start=True)
+
+    def commit(self, end: Offset) -> None:
+        if self._options.name is not None:
+            options = self._options.reader
+            register(Store(self._options.url, options.store_options), self._options.name, end["id"])
+
+    def _files(self) -> Any:
+        # Not in __init__: the reader is sent to tasks, which have their own.
+        if self._reader is None:
+            self._reader = self._options.wal_reader()
+        return self._reader
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}
+
+    def _end(self, first: int) -> int:
+        """The id behind the last file that is there."""
+        listed = self._files().list(first)
+        if not listed:
+            return first
+        if listed[0][0] != first:
+            raise WalFileCollectedError(f"files {first} to {listed[0][0] - 1} were removed by garbage collection")
+        return int(listed[-1][0]) + 1
