@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -59,8 +59,20 @@ from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 log = logs.logger("publisher")
 
 TICK_S = 0.25
+# What is written is to be confirmed soon, also where no frame comes.
+WRITING_TICK_S = 0.01
 # Control and data share one subscription queue; the credit bounds it, this only has to be larger.
 QUEUE_MESSAGES_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """Progress that is being written, and what may be confirmed in its epoch when it is."""
+
+    task: asyncio.Task[None]
+    progress: Progress
+    lsn: int
+    epoch: int
 
 
 class Follower:
@@ -79,6 +91,7 @@ class Follower:
         self.lag = AckLag(self._stats, scope.health.traces)
         self._progress = Progress()
         self._written_at = 0.0
+        self._writing: _Writing | None = None
         self._confirmable = 0
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
@@ -136,12 +149,14 @@ class Follower:
             await self._give_up()
             raise
         finally:
+            await self._abandon_writing()
             if not self._client.is_closed:
                 await subscription.unsubscribe()
 
     async def _next(self, subscription: Subscription) -> Msg | None:
+        tick_s = TICK_S if self._writing is None else WRITING_TICK_S
         try:
-            return await subscription.next_msg(timeout=min(TICK_S, self._delivery.wait_s or TICK_S))
+            return await subscription.next_msg(timeout=min(tick_s, self._delivery.wait_s or tick_s))
         except NatsTimeoutError:
             return None
 
@@ -152,6 +167,7 @@ class Follower:
         if received.reply is not None:
             await self._control(received.reply)
         if received.opening is not None:
+            await self._written()
             await self._on_opening(received.opening)
         self._assembler.begin_frame()
         await self._on_entries(received.entries)
@@ -362,8 +378,11 @@ class Follower:
         # What is stored needs no memory of its own: a window of it, not all that an interval brought.
         self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
-        if due and await self._write_progress():
+        if self._writing is not None and self._writing.task.done() and await self._written():
             await self._confirm()
+        if due and self._writing is None:
+            # Events don't wait for it.
+            self._begin_writing()
         if not idle:
             return
         join = self._receiver.tick(time.monotonic())
@@ -372,12 +391,17 @@ class Follower:
             await self._control(join)
 
     async def _write_progress(self) -> bool:
-        """Make durable how far the stream has come; only then may PostgreSQL forget it."""
+        """Make durable how far the stream has come; whether that was news."""
+        await self._written()
+        self._begin_writing()
+        return await self._written()
+
+    def _begin_writing(self) -> None:
         self._written_at = time.monotonic()
         lsn = self._confirmable = self._delivery.settle()
         position, msg_id = self._delivery.stored()
         if lsn <= self._receiver.confirmed_lsn and position == self._progress.position:
-            return False
+            return
         progress = replace(
             self._progress,
             position=position,
@@ -386,13 +410,31 @@ class Follower:
             confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
         )
         failpoint("publisher.before_progress")
-        await self._cell.write(progress.encode())
+        task = asyncio.create_task(self._cell.write(progress.encode()), name="progress")
+        self._writing = _Writing(task, progress, lsn, self._receiver.epoch)
+
+    async def _written(self) -> bool:
+        """Wait for what is being written; only then may PostgreSQL forget it."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return False
+        await writing.task
         failpoint("publisher.after_progress_before_confirm")
-        self._progress = progress
-        self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, lsn)
-        self._judge(lsn)
-        self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
+        self._progress = writing.progress
+        self._judge(writing.lsn)
+        if writing.epoch == self._receiver.epoch:
+            self._receiver.confirmed_lsn = max(self._receiver.confirmed_lsn, writing.lsn)
+            self._stats["confirmed_lsn"] = self._receiver.confirmed_lsn
         return True
+
+    async def _abandon_writing(self) -> None:
+        """What comes of it is read anew by whoever follows next."""
+        if self._writing is not None:
+            task, self._writing = self._writing.task, None
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()):
+                log.debug("progress_not_written", reason=str(error))
 
     def _judge(self, stored_lsn: int) -> None:
         """What stood in the way is gone when everything behind it is stored."""
