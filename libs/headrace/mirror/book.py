@@ -66,12 +66,15 @@ class Book:
         self.lanes: Marks = {}
         # Whether the follower stands inside a message: then its place is no sequence of the stream.
         self.inside = False
+        # What the follower is given: these tables, or all (None). Only such a table can join those it follows.
+        self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
         self._changed: dict[str, str | None] = {}
 
     async def open(self) -> None:
         """Read what the target holds; anything not committed is forgotten."""
         self.lock, self._changed, self.inside = asyncio.Lock(), {}, False
+        self.subscribed = frozenset()
         marks = await self.target.load()
         self.identity = identity_of(marks) or ""
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)

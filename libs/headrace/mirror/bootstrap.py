@@ -238,7 +238,8 @@ class Bootstrap:
         """Take the place among the tables that are followed, if nothing is left before where the follower stands."""
         async with self._book.lock:
             self._check()
-            if self._book.inside or not await self._nothing_left(run):
+            followed = self._book.subscribed is None or self._token in self._book.subscribed
+            if not followed or self._book.inside or not await self._nothing_left(run):
                 return False
             state = self._book.tables[self._token]
             await self._book.write([Swap(run.staged)])

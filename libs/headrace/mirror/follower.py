@@ -63,6 +63,7 @@ class Follower:
             await self._marks.save(lane, mark)
         filters = self._filters()
         subscription = Subscription(self._streams.cdc, filters, durable=f"mirror-{self._book.identity}")
+        self._book.subscribed = None if self._every_table else frozenset(self._book.tables)
         async with follow(self._client, subscription, self._marks) as consumer:
             log.info("following", tables=len(self._book.tables), stream_seq=self._book.seen_seq)
             while not stopping.is_set():

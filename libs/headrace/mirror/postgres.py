@@ -114,13 +114,15 @@ class PostgresTarget:
                 await connection.close()
 
     @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[PostgresReading]:
+    async def reading(self, table: Table | None = None) -> AsyncIterator[PostgresReading]:
         async with _explained():
             connection = await _connect(self._url, "headrace verify")
         try:
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
             async with _explained():
+                if table is not None:
+                    await _lock(connection, table)
                 marks = await _marks(connection)
             yield PostgresReading(connection, marks)
         finally:
@@ -137,6 +139,15 @@ async def _connect(url: str, application: str) -> psycopg.AsyncConnection[Any]:
     return await psycopg.AsyncConnection.connect(
         url, application_name=application, options=options, connect_timeout=_CONNECT_TIMEOUT_S
     )
+
+
+async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
+    """Before the moment is fixed: a TRUNCATE or DROP after it would show in what is read of it."""
+    try:
+        await connection.execute(f"LOCK TABLE {table_name(table)} IN ACCESS SHARE MODE".encode())
+    except psycopg.errors.UndefinedTable:
+        # It went just now; the marks will say so.
+        await connection.rollback()
 
 
 async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:

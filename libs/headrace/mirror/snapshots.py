@@ -169,5 +169,5 @@ async def _result(results: Any, snapshot_id: str, silence: _Silence) -> Mapping[
                 body: Mapping[str, Any] = decode(message.data)
                 if body.get("snapshot_id") == snapshot_id:
                     if "error" in body:
-                        raise SnapshotError(f"the snapshot failed: {body['error']}")
+                        raise SnapshotError(f"the snapshot failed: {str(body['error']).rstrip('.')}")
                     return body

@@ -82,7 +82,7 @@ class SqliteTarget:
             self._connection = None
 
     @contextlib.asynccontextmanager
-    async def reading(self) -> AsyncIterator[SqliteReading]:
+    async def reading(self, table: Table | None = None) -> AsyncIterator[SqliteReading]:  # noqa: ARG002  # the port's
         reading = await asyncio.to_thread(SqliteReading, self._path)
         try:
             yield reading

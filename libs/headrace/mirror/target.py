@@ -142,8 +142,8 @@ class TargetReading(Protocol):
 class ReadableTarget(Target, Protocol):
     """A target that can be verified."""
 
-    def reading(self) -> AbstractAsyncContextManager[TargetReading]:
-        """One consistent moment of it, while it goes on."""
+    def reading(self, table: Table | None = None) -> AbstractAsyncContextManager[TargetReading]:
+        """One consistent moment of it, while it goes on; `table` is the one whose rows will be read."""
         ...
 
     async def close(self) -> None:

@@ -138,7 +138,7 @@ class Verifier:
             held = await self._held(stack, state, identity)
             if isinstance(held, Verdict):
                 return held
-            reading = await stack.enter_async_context(self._reading_at(held.lsn, token, deadline))
+            reading = await stack.enter_async_context(self._reading_at(held.lsn, state, deadline))
             await self._hold(identity, None)
             return await self._rows(held, reading, token)
 
@@ -162,8 +162,9 @@ class Verifier:
             await self.client.request(subject_of(identity), body, timeout=ANSWER_S)
 
     @contextlib.asynccontextmanager
-    async def _reading_at(self, lsn: int, token: str, deadline: float) -> AsyncIterator[TargetReading]:
+    async def _reading_at(self, lsn: int, before: TableState, deadline: float) -> AsyncIterator[TargetReading]:
         """A reading of the mirror as of exactly this LSN."""
+        token = before.token
         until = min(deadline, time.monotonic() + HOLD_S)
         while await source.confirmed_lsn(self.settings) < lsn:
             if time.monotonic() > until:
@@ -172,7 +173,7 @@ class Verifier:
         js, stream = self.client.jetstream(), self.settings.streams.cdc
         place = Place.BEHIND
         while time.monotonic() <= until:
-            async with self.target.reading() as reading:
+            async with self.target.reading(before.live) as reading:
                 state = state_of(reading.marks, token)
                 place = Place.BEHIND
                 if state is not None:
