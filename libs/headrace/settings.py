@@ -148,6 +148,7 @@ class FormatSettings:
     exclude: tuple[str, ...] = setting("HEADRACE_EXCLUDE", (), "tables to leave out, in the same forms")
     exclude_columns: tuple[str, ...] = setting("HEADRACE_EXCLUDE_COLUMNS", (), "columns to leave out: table.column")
     zstd: bool = setting("HEADRACE_ZSTD", False, "compress snapshot chunks with zstd")
+    zstd_events: bool = setting("HEADRACE_ZSTD_EVENTS", False, "compress single events, with a dictionary per table")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ FLAGS = {
     "HEADRACE_POISON": "--poison",
     "HEADRACE_COMPAT": "--compat",
     "HEADRACE_ZSTD": "--zstd",
+    "HEADRACE_ZSTD_EVENTS": "--zstd-events",
 }
 _PARAGRAPH = """\
 # Settings

@@ -24,6 +24,7 @@ from headrace.consumer.event import Event, of_message
 from headrace.consumer.watermark import Watermark, WatermarkStore
 from headrace.contract.events import decode
 from headrace.errors import HeadraceError
+from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.large import LargeStore
 
 FETCH_MESSAGES = 500
@@ -85,6 +86,10 @@ class Consumer:
     _current: tuple[Event, Msg] | None = None
     _unacknowledged: list[Msg] = field(default_factory=list)
     _checked_at: float = 0.0
+    _dictionaries: DictionaryReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._dictionaries = DictionaryReader(self._js)
 
     @property
     def seen_seq(self) -> int:
@@ -184,6 +189,7 @@ class Consumer:
         elif not messages and time.monotonic() - self._checked_at > GAP_CHECK_S:
             await self._check_gap(None)
         for message in messages:
+            await self._dictionaries.learn_for(message.data)
             for event in of_message(message.data, message.subject, message.metadata.sequence.stream):
                 self._ready.append((event, message))
 

@@ -16,6 +16,7 @@ import msgpack
 import orjson
 import zstandard
 
+from headrace.contract import dictionaries
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
 from headrace.lsn import Position
@@ -23,7 +24,6 @@ from headrace.lsn import Position
 Payload = dict[str, Any]
 
 _JSON_FIRST = b"{["
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _INT_DIGITS_MAX = 4000
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
@@ -152,7 +152,7 @@ def join(encoded: list[bytes], encoding: Encoding) -> bytes:
 def decode(data: bytes) -> Any:
     """A payload or a list of them, whichever encoding (and compression) it has."""
     try:
-        if data[:4] == _ZSTD_MAGIC:
+        if data[:4] == dictionaries.ZSTD_MAGIC:
             data = _decompressed(data)
         if data[:1] and data[:1] in _JSON_FIRST:
             return _decode_json(data)
@@ -165,7 +165,7 @@ def _decompressed(data: bytes) -> bytes:
     # A frame may tell its size, and then that much is allocated, whatever the limit.
     if zstandard.frame_content_size(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes, compressed")
-    return zstandard.ZstdDecompressor().decompress(data, max_output_size=MESSAGE_BYTES_MAX)
+    return dictionaries.decompressor(data).decompress(data, max_output_size=MESSAGE_BYTES_MAX)
 
 
 def _decode_json(data: bytes) -> Any:

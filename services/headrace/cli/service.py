@@ -71,6 +71,13 @@ def parser(name: str) -> argparse.ArgumentParser:
         const=True,
         help="compress snapshot chunks [HEADRACE_ZSTD]",
     )
+    add(
+        "--zstd-events",
+        dest="format__zstd_events",
+        action="store_const",
+        const=True,
+        help="compress single events, with a dictionary per table [HEADRACE_ZSTD_EVENTS]",
+    )
     return made
 
 

@@ -38,6 +38,7 @@ from headrace.publisher.assembler import Assembler, Event, Mark
 from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
+from headrace.publisher.compression import Compression
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import Gap, gap_event
@@ -113,6 +114,9 @@ class Follower:
         state = await bucket(js, self._settings.streams.state)
         cell = Cell(state, f"progress.{self._source}")
         tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source))
+        self._compression = Compression(js, state, self._settings)
+        # Before the tail is read: its messages may need them.
+        await self._compression.open()
         self._place = await find_place(cell, tail)
         self._progress = self._place.progress
         self._cell = cell
@@ -322,6 +326,7 @@ class Follower:
         await self._deliver(items)
 
     async def _deliver(self, items: list[Event | Mark]) -> None:
+        items = await self._compression.of(items)
         rows: list[Event] = []
         for item in items:
             # No isinstance, which asks more of a class that is a tuple's.

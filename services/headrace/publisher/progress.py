@@ -15,6 +15,7 @@ from typing import Any
 from headrace import log as logs
 from headrace.bus.frame import Opening
 from headrace.contract import events
+from headrace.contract.dictionaries import UnknownDictionaryError
 from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
@@ -92,6 +93,9 @@ def reader_of(source: str) -> Reader:
             if payload.get("source") != source:
                 return None
             position = events.position_of(payload) if events.advances(payload) else None
+        except UnknownDictionaryError:
+            # It may be our own: what it says of our position must not be passed over.
+            raise
         except (DecodeError, AttributeError, IndexError, KeyError, TypeError):
             return None
         return Mark(msg_id, position)

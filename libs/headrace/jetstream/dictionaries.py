@@ -1,0 +1,42 @@
+"""The zstd dictionaries of the state bucket: read where a message needs one that is not known yet."""
+
+from __future__ import annotations
+
+import zstandard
+from nats.js import JetStreamContext
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError
+
+from headrace.contract import dictionaries
+from headrace.errors import DecodeError, HeadraceError
+from headrace.settings import StreamSettings
+
+
+class DictionaryMissingError(HeadraceError):
+    """What a message was compressed with is not in the state bucket."""
+
+    remedy = "It is kept longer than the stream's messages: look for who deleted it, and bootstrap the tables again."
+
+
+class DictionaryReader:
+    def __init__(self, js: JetStreamContext, bucket: str = StreamSettings().state) -> None:
+        self._js = js
+        self._bucket = bucket
+
+    async def learn_for(self, data: bytes) -> None:
+        """Know the dictionary that this message needs, if it needs one."""
+        try:
+            dictionary_id = dictionaries.named_by(data)
+        except zstandard.ZstdError as error:
+            raise DecodeError(f"a message that is no zstd frame: {error}") from error
+        if dictionary_id and not dictionaries.knows(dictionary_id):
+            await self.learn(dictionary_id)
+
+    async def learn(self, dictionary_id: int) -> bytes:
+        """Read one dictionary and know it."""
+        try:
+            entry = await (await self._js.key_value(self._bucket)).get(dictionaries.key(dictionary_id))
+        except (BucketNotFoundError, KeyNotFoundError) as error:
+            raise DictionaryMissingError(f"{dictionaries.key(dictionary_id)} is not in {self._bucket}") from error
+        dictionary = entry.value or b""
+        dictionaries.learn(dictionary)
+        return dictionary
