@@ -132,6 +132,15 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert (await running.log())[0]["context"] != {}
     assert await running.database.fetchval('SELECT count(DISTINCT "table") FROM changes') == 1
 
+    example = await asyncio.create_subprocess_exec(
+        sys.executable,
+        Path(__file__).parents[2] / "examples/python/audit_context.py",
+        running.database.dsn,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await example.communicate()
+    assert "UPDATE: shipped, by bob in POST /shipments" in out.decode()
+
     async with aiohttp.ClientSession() as http:
         for port, path, words in (("HEALTH_PORT", "/any", "ok"), ("METRICS_PORT", "/metrics", "headrace_audit_rows")):
             async with http.get(f"http://127.0.0.1:{running.environment[port]}{path}") as answer:

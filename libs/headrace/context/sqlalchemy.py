@@ -1,0 +1,49 @@
+"""The context of changes that SQLAlchemy 2 makes, told by itself: once for a transaction, and again when it changes.
+
+    tell_from(engine)                    # a sync Engine, or an AsyncEngine
+
+Promises: no statement of the application is changed. In autocommit each statement is a transaction of its own, and a
+message before it another: there nothing is told.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from headrace.context.current import current_context, statement
+
+if TYPE_CHECKING:
+    # It takes greenlet, which only who works asynchronously has.
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+_WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|MERGE|TRUNCATE|WITH|COPY|CALL)\b", re.IGNORECASE)
+_TOLD = "headrace_told"
+
+
+def tell_from(engine: Engine | AsyncEngine) -> None:
+    """Tell the context of every change made through this engine."""
+    target = getattr(engine, "sync_engine", engine)
+    event.listen(target, "before_cursor_execute", _before)
+    # A message that was rolled back, also to a savepoint, was never told.
+    for name in ("begin", "commit", "rollback", "rollback_savepoint"):
+        event.listen(target, name, _forget)
+
+
+def _forget(connection: Connection, *_: Any) -> None:
+    connection.info.pop(_TOLD, None)
+
+
+def _before(connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
+    context = current_context()
+    if not _WRITES.match(sql) or connection.get_isolation_level() == "AUTOCOMMIT":
+        return
+    if context is None and _TOLD not in connection.info:
+        return
+    told = statement(context or {})
+    if connection.info.get(_TOLD) != told:
+        cursor.execute(told)
+        connection.info[_TOLD] = told
