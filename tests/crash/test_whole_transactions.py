@@ -195,7 +195,7 @@ def _failpoint(chance: random.Random) -> dict[str, str]:
     """Half of the publishers die inside a group, if they are not killed first."""
     if chance.random() < 0.5:
         return {}
-    return {"HEADRACE_FAILPOINT": f"publisher.inside_atomic:{chance.randint(1, 400)}"}
+    return {"HEADRACE_FAILPOINT": f"publisher.inside_atomic:{chance.randint(1, 60)}"}
 
 
 async def settled(url: str, rows: int) -> None:

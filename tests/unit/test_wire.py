@@ -36,6 +36,23 @@ async def test_a_composed_message_is_what_publish_would_send() -> None:
         )
 
 
+async def test_a_message_of_an_atomic_batch_is_what_publish_would_send() -> None:
+    message = Outgoing("cdc.t.insert", "1f-t-insert", b"\x00\xffpayload")
+    headers = {"Nats-Msg-Id": "1f-t-insert", "Nats-Batch-Id": "b1", "Nats-Batch-Sequence": "2"}
+    expected = await published(message.subject, "", headers, message.payload)
+    assert wire.grouped(message, "Nats-Msg-Id", "b1", 2) == expected
+    assert wire.with_headers(message.subject, "", headers, message.payload) == expected
+    odd = {"Odd": " two\r\nlines é "}
+    assert wire.with_headers("a", "", odd, b"") == await published("a", "", odd, b"")
+
+
+def test_parts_are_all_commands_in_order_and_none_is_empty() -> None:
+    commands = [bytes([number]) * 30_000 for number in range(7)]
+    parts = list(wire.parts(commands))
+    assert [command for part in parts for command in part] == commands
+    assert [len(part) for part in parts] == [3, 3, 1]
+
+
 async def test_an_end_without_a_message_is_what_publish_would_send() -> None:
     assert wire.bare("cdc.t.insert", "_INBOX.a.3.$FI") == await published("cdc.t.insert", "_INBOX.a.3.$FI", None, b"")
 
