@@ -55,6 +55,7 @@ class AuditSettings:
     batch_bytes_max: int = setting("HEADRACE_AUDIT_BATCH_BYTES_MAX", 8 << 20, "bytes of them", least=1024)
     whole_rows_max: int = setting("HEADRACE_AUDIT_WHOLE_ROWS_MAX", 50_000, "larger transactions in parts", least=1)
     whole_bytes_max: int = setting("HEADRACE_AUDIT_WHOLE_BYTES_MAX", 32 << 20, "bytes of such a one", least=1024)
+    token: str | None = setting("HEADRACE_AUDIT_TOKEN", None, "for the page, beyond loopback", secret=True)
     health_port: int | None = setting("HEALTH_PORT", None, "answers 200 on any path, as Zemi's", least=0)
     metrics_port: int | None = setting("METRICS_PORT", None, "serves /metrics there too", least=0)
 

@@ -21,6 +21,7 @@ from nats.js.errors import APIError
 from headrace import log as logs
 from headrace.audit.destination import Destination, connect
 from headrace.audit.settings import AuditSettings, load_audit
+from headrace.audit_writer.page import Page
 from headrace.audit_writer.session import Marks, opened
 from headrace.bus import link
 from headrace.consumer import RetentionGapError, Subscription, follow
@@ -50,7 +51,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         await writer.run()
 
     async with _zemis_ports(scope, settings, audit):
-        await on_the_bus(scope, settings, HTTP_PORT, work)
+        await on_the_bus(scope, settings, HTTP_PORT, work, Page(settings, audit).extend)
 
 
 class AuditWriter:

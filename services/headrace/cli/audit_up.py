@@ -108,6 +108,8 @@ class _AuditUp:
             self._view.done(f"Made {', '.join(made.things)}")
         await self._services(settings)
         self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
+        assert self._supervisor is not None, "started above"
+        self._view.done(f"See it on {self._supervisor.url('audit-writer')}/audit")
         self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
         self._view.quiet = False
         return settings

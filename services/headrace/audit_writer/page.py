@@ -1,0 +1,131 @@
+"""The trail in a browser: search by table, key, time and context, and what a change changed.
+
+Serves `/audit` (one page, no other files) and `/audit/changes` (the rows as JSON) on the audit-writer's own port. Since
+rows are what it shows, it answers only where this machine alone reaches the port, or to who has HEADRACE_AUDIT_TOKEN;
+reads through a connection of its own that can't write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Any
+
+import asyncpg
+from aiohttp import web
+
+from headrace.audit.destination import connect
+from headrace.audit.query import Search, rows
+from headrace.audit.settings import AuditSettings
+from headrace.audit.table import AuditTable
+from headrace.errors import HeadraceError
+from headrace.settings import Settings
+
+QUERY_TIMEOUT_S = 10.0
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Page:
+    """The routes; at most a few searches at a time, so that the page never crowds the writer out."""
+
+    def __init__(self, settings: Settings, audit: AuditSettings) -> None:
+        self._settings = settings
+        self._audit = audit
+        self._table = AuditTable.of(audit)
+        self._searches = asyncio.Semaphore(4)
+
+    def extend(self, app: web.Application) -> None:
+        app.router.add_get("/audit", self.page)
+        app.router.add_get("/audit/changes", self.changes)
+
+    async def page(self, request: web.Request) -> web.Response:
+        if not self._local(request) and self._audit.token is None:
+            return _refusal(403, "the trail is shown to this machine alone", "Set HEADRACE_AUDIT_TOKEN.")
+        text = resources.files("headrace.audit_writer").joinpath("page.html").read_text()
+        return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+
+    async def changes(self, request: web.Request) -> web.Response:
+        if not self._may(request):
+            return _refusal(401, "the trail needs its token", "Send Authorization: Bearer <HEADRACE_AUDIT_TOKEN>.")
+        try:
+            search = _search(request.query)
+            async with asyncio.timeout(QUERY_TIMEOUT_S), self._searches:
+                found = await self._found(search)
+        except (HeadraceError, ValueError) as error:
+            return _refusal(400, str(error), "See the fields of the page.")
+        except (TimeoutError, asyncpg.PostgresError) as error:
+            return _refusal(503, str(error) or "the search took too long", "Narrow it by table, key or time.")
+        body = json.dumps({"changes": [_document(row) for row in found]}, default=str)
+        return web.Response(text=body, content_type="application/json", headers=_HEADERS)
+
+    async def _found(self, search: Search) -> list[Any]:
+        connection = await connect(self._audit, self._settings.postgres, "headrace audit page")
+        try:
+            await connection.execute("SET default_transaction_read_only = on; SET statement_timeout = '9s'")
+            sql, arguments = rows(search, self._table)
+            return list(await connection.fetch(sql, *arguments))
+        finally:
+            connection.terminate()
+
+    def _local(self, request: web.Request) -> bool:
+        """This machine, by a name of its own: another name that leads here is another's page."""
+        host = self._settings.process.http_host
+        asked = request.url.host or ""
+        return _is_loopback(host) and _is_loopback(asked) and request.headers.get("Sec-Fetch-Site") != "cross-site"
+
+    def _may(self, request: web.Request) -> bool:
+        token = self._audit.token
+        if token is None:
+            return self._local(request)
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _search(asked: Mapping[str, str]) -> Search:
+    position, _, ordinal = asked.get("below", "").partition(".")
+    return Search(
+        table=asked.get("table") or None,
+        key=asked.get("key") or None,
+        context=asked.get("context") or None,
+        operation=asked.get("operation") or None,
+        since=_time(asked.get("since")),
+        until=_time(asked.get("until")),
+        below=(int(position), int(ordinal or 0)) if position else None,
+    )
+
+
+def _time(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _document(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for the page; 64-bit places as texts, since a browser's numbers are doubles."""
+    document = dict(row)
+    for name in ("before", "after", "context"):
+        document[name] = json.loads(document[name])
+    return {name: str(one) if name in {"position", "ordinal", "id"} else one for name, one in document.items()}
+
+
+def _refusal(status: int, error: str, remedy: str) -> web.Response:
+    return web.json_response({"error": error, "remedy": remedy}, status=status, headers=_HEADERS)
