@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -123,6 +124,33 @@ async def test_a_kill_at_a_step_of_writing_repeats_or_resumes_exactly_once(
             )
         assert await suite.exit_code("archiver", 30) < 0
         await suite.start("archiver")
+        committed = await oracle.changes()
+        found = await archived(url, committed)
+        assert changes(found) == committed
+        check_files(url, WalReaderOptions())
+    await database.close()
+
+
+async def test_an_archiver_that_wakes_up_beside_its_heir_doubles_nothing(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    url = f"file://{tmp_path}/archive"
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="300"
+    )
+    (tmp_path / "heir").mkdir()
+    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite, Suite(settings, tmp_path / "heir", ()) as heirs:
+        await suite.logged("archiver", "epoch_joined")
+        writer = asyncio.create_task(write(postgres, 20_000, seed=11))
+        await asyncio.sleep(0.5)
+        os.kill(suite.pid("archiver"), signal.SIGSTOP)
+        await heirs.start("archiver")
+        await heirs.logged("archiver", "epoch_joined", timeout_s=60)
+        os.kill(suite.pid("archiver"), signal.SIGCONT)
+        await writer
         committed = await oracle.changes()
         found = await archived(url, committed)
         assert changes(found) == committed

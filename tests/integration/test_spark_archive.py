@@ -132,7 +132,7 @@ def run(script: str, url: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_spark_reads_every_change_once_through_a_hard_kill(tmp_path: Path) -> None:
     made = Maker(f"file://{tmp_path}/archive")
     for _ in range(12):
@@ -140,7 +140,7 @@ def test_spark_reads_every_change_once_through_a_hard_kill(tmp_path: Path) -> No
     write_state(f"{made.url}_state")
     stream = run(STREAM, made.url, tmp_path)
     out = tmp_path / "out/_spark_metadata"
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 400
     while len(list(out.glob("[0-9]*"))) < 3:
         assert stream.poll() is None, stream.stdout.read() if stream.stdout else ""
         assert time.monotonic() < deadline, "the stream stands still"
@@ -149,6 +149,6 @@ def test_spark_reads_every_change_once_through_a_hard_kill(tmp_path: Path) -> No
     stream.communicate()
     assert len(list(out.glob("[0-9]*"))) < 12, "the kill came too late to tell anything"
     finished = run(FINISH, made.url, tmp_path)
-    said, _ = finished.communicate(timeout=300)
+    said, _ = finished.communicate(timeout=450)
     assert finished.returncode == 0, said[-6000:]
     assert said.strip().endswith("read")

@@ -103,6 +103,13 @@ def test_a_poll_for_the_next_file_costs_one_request(made: Maker) -> None:
     assert reader.metrics.requests == before + 3, "a small file came whole with its footer"
 
 
+def test_a_store_that_gives_no_last_bytes_is_asked_for_the_size_first(made: Maker) -> None:
+    reader = WalReader(made.url, WalReaderOptions(tail_bytes=6000))
+    expected = ids(reader)
+    reader._store.tells_tail = False
+    assert ids(reader) == expected
+
+
 def test_a_collected_file_is_told_from_one_that_is_not_there_yet(made: Maker) -> None:
     collect(made, 3)
     reader = WalReader(made.url)

@@ -18,7 +18,7 @@ from typing import Any
 
 import obstore
 from obstore import exceptions
-from obstore.store import LocalStore, from_url
+from obstore.store import AzureStore, LocalStore, from_url
 
 from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
 
@@ -85,6 +85,8 @@ class Store:
             self._store: Any = _open(url, dict(options or {}), timeout_s)
         except _FAILURES as error:
             raise ArchiveUnreachableError(f"the archive {url} can't be opened: {_first_line(error)}") from error
+        # Azure has no way to ask for the last bytes: there the size is asked for first.
+        self.tells_tail = not isinstance(self._store, AzureStore)
         self._folder = Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
 
     def ask(self, request: Request) -> Any:
@@ -94,7 +96,8 @@ class Store:
                 case Get(name, None):
                     return self._fetched(obstore.get(self._store, name))
                 case Get(name, size):
-                    return self._fetched(obstore.get(self._store, name, options={"range": {"suffix": size or 0}}))
+                    whole = None if self.tells_tail else self._metadata(obstore.head(self._store, name)).size
+                    return self._fetched(obstore.get(self._store, name, options=_tail(size or 0, whole)))
                 case Head(name):
                     return self._metadata(obstore.head(self._store, name))
                 case Names(after, limit):
@@ -114,7 +117,10 @@ class Store:
                 case Get(name, None):
                     return await self._fetched_async(await obstore.get_async(self._store, name))
                 case Get(name, size):
-                    ranged = await obstore.get_async(self._store, name, options={"range": {"suffix": size or 0}})
+                    whole = None
+                    if not self.tells_tail:
+                        whole = self._metadata(await obstore.head_async(self._store, name)).size
+                    ranged = await obstore.get_async(self._store, name, options=_tail(size or 0, whole))
                     return await self._fetched_async(ranged)
                 case Head(name):
                     return self._metadata(await obstore.head_async(self._store, name))
@@ -182,6 +188,11 @@ class Store:
             raise FileTakenError(f"{request} was written by somebody else") from error
         except _FAILURES as error:
             raise ArchiveUnreachableError(f"{self.url}: {_first_line(error)}") from error
+
+
+def _tail(size: int, whole: int | None) -> Any:
+    """Options for an object's last bytes; `whole` is its size, where it must be known for that."""
+    return {"range": {"suffix": size} if whole is None else {"offset": max(0, whole - size)}}
 
 
 def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
