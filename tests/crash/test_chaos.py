@@ -14,7 +14,7 @@ from headrace.embedded.process import tied
 
 ROOT = Path(__file__).parents[2]
 MINUTES = float(os.environ.get("HEADRACE_CHAOS_MINUTES", "1"))
-CALM_S = 200
+CALM_S = 620
 
 
 @pytest.mark.slow
