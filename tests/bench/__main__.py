@@ -7,13 +7,15 @@ import asyncio
 import os
 
 from rich.console import Console
-from tests.bench import backlog, latency, result, snapshot, snapshot_memory, startup
+from tests.bench import backlog, latency, plots, result, snapshot, snapshot_memory, startup, suites, workloads
 from tests.bench.machine import Machine, machine
 from tests.bench.result import Figure
 
+FULL_ROWS = 1_000_000
 # Wide enough for every column, also where the output is a pipe.
 _WIDTH = 150
-PARTS = ("drain", "latency", "start", "snapshot")
+PARTS = ("drain", "latency", "start", "snapshot", "workloads", "suites")
+QUICK_PARTS = ("drain", "latency", "start", "snapshot")
 
 
 async def _measure(arguments: argparse.Namespace) -> list[Figure]:
@@ -28,15 +30,17 @@ async def _measure(arguments: argparse.Namespace) -> list[Figure]:
 async def _part(
     servers: Machine, part: str, arguments: argparse.Namespace, environment: dict[str, str]
 ) -> list[Figure]:
-    if part == "drain":
-        return await backlog.measure(servers, arguments.rows, arguments.delivery.split(","), environment)
-    if part == "latency":
-        return await latency.measure(servers, arguments.seconds, environment)
-    if part == "start":
-        return await startup.measure(servers, environment)
-    if part == "snapshot-memory":
-        return await snapshot_memory.measure(servers, 10 * arguments.rows, environment)
-    return await snapshot.measure(servers, arguments.rows, environment)
+    rows, share = arguments.rows, arguments.rows / FULL_ROWS
+    measures = {
+        "drain": lambda: backlog.measure(servers, rows, arguments.delivery.split(","), environment),
+        "latency": lambda: latency.measure(servers, arguments.seconds, environment),
+        "start": lambda: startup.measure(servers, environment),
+        "snapshot": lambda: snapshot.measure(servers, rows, environment),
+        "snapshot-memory": lambda: snapshot_memory.measure(servers, 10 * rows, environment),
+        "workloads": lambda: workloads.measure(servers, share, arguments.workloads.split(","), environment),
+        "suites": lambda: suites.measure(servers, rows, environment),
+    }
+    return await measures[part]()
 
 
 def _arguments() -> argparse.Namespace:
@@ -44,15 +48,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less of everything, in under two minutes")
     parser.add_argument("--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000")
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
-    parser.add_argument(
-        "--parts", default=",".join(PARTS), help="what to measure; snapshot-memory too, ten times the rows"
-    )
+    parser.add_argument("--parts", help=f"of {', '.join(PARTS)}; snapshot-memory too, ten times the rows")
+    every = ",".join(workload.name for workload in workloads.WORKLOADS)
+    parser.add_argument("--workloads", default=every, help="workloads to drain")
+    parser.add_argument("--plot", action="store_true", help="draw the run into docs/pictures")
     parser.add_argument("--delivery", default=",".join(backlog.TARGETS), help="ways of delivery to drain with")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the suite")
     parser.add_argument("--json", action="store_true", help="print the run as a line of JSON instead")
     parser.add_argument("--save", action="store_true", help="add the run to docs/benchmarks/history.jsonl")
     arguments = parser.parse_args()
-    arguments.rows = arguments.rows or (200_000 if arguments.quick else 1_000_000)
+    arguments.rows = arguments.rows or (200_000 if arguments.quick else FULL_ROWS)
+    arguments.parts = arguments.parts or ",".join(QUICK_PARTS if arguments.quick else PARTS)
     arguments.seconds = arguments.seconds or (5 if arguments.quick else 20)
     return arguments
 
@@ -68,6 +74,8 @@ def main() -> None:
         result.show(figures, title, Console(width=_WIDTH))
     if arguments.save:
         result.keep(line)
+    if arguments.plot:
+        plots.draw(figures)
 
 
 main()

@@ -37,8 +37,17 @@ def cpu_s(pid: int) -> float:
 
 def rss_max_mib(pid: int) -> float:
     """The most memory that the process held so far."""
+    return _status_mib(pid, "VmHWM:")
+
+
+def rss_mib(pid: int) -> float:
+    """The memory that the process holds."""
+    return _status_mib(pid, "VmRSS:")
+
+
+def _status_mib(pid: int, field: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(field):
             return int(line.split()[1]) / 1024
     return 0.0
 
@@ -78,10 +87,11 @@ class Machine:
             raise RuntimeError(f"{program} failed: {said.decode()}")
         return time.monotonic() - began
 
-    async def walsender(self) -> int:
-        """The process of PostgreSQL that serves the wal-reader."""
-        query = "SELECT pid FROM pg_stat_replication WHERE application_name = 'headrace wal-reader'"
-        return int(await self.database.fetchval(query))
+    async def walsender(self, slot: str) -> int:
+        """The process of PostgreSQL that serves the wal-reader of this slot."""
+        return int(
+            await self.database.fetchval("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", slot)
+        )
 
     async def _active(self, slot: str) -> bool:
         query = "SELECT active FROM pg_replication_slots WHERE slot_name = $1"
@@ -111,11 +121,8 @@ async def machine() -> AsyncIterator[Machine]:
     try:
         await postgres.start()
         await nats.start()
-        database = await asyncpg.connect(postgres.dsn())
-        try:
+        async with asyncpg.create_pool(postgres.dsn(), min_size=1, max_size=4, command_timeout=600) as database:
             yield Machine(folder, postgres, nats, database)
-        finally:
-            await database.close()
     finally:
         await nats.stop("immediate")
         await postgres.stop("immediate")

@@ -33,12 +33,19 @@ class Figure:
     # Processor time for each event, by process, in microseconds.
     cpu_us: dict[str, float] = field(default_factory=dict)
     rss_mib: dict[str, float] = field(default_factory=dict)
+    # Seconds and MiB, over time, by process.
+    rss_series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
 def against(name: str, value: float, unit: str, limit: float, limit_name: str, least: float) -> Figure:
     """A figure that must reach a share of its limit."""
     ratio = value / limit
     return Figure(name, value, unit, limit, limit_name, ratio, f"≥ {least:g}", ratio >= least)
+
+
+def beside(name: str, value: float, unit: str, limit: float, limit_name: str) -> Figure:
+    """A figure with its limit, and no target."""
+    return Figure(name, value, unit, limit, limit_name, value / limit)
 
 
 def within(name: str, value: float, unit: str, limit: float, limit_name: str, most: float) -> Figure:
