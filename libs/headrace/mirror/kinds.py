@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import re
@@ -68,14 +69,23 @@ def as_bytes(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which json (not jsonb) may hold, has no form but its escape.
+        return json.dumps(value, allow_nan=False)
+    return text
 
 
 def canonical_json(text: str) -> str:
     """A document by its meaning, as MessagePack's native form has it: keys sorted, no spelling of numbers kept."""
     value = native_json(text.encode())
-    # What is nested too deep for a native form is its text.
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    if isinstance(value, str) and "\\ud" in value.lower():
+        # What has half a surrogate pair comes as its text in MessagePack, and as itself in JSON.
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return json.dumps(value, sort_keys=True)
 
 
 def as_float(value: Any) -> float | str:

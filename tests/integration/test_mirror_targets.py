@@ -1,0 +1,173 @@
+"""Both targets keep every value so that it can be compared again, find rows by any value, and forget what was not
+committed. No suite runs here: what they are given is made from PostgreSQL's own text of each value."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.contract.scalars import SESSION_SETTINGS
+from headrace.contract.values import ArrayForm, Encoding, ValueOptions, converter
+from headrace.mirror import (
+    Alter,
+    Column,
+    Create,
+    Delete,
+    Drop,
+    Insert,
+    RowMissingError,
+    Swap,
+    Table,
+    TargetError,
+    Truncate,
+    Update,
+)
+from headrace.mirror.target import ReadableTarget, target_of
+from headrace.postgres import catalog
+from headrace.testing.database import Database, fresh_database
+from headrace.testing.names import Names
+from headrace.testing.value_cases import CASES
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def target(
+    request: pytest.FixtureRequest, postgres_server: Any, names: Names, tmp_path: Path
+) -> AsyncIterator[ReadableTarget]:
+    async with fresh_database(postgres_server, names.other("target")) as database:
+        made = target_of(f"sqlite:///{tmp_path}/t.db" if request.param == "sqlite" else database.dsn)
+        yield made
+        await made.close()
+
+
+async def wire_rows(database: Database, options: ValueOptions) -> tuple[Table, list[dict[str, Any]]]:
+    """A column of each type, and rows that hold all its edge values, as events have them."""
+    connection = await database.connect()
+    for name, value in SESSION_SETTINGS.items():
+        await connection.execute(f"SET {name} TO '{value}'")
+    for case in CASES:
+        if case.setup:
+            await connection.execute(case.setup)
+    definitions = ", ".join(f'"c {number} %" {case.type}' for number, case in enumerate(CASES))
+    await connection.execute(f"CREATE TABLE everything ({definitions})")
+    for number in range(max(len(case.values) for case in CASES)):
+        literals = ", ".join(case.values[number % len(case.values)][0] for case in CASES)
+        await connection.execute(f"INSERT INTO everything VALUES ({literals})")
+    described = await connection.fetch(
+        "SELECT attname, atttypid::int8 AS oid, format_type(atttypid, atttypmod) AS type FROM pg_attribute "
+        "WHERE attrelid = 'everything'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    types = await catalog.types(connection, {row["oid"] for row in described})
+    makers = [converter(row["oid"], options, types.get) for row in described]
+    columns = tuple(Column(row["attname"], row["type"]) for row in described)
+    # What the type's output function prints, which a cast to text is not.
+    texts = ", ".join(f'CASE num_nulls("{column.name}") WHEN 0 THEN concat("{column.name}") END' for column in columns)
+    rows = [
+        {
+            column.name: None if text is None else make(text.encode())
+            for column, make, text in zip(columns, makers, row, strict=True)
+        }
+        for row in await connection.fetch(f"SELECT {texts} FROM everything")
+    ]
+    return Table("public", "everything", columns, (), tuple(column.name for column in columns)), rows
+
+
+async def read(target: ReadableTarget, table: Table) -> list[tuple[Any, ...]]:
+    async with target.reading(table) as reading:
+        return [row async for rows in reading.rows(table, table.columns) for row in rows]
+
+
+async def formed(target: ReadableTarget, table: Table, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+    async with target.reading() as reading:
+        return [tuple(reading.form(column, row.get(column.name)) for column in table.columns) for row in rows]
+
+
+@pytest.mark.parametrize("encoding", Encoding)
+async def test_every_value_is_kept_and_finds_its_row_again(
+    target: ReadableTarget, database: Database, encoding: Encoding
+) -> None:
+    table, rows = await wire_rows(database, ValueOptions(encoding, ArrayForm.LITERAL))
+    plain = await plain_rows(rows, encoding)
+    await target.load()
+    await target.write([Create(table), Insert(table, [*plain, {}])])
+    await target.commit({})
+    for wanted, found, row in zip(await formed(target, table, plain), await read(target, table), plain, strict=False):
+        for column, one, other in zip(table.columns, wanted, found, strict=True):
+            assert one == other, (column, row[column.name])
+    # By all of their values, as a table without a key has it.
+    await target.write([Delete(table, row) for row in plain])
+    await target.commit({})
+    assert await read(target, table) == [tuple(None for _ in table.columns)]
+
+
+async def plain_rows(rows: list[dict[str, Any]], encoding: Encoding) -> list[dict[str, Any]]:
+    """As they come out of a message."""
+    from headrace.contract.events import decode, encode
+
+    return [decode(encode(row, encoding)) for row in rows]
+
+
+USERS = Table("app", 'us"er%s', (Column("id", "integer"), Column("na me", "text")), ("id",), ("id",))
+
+
+async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(target: ReadableTarget) -> None:
+    assert await target.load() == {}
+    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "a\tb\\N\n"}])])
+    await target.commit({"place": "1", "other": "x"})
+    await target.write([Update(USERS, {"id": 1}, {"na me": "lost"}), Truncate(USERS)])
+    assert await target.load() == {"place": "1", "other": "x"}
+    assert await read(target, USERS) == await formed(target, USERS, [{"id": 1, "na me": "a\tb\\N\n"}])
+    await target.commit({"other": None})
+    async with target.reading() as reading:
+        assert dict(reading.marks) == {"place": "1"}
+
+
+async def test_a_reading_stays_as_it_was_while_the_target_goes_on(target: ReadableTarget) -> None:
+    await target.load()
+    await target.write([Create(USERS), Insert(USERS, [{"id": number} for number in range(5)])])
+    await target.commit({"place": "1"})
+    async with target.reading(USERS) as reading:
+        await target.write([Delete(USERS, {"id": 3})])
+        await target.commit({"place": "2"})
+        assert sum([len(rows) async for rows in reading.rows(USERS, USERS.columns)]) == 5
+        assert dict(reading.marks) == {"place": "1"}
+    assert len(await read(target, USERS)) == 4
+
+
+async def test_a_row_that_is_not_there_is_an_error(target: ReadableTarget) -> None:
+    await target.load()
+    await target.write([Create(USERS), Insert(USERS, [{"id": 1}])])
+    for step in (Update(USERS, {"id": 2}, {"na me": "x"}), Delete(USERS, {"id": 2})):
+        with pytest.raises(RowMissingError):
+            await target.write([step])
+
+
+async def test_of_equal_rows_one_is_changed(target: ReadableTarget) -> None:
+    keyless = Table("public", "keyless", USERS.columns, (), ("id", "na me"))
+    await target.load()
+    await target.write([Create(keyless), Insert(keyless, [{"id": 1}, {"id": 1}, {"id": 1}])])
+    await target.write([Delete(keyless, {"id": 1, "na me": None})])
+    await target.write([Update(keyless, {"id": 1, "na me": None}, {"id": 2, "na me": "b"})])
+    await target.commit({})
+    assert sorted(await read(target, keyless), key=str) == sorted(
+        await formed(target, keyless, [{"id": 1}, {"id": 2, "na me": "b"}]), key=str
+    )
+
+
+async def test_a_table_takes_anothers_place_and_changes_its_shape(target: ReadableTarget) -> None:
+    staged = Table(USERS.schema, USERS.name, USERS.columns, USERS.primary_key, USERS.identity, staging=True)
+    await target.load()
+    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "old"}]), Create(staged)])
+    await target.write([Insert(staged, [{"id": 2, "na me": "new"}]), Swap(staged)])
+    # Twice: nothing of the first is in the way of the second.
+    await target.write([Create(staged), Insert(staged, [{"id": 3, "na me": "newer"}]), Swap(staged)])
+    after = Table("app", USERS.name, (Column("key", "integer"), Column("n", "numeric")), ("key",), ("key",))
+    await target.write([Alter(USERS, after, {"key": "id"}), Update(after, {"key": 3}, {"n": "1.50"})])
+    await target.commit({})
+    assert await read(target, after) == await formed(target, after, [{"key": 3, "n": "1.50"}])
+    await target.write([Drop(after)])
+    await target.commit({})
+    with pytest.raises((TargetError, Exception), match=r"no such table|does not exist"):
+        await read(target, after)
