@@ -39,6 +39,14 @@ _REMEDIES = {
     "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
     "53300": "Raise max_connections, or end idle connections.",
 }
+# How asyncpg says that a connection is of no use any more; one that was cut in the middle of a cancelled query, too.
+BROKEN = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+)
 _PASSING = frozenset({"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"})
 
 

@@ -47,7 +47,7 @@ class CatalogWatch:
             if self._reading is None:
                 try:
                     self._reading = await self._read()
-                except (PostgresError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+                except (PostgresError, asyncpg.PostgresError, *connection.BROKEN) as error:
                     log.debug("catalog_not_read", reason=str(error))
             await scope.pause(self._settings.watch.catalog_interval_s)
 

@@ -64,7 +64,7 @@ class Tables:
                 self._connection = await connection.connect(self._settings.postgres, "headrace publisher")
             async with asyncio.timeout(VISIBLE_TIMEOUT_S + self._settings.postgres.connect_timeout_s):
                 return await self._read(self._connection, relation, xid)
-        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError) as error:
+        except connection.BROKEN as error:
             await self.close()
             raise PostgresUnreachableError(f"the catalog can't be read: {error}") from error
         except asyncpg.PostgresError as error:

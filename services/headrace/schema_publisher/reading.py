@@ -51,7 +51,7 @@ class Reading:
         try:
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
                 return await self._schemas(await self._connected())
-        except (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError) as error:
+        except connection.BROKEN as error:
             self.close()
             raise PostgresUnreachableError(f"the catalog can't be read: {error or type(error).__name__}") from error
         except asyncpg.PostgresError as error:

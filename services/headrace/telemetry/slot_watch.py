@@ -60,7 +60,7 @@ class SlotWatch:
         before = self._suite.watch
         try:
             self._suite.watch = await self._read()
-        except (HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (HeadraceError, asyncpg.PostgresError, *connection.BROKEN) as error:
             self._close()
             reason = str(error) or type(error).__name__
             # What was seen last stays in sight, apart from what a server that is away can't be doing.
