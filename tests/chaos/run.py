@@ -114,19 +114,21 @@ async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable
         await asyncio.gather(supervisor, *writing, reigning, return_exceptions=True)
 
 
-async def _look(made: World, account: Account, checker: Checker, verdict: Verdict) -> None:
-    checker.committed(await account.more())
+async def _look(made: World, account: Account, checker: Checker, verdict: Verdict) -> bool:
+    """Take what is new on both sides; whether PostgreSQL had anything."""
+    committed = await account.more()
+    checker.committed(committed)
     await checker.follow(made.nats.url)
     verdict.lag_max = max(verdict.lag_max, checker.waiting)
     verdict.changes = checker.checked
     await asyncio.sleep(_LOOK_S)
+    return bool(committed)
 
 
 async def _calm(made: World, account: Account, checker: Checker, verdict: Verdict) -> None:
     """Nothing fails any more: everything that was committed must come, and nothing else."""
     began = time.monotonic()
-    while not checker.settled or await account.more():
-        await _look(made, account, checker, verdict)
+    while await _look(made, account, checker, verdict) or not checker.settled:
         if time.monotonic() - began > CALM_S:
             raise BrokenPromiseError(
                 f"{checker.waiting} changes are still missing {CALM_S:.0f} s after the last fault; "
