@@ -111,6 +111,7 @@ class SourceSettings:
     slot: str = setting("HEADRACE_SLOT", "headrace", "replication slot; also the source's name")
     publication: str = setting("HEADRACE_PUB", "headrace", "publication to read")
     create_slot: bool = setting("HEADRACE_CREATE_SLOT", True, "create the slot when it is missing")
+    recreate_slot: bool = setting("HEADRACE_RECREATE_SLOT", False, "replace a lost slot; what is missing is told")
     failover: bool = setting("HEADRACE_SLOT_FAILOVER", False, "create it as a failover slot (PostgreSQL 17+)")
 
 

@@ -59,8 +59,8 @@ class SlotLostError(PostgresError):
     """PostgreSQL can't serve the slot any more."""
 
     remedy = (
-        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`), make a new one, and bootstrap "
-        "consumers again."
+        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`) and make a new one, or let "
+        "wal-reader do both (HEADRACE_RECREATE_SLOT=true); then bootstrap consumers again."
     )
 
 
@@ -243,6 +243,9 @@ class ReplicationConnection:
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
         # It waits for transactions that run, however long they do.
         await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})", timeout_s=None)
+
+    async def drop_slot(self, slot: str) -> None:
+        await self._query(f"DROP_REPLICATION_SLOT {quote_name(slot)}")
 
     async def export_snapshot(self, slot: str) -> ExportedSnapshot:
         """A snapshot with its exact LSN, from a temporary slot; both live as long as this connection."""

@@ -247,6 +247,8 @@ class WalReader:
             failpoint("wal_reader.after_slot_created")
             log.info("slot_created", slot=source.slot)
             slot = await connection.slot(source.slot)
+        if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
+            slot = await self._recreate(connection)
         if slot is None or slot.wal_status == "lost":
             raise SlotLostError(f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone')
         if slot.plugin != "pgoutput":
@@ -255,6 +257,15 @@ class WalReader:
                 remedy="Name another slot with --slot.",
             )
         return slot
+
+    async def _recreate(self, connection: ReplicationConnection) -> SlotState | None:
+        """A new slot in place of one that PostgreSQL gave up; the publisher tells what is missing in between."""
+        source = self._settings.source
+        await connection.drop_slot(source.slot)
+        failpoint("wal_reader.after_slot_dropped")
+        await connection.create_slot(source.slot, failover=source.failover)
+        log.error("slot_recreated", slot=source.slot, remedy="the gap is told on cdc._gap: bootstrap consumers again")
+        return await connection.slot(source.slot)
 
     async def _open(self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]) -> None:
         self._reopen = False
