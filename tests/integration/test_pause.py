@@ -147,6 +147,11 @@ async def test_with_a_token_only_who_has_it_may_pause_or_stop(
         state = await client.jetstream().key_value("headrace_state")
         await pause.write(client, state, load(without), Pause(paused=True, by="someone"))
         await publisher.logs("pause_refused")
+        for garbage in (b"\xc1", b"\x01", b"\x80"):
+            await state.put(f"pause.{names.slot}", garbage)
+            told = len(publisher.events("pause_refused"))
+            await client.publish(f"headrace.{names.slot}.pause", b"")
+            await publisher.logs("pause_refused", count=told + 1)
         assert "paused" not in (await publisher.readiness(503))["reasons"]
         for forged in (b"", b"{}", signed.command(None, "stop", names.slot, time.time())):
             await client.publish(f"headrace.{names.slot}.stop", forged)

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgpack
 from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
@@ -54,13 +55,16 @@ def someone() -> str:
 
 
 async def read(bucket: KeyValue, settings: Settings) -> Pause:
-    """The present word; raises `PauseRefusedError` for one that is not signed as it has to be."""
-    record = await _cell(bucket, settings).read()
-    if record is None:
-        return Pause()
-    if record.get("slot") != settings.source.slot or not signed.is_signed(settings.process.shutdown_token, record):
-        raise PauseRefusedError("somebody without the token wrote that the suite be paused or resumed")
-    return Pause(bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"]))
+    """The present word; raises `PauseRefusedError` for one that is not signed as it has to be, or is none."""
+    try:
+        record = await _cell(bucket, settings).read()
+        if record is None:
+            return Pause()
+        if record["slot"] != settings.source.slot or not signed.is_signed(settings.process.shutdown_token, record):
+            raise PauseRefusedError("somebody without the token wrote that the suite be paused or resumed")
+        return Pause(bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"]))
+    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+        raise PauseRefusedError("what stands where a pause is kept is none") from error
 
 
 async def write(client: Client, bucket: KeyValue, settings: Settings, wanted: Pause) -> None:
