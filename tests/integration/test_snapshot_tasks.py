@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import asyncpg
 import nats
 import pytest
 import pytest_asyncio
@@ -32,9 +33,9 @@ from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import HeldSnapshot, RefusedError, find_table, held_snapshot
+from headrace.spark.source import HeldSnapshot, RefusedError, SnapshotHeldUpError, find_table, held_snapshot
 from headrace.testing.database import Database
-from headrace.testing.plugin import OwnNats
+from headrace.testing.plugin import OwnNats, OwnPostgres
 
 REQUEST = SnapshotRequest("t", "public", "t")
 
@@ -194,6 +195,24 @@ async def test_what_the_stream_leaves_out_no_snapshot_has(settings: Settings) ->
         await find_table(hidden, replace(REQUEST, columns=("pad",)))
     with pytest.raises(RefusedError, match="HEADRACE_EXCLUDE"):
         await find_table(replace(settings, format=FormatSettings(exclude=("t",))), REQUEST)
+
+
+async def test_a_prepared_transaction_that_holds_a_snapshot_up_is_named(
+    settings: Settings, own_postgres: OwnPostgres
+) -> None:
+    server = await own_postgres(None, {"max_prepared_transactions": "2"})
+    connection = await asyncpg.connect(server.dsn())
+    await connection.execute("CREATE TABLE t (id int); CREATE PUBLICATION p FOR TABLE t")
+    await connection.execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'forgotten'")
+    place = PostgresSettings("127.0.0.1", server.port, "postgres", SUPERUSER)
+    hasty = replace(settings, postgres=place, snapshot=replace(settings.snapshot, slot_wait_s=2))
+    with pytest.raises(SnapshotHeldUpError, match="prepared transaction forgotten"):
+        async with held_snapshot(hasty, REQUEST):
+            pass
+    await connection.execute("COMMIT PREPARED 'forgotten'")
+    async with held_snapshot(hasty, REQUEST) as held:
+        assert held.lsn
+    await connection.close()
 
 
 async def test_a_held_snapshot_keeps_no_slot(settings: Settings, database: Database) -> None:

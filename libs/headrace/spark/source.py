@@ -78,6 +78,11 @@ SELECT a.pid, a.usename AS role, a.application_name AS application,
        extract(epoch FROM clock_timestamp() - a.xact_start)::int8 AS age_s
 FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids($1)) ORDER BY a.xact_start
 """
+# Prepared transactions have no process, and hold a snapshot up all the same.
+_PREPARED = """
+SELECT gid, owner AS role, extract(epoch FROM clock_timestamp() - prepared)::int8 AS age_s
+FROM pg_prepared_xacts WHERE database = current_database() AND 0 = ANY(pg_blocking_pids($1)) ORDER BY prepared
+"""
 _KIND_NAMES = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 
@@ -260,22 +265,30 @@ async def _export(slot: ReplicationConnection, connection: asyncpg.Connection, s
         if done:
             return export.result()
         waited_for = await connection.fetch(_WAITED_FOR, slot.backend_pid)
+        prepared = await connection.fetch(_PREPARED, slot.backend_pid)
         # The walsender would go on waiting for its lock, and hold its slot, after we are gone.
         await connection.execute("SELECT pg_cancel_backend($1)", slot.backend_pid)
     finally:
         export.cancel()
         await asyncio.wait({export})
-    raise held_up(waited_for, wait_s)
+    raise held_up(waited_for, prepared, wait_s)
 
 
-def held_up(waited_for: Sequence[asyncpg.Record], wait_s: float) -> SnapshotHeldUpError:
+def held_up(
+    waited_for: Sequence[asyncpg.Record], prepared: Sequence[asyncpg.Record], wait_s: float
+) -> SnapshotHeldUpError:
     who = "; ".join(
-        f"pid {row['pid']} ({row['role']}, {row['application'] or 'no application name'}, open for {row['age_s']} s)"
-        for row in waited_for
+        [
+            f"pid {row['pid']} ({row['role']}, {row['application'] or 'no application name'}, "
+            f"open for {row['age_s']} s)"
+            for row in waited_for
+        ]
+        + [f"prepared transaction {row['gid']} ({row['role']}, for {row['age_s']} s)" for row in prepared]
     )
     return SnapshotHeldUpError(
         f"the snapshot waited {wait_s:g} s for older transactions: {who or 'which have just ended'}",
-        remedy="End them (pg_terminate_backend), or raise HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask again.",
+        remedy="End them (pg_terminate_backend, or ROLLBACK PREPARED), or raise HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask "
+        "again.",
     )
 
 
