@@ -35,6 +35,8 @@ SETTINGS = {
     "HEADRACE_LEASE_TTL_S": "1",
     "HEADRACE_CATALOG_INTERVAL_S": "1",
     "HEADRACE_CHUNK_ROWS_MAX": "2000",
+    # On a machine that does much else.
+    "HEADRACE_SPARK_START_TIMEOUT_S": "300",
     "HEADRACE_SNAPSHOT_RANGE_BYTES": str(1024 * 1024),
 }
 PREPARE = """

@@ -76,6 +76,7 @@ async def world(session_servers: SessionServers, tmp_path_factory: pytest.TempPa
             "NATS_URL": nats_server.url,
             "HEADRACE_SLOT": f"slot_{source.name}",
             "HEADRACE_CATALOG_INTERVAL_S": "1",
+            "HEADRACE_SPARK_START_TIMEOUT_S": "300",
         }
         folder = tmp_path_factory.mktemp("world")
         suite = await stack.enter_async_context(Suite(environment, folder, LINE))
