@@ -79,6 +79,12 @@ class RowMaker:
     _heads: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
     _hidden: dict[Names, frozenset[str]] = field(default_factory=dict)
     _mark: int = 0
+    # Of the transaction at hand.
+    _lsn: int = -1
+    _id_head: bytes = b""
+    _low: int = 0
+    _committed: bytes = b""
+    _xid: bytes = b""
 
     def __post_init__(self) -> None:
         # Of the id: 26 bits that tell this source's changes from another's at the same place.
@@ -86,28 +92,50 @@ class RowMaker:
 
     def line(self, event: Event, queued_at: bytes) -> bytes:
         """A change's fields up to its context."""
+        payload = event.payload
+        lsn, seq = event.position
+        if lsn != self._lsn:
+            self._begin(lsn, payload["tx"])
         names = (event.schema, event.table)
-        data, old = dict(event.data), event.old
-        key = self.book.keys.get(names, ())
-        before, after, unchanged = _sides(event.operation, data, old, event.unchanged)
-        hidden = self._hidden_of(names)
+        data = payload.get("data") or {}
+        before, after, unchanged = _sides(event.operation, data, payload.get("old"), payload.get("unchanged"))
+        hidden = self._hidden.get(names)
+        if hidden is None:
+            hidden = self._hidden[names] = self.redact.hidden_columns(*names)
         if hidden:
             before, after = _redacted(before, hidden), _redacted(after, hidden)
-        values = before if event.operation == "DELETE" else after
-        tx = event.payload["tx"]
-        return b"\t".join(
+        low = b"%016x" % (self._low | seq << 14)
+        return b"".join(
             (
-                self._id(event.position.lsn, event.position.seq),
-                self._head(event),
+                self._id_head,
+                low[:4],
+                b"-",
+                low[4:],
+                self._heads.get((*names, event.operation)) or self._head(event),
                 escaped(row_json(before)) if before else EMPTY,
+                b"\t",
                 escaped(row_json(after)) if after else EMPTY,
-                _key_text(values, before, key),
-                f"{tx['ts']}\t{event.position.lsn}\t{event.position.seq}\t{tx['xid']}".encode(),
+                b"\t",
+                _key_text(after or before, before, self.book.keys.get(names, ())),
+                self._committed,
+                b"%d" % seq,
+                self._xid,
                 queued_at,
-                _array(unchanged) if unchanged else _NULL,
-                b"",
+                b"\t" + _array(unchanged) + b"\t" if unchanged else b"\t\\N\t",
             )
         )
+
+    def _begin(self, lsn: int, tx: Mapping[str, Any]) -> None:
+        """What all changes of a transaction have in common.
+
+        The id is a UUID (version 8) of the place: the same on every replay, and in the order of the trail.
+        """
+        self._lsn = lsn
+        high = f"{lsn >> 16:012x}"
+        self._id_head = f"{high[:8]}-{high[8:]}-8{self._mark >> 14:03x}-".encode()
+        self._low = 1 << 63 | (lsn & 0xFFFF) << 46 | self._mark & 0x3FFF
+        self._committed = f"\t{tx['ts']}\t{lsn}\t".encode()
+        self._xid = f"\t{tx['xid']}\t".encode()
 
     def _head(self, event: Event) -> bytes:
         names = (event.schema, event.table, event.operation)
@@ -115,37 +143,25 @@ class RowMaker:
         if head is None:
             operation = self.insert_as if event.operation == "INSERT" else event.operation
             fields = (self.database, event.schema, event.table, operation)
-            head = self._heads[names] = b"\t".join(escaped(one.encode()) for one in fields)
+            head = self._heads[names] = b"\t" + b"\t".join(escaped(one.encode()) for one in fields) + b"\t"
         return head
-
-    def _hidden_of(self, names: Names) -> frozenset[str]:
-        hidden = self._hidden.get(names)
-        if hidden is None:
-            hidden = self._hidden[names] = self.redact.hidden_columns(*names)
-        return hidden
-
-    def _id(self, lsn: int, seq: int) -> bytes:
-        """A UUID (version 8) of the place: the same on every replay, and in the order of the trail."""
-        high = lsn >> 16
-        low = ((lsn & 0xFFFF) << 46) | ((seq & 0xFFFFFFFF) << 14) | (self._mark & 0x3FFF)
-        text = f"{high:012x}8{self._mark >> 14:03x}{low | 1 << 63:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}".encode()
 
 
 def _sides(
-    operation: str, data: dict[str, Any], old: Mapping[str, Any] | None, unchanged: list[str]
-) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str]]:
+    operation: str, data: Mapping[str, Any], old: Mapping[str, Any] | None, unchanged: list[str] | None
+) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str] | None]:
     """What was before, what is after, and which columns of the latter nobody knows."""
     if operation == "INSERT":
         return {}, data, unchanged
     if operation == "UPDATE":
         before = old or {}
-        for name in [name for name in unchanged if name in before]:
-            data[name] = before[name]
-        return before, data, [name for name in unchanged if name not in before]
+        if not unchanged:
+            return before, data, None
+        filled = {name: before[name] for name in unchanged if name in before}
+        return before, {**data, **filled}, [name for name in unchanged if name not in before]
     if operation == "DELETE":
-        return old or {name: value for name, value in data.items() if value is not None}, {}, []
-    return {}, {}, []
+        return old or {name: value for name, value in data.items() if value is not None}, {}, None
+    return {}, {}, None
 
 
 def _redacted(values: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str, Any]:
