@@ -1,0 +1,121 @@
+"""The audit's destination by itself: partitions, retention, an older auditor's table, a second writer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.audit.destination import ClaimedError, Destination, FencedError, connect
+from headrace.audit.rows import KeyBook, RowMaker
+from headrace.audit.settings import load_audit
+from headrace.audit.stitching import Batch, Stitcher
+from headrace.consumer import Event
+from headrace.lsn import Position
+from headrace.settings import PostgresSettings
+from headrace.testing.database import Database
+
+ZEMIS = """
+CREATE TABLE changes (
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(), primary_key varchar(255), before jsonb NOT NULL DEFAULT '{}',
+    after jsonb NOT NULL DEFAULT '{}', context jsonb NOT NULL DEFAULT '{}', database varchar(255) NOT NULL,
+    schema varchar(255) NOT NULL, "table" varchar(255) NOT NULL, operation text NOT NULL,
+    committed_at timestamptz NOT NULL, queued_at timestamptz NOT NULL, transaction_id bigint NOT NULL,
+    position bigint NOT NULL, created_at timestamptz NOT NULL DEFAULT now());
+ALTER TABLE changes ADD CONSTRAINT changes_position_table_schema_database_operation_unique
+    UNIQUE (position, "table", schema, database, operation);
+INSERT INTO changes (database, schema, "table", operation, committed_at, queued_at, transaction_id, position)
+VALUES ('d', 'public', 'old', 'CREATE', now(), now(), 1, 1);
+"""
+
+
+class Destinations:
+    """Opens destinations in one database, as audit-writers would."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._opened: list[Any] = []
+
+    async def open(self, **settings: str) -> Destination:
+        audit = load_audit(settings)
+        database = self._database
+        source = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+        connection = await connect(audit, source, "test")
+        self._opened.append(connection)
+        destination = Destination(connection, audit, "source")
+        await destination.prepare()
+        return destination
+
+    def close(self) -> None:
+        for connection in self._opened:
+            connection.terminate()
+
+
+@async_fixture
+async def destinations(database: Database) -> AsyncIterator[Destinations]:
+    made = Destinations(database)
+    yield made
+    made.close()
+
+
+def batch(lsn: int, at: datetime, rows: int = 3) -> Batch:
+    """A transaction of some inserts."""
+    maker = RowMaker("db", "source", KeyBook({("public", "users"): ("id",)}))
+    stitcher = Stitcher(1000, 1 << 20)
+    for seq in range(rows):
+        tx = {"xid": 5, "lsn": lsn, "ts": at.isoformat(), "seq": seq, "last": seq == rows - 1}
+        payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
+        where = Position(lsn, seq)
+        event = Event("source", "public", "users", "INSERT", where, payload, "s", lsn + seq, "source", closes=True)
+        stitcher.add(event, maker.line(event, b"2026-01-01"))
+    made = stitcher.cut()
+    assert made is not None
+    return made
+
+
+async def test_months_are_partitions_that_are_made_as_needed_and_go_whole(
+    destinations: Destinations, database: Database
+) -> None:
+    destination = await destinations.open(HEADRACE_AUDIT_PARTITIONS="month")
+    now = datetime.now(UTC)
+    for number, days in enumerate((400, 200, 100, 0)):
+        await destination.write(batch(10 * (number + 1), now - timedelta(days=days)))
+    partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'changes'::regclass"
+    assert (await database.fetchval("SELECT count(*) FROM changes"), await database.fetchval(partitions)) == (12, 4)
+    assert await destination.expire(150) == 2
+    assert await database.fetchval("SELECT count(*) FROM changes") == 6
+    assert await destination.expire(150) == 0
+
+
+async def test_without_partitions_old_rows_are_deleted(destinations: Destinations, database: Database) -> None:
+    destination = await destinations.open()
+    now = datetime.now(UTC)
+    await destination.write(batch(10, now - timedelta(days=10)))
+    await destination.write(batch(20, now))
+    assert await destination.expire(7) == 3
+    assert await database.fetchval("SELECT count(*) FROM changes") == 3
+
+
+async def test_an_older_auditors_table_is_taken_over_with_its_rows(
+    destinations: Destinations, database: Database
+) -> None:
+    await database.execute(ZEMIS)
+    destination = await destinations.open()
+    await destination.write(batch(10, datetime.now(UTC), rows=1000))
+    assert await database.fetchval("SELECT count(*) FROM changes") == 1001
+
+
+async def test_a_second_writer_stands_by_and_a_late_one_is_fenced(
+    destinations: Destinations, database: Database
+) -> None:
+    first, late = await destinations.open(), await destinations.open()
+    await first.claim()
+    with pytest.raises(ClaimedError):
+        await late.claim()
+    await first.write(batch(10, datetime.now(UTC)))
+    with pytest.raises(FencedError):
+        await late.write(batch(10, datetime.now(UTC)))
+    assert await database.fetchval("SELECT count(*) FROM changes") == 3
