@@ -1,0 +1,99 @@
+"""Rows of 100 MB go by reference and tables of 1,600 columns go as any other, in both encodings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+
+from headrace.consumer.reference import whole
+from headrace.contract.events import decode
+from headrace.contract.values import Encoding
+from headrace.embedded.postgres import SUPERUSER
+from headrace.jetstream.objects import ensure
+from headrace.settings import NatsSettings, PostgresSettings, Settings, SourceSettings
+from headrace.snapshot_responder import task
+from headrace.snapshot_responder.driver_process import SparkDriver
+from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.tickets import TicketOffice
+from headrace.spark.request import SnapshotRequest
+from headrace.spark.source import held_snapshot
+from headrace.testing.database import Database
+from headrace.testing.plugin import OwnNats
+
+LARGE_BYTES = 100_000_000
+COLUMNS = 1600
+
+
+@pytest_asyncio.fixture
+async def settings(database: Database, own_nats: OwnNats) -> Settings:
+    server = await own_nats()
+    return Settings(
+        postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
+        nats=NatsSettings(url=server.url),
+        source=SourceSettings(slot="s", publication="p"),
+    )
+
+
+@pytest_asyncio.fixture
+async def client(settings: Settings) -> AsyncIterator[Client]:
+    connected = await nats.connect(str(settings.nats.url))
+    await ensure(connected.jetstream(), settings.streams)
+    yield connected
+    await connected.close()
+
+
+async def copied(settings: Settings, client: Client, table: str) -> list[dict[str, object]]:
+    """The chunks of a snapshot whose tasks ran here, without Spark."""
+    request = SnapshotRequest(table, "public", table)
+    async with held_snapshot(settings, request) as held:
+        snapshot = Snapshot(settings, client, SparkDriver(settings), request, "snap-1")
+        plan = snapshot._plan(held)
+        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        await office.open()
+        for number in range(len(plan.tasks)):
+            await task._run(plan, number, settings)
+        office.close()
+    await snapshot._verify()
+    subjects = [f"init.snap.{table}.snap-1.{number}" for number in range(len(snapshot.numbers))]
+    found = [await client.jsm().get_last_msg("INIT", subject, direct=True) for subject in subjects]
+    return [decode(message.data or b"") for message in found]
+
+
+@pytest.mark.slow
+async def test_a_row_of_100_mb_goes_by_reference_between_its_small_neighbours(
+    settings: Settings, client: Client, database: Database
+) -> None:
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR TABLE t")
+    await database.execute("ALTER TABLE t ALTER body SET STORAGE EXTERNAL")
+    await database.execute(f"INSERT INTO t VALUES (1, 'a'), (2, repeat('x', {LARGE_BYTES})), (3, 'b')")
+    chunks = await copied(settings, client, "t")
+    assert [chunk["data"] for chunk in chunks] in (
+        [[{"id": 1, "body": "a"}], [{"id": 2}], [{"id": 3, "body": "b"}]],
+        [[{"id": 2}], [{"id": 1, "body": "a"}], [{"id": 3, "body": "b"}]],
+    )
+    (large,) = [chunk for chunk in chunks if "reference" in chunk]
+    (row,) = (await whole(client.jetstream(), large))["data"]
+    assert row["id"] == 2
+    assert len(row["body"]) == LARGE_BYTES
+
+
+@pytest.mark.parametrize("encoding", list(Encoding))
+async def test_a_table_of_1600_columns_is_copied_whole(
+    settings: Settings, client: Client, database: Database, encoding: Encoding
+) -> None:
+    names = [f"c{place}" for place in range(COLUMNS)]
+    await database.execute(f"CREATE TABLE t ({', '.join(f'{name} int' for name in names)})")
+    await database.execute("CREATE PUBLICATION p FOR TABLE t")
+    # NULLs take no room, without which 1,600 columns would not fit a page.
+    await database.execute("INSERT INTO t (c0, c7, c1599) SELECT g, -g, g * 2 FROM generate_series(1, 300) g")
+    chosen = replace(settings, format=replace(settings.format, encoding=encoding))
+    rows = [row for chunk in await copied(chosen, client, "t") for row in chunk["data"]]  # type: ignore[attr-defined]  # a chunk's rows
+    empty = dict.fromkeys(names)
+    assert sorted(rows, key=lambda row: row["c0"]) == [
+        {**empty, "c0": number, "c7": -number, "c1599": number * 2} for number in range(1, 301)
+    ]
