@@ -358,7 +358,26 @@ JETSTREAM = Dashboard(
     ),
 )
 
-DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM)
+ARCHIVE = Dashboard(
+    "headrace-archive",
+    "Headrace: archive (archiver)",
+    (
+        *_process("archiver"),
+        Panel("Files", "ops", {"{{source}}": _rate("headrace_archive_files_total")}),
+        Panel("Changes", "ops", {"{{source}}": _rate("headrace_archive_rows_total")}),
+        Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_archive_bytes_total")}),
+        Panel("Changes not in a file yet", "short", {"{{source}}": _of("headrace_archive_waiting_rows")}),
+        Panel("Last file", "short", {"{{source}}": _of("headrace_archive_file_id")}),
+        Panel("Everything is kept up to", "short", {"{{source}}": _of("headrace_archive_confirmed_lsn")}),
+        Panel(
+            "Gaps, and places found again",
+            "short",
+            {"gaps": _rare("headrace_archive_gaps_total"), "found again": _rare("headrace_archive_recoveries_total")},
+        ),
+    ),
+)
+
+DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM, ARCHIVE)
 
 
 def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]:

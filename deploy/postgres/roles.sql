@@ -14,7 +14,7 @@ WHERE NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = name) \gexec
 
 -- wal-reader: the slot, and no right on any table. What a publication leaves out, it does not see.
 ALTER ROLE headrace_reader LOGIN REPLICATION NOINHERIT CONNECTION LIMIT 10 PASSWORD :'reader_password';
--- publisher, schema-publisher, telemetry: the catalog and the slot's state, which every role may read.
+-- publisher, schema-publisher, archiver, telemetry: the catalog and the slot's state, which every role may read.
 ALTER ROLE headrace_catalog LOGIN NOINHERIT CONNECTION LIMIT 20 PASSWORD :'catalog_password';
 -- snapshot-responder and its tasks: a temporary slot for the exact LSN, and SELECT on what may be copied.
 ALTER ROLE headrace_snapshot LOGIN REPLICATION CONNECTION LIMIT 50 PASSWORD :'snapshot_password';

@@ -112,6 +112,8 @@ class Deployment:
             "HOME": str(self.folder),
             "HEADRACE_HTTP_PORT": "0",
             "HEADRACE_HTTP_HOST": "127.0.0.1",
+            # A machine that runs many tests at once starts a JVM slowly.
+            "HEADRACE_SPARK_START_TIMEOUT_S": "240",
         }
         # A Spark of the responder's own: Connect's way is tried in test_spark_connect.
         return {name: value for name, value in {**given, **here}.items() if name != "SPARK_REMOTE"}

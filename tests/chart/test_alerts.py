@@ -84,6 +84,7 @@ DRILLS = {
     "HeadraceParked": one_more("headrace_parked_messages_total"),
     "HeadraceRecoveries": counted("headrace_recoveries_total"),
     "HeadraceConfirmerDropped": one_more("headrace_confirmers_dropped_total"),
+    "HeadraceArchiveGap": one_more("headrace_archive_gaps_total"),
     "HeadraceConsumerBehind": gauge(f"headrace_consumer_left_ratio{{{CONSUMER}}}", 0.4, 0.9, 9),
     "HeadraceConsumerNearLoss": gauge(f"headrace_consumer_left_ratio{{{CONSUMER}}}", 0.05, 0.3),
     "HeadraceConsumerLostEvents": gauge(f"headrace_consumer_lost_messages{{{CONSUMER}}}", 12, 0),

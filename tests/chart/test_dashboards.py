@@ -73,12 +73,16 @@ async def watched(session_servers: SessionServers, tmp_path_factory: pytest.Temp
     except PrometheusMissingError as error:
         pytest.skip(str(error))
     async with contextlib.AsyncExitStack() as stack:
-        suite = await stack.enter_async_context(deployed(session_servers, tmp_path_factory.mktemp("watched")))
+        archive = tmp_path_factory.mktemp("archive")
+        archive.chmod(0o777)
+        place = {"HEADRACE_ARCHIVE_URL": archive.as_uri()}
+        suite = await stack.enter_async_context(deployed(session_servers, tmp_path_factory.mktemp("watched"), **place))
         await execute(suite, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await suite.set_up()
-        for name in SUITE:
+        services = (*SUITE, "archiver")
+        for name in services:
             await suite.start(name)
-        await suite.ready(*SUITE)
+        await suite.ready(*services)
         folder = tmp_path_factory.mktemp("prometheus")
         target = f"127.0.0.1:{suite.port('telemetry')}"
         prometheus = await stack.enter_async_context(running_prometheus(folder, [target], eager_rules()))
@@ -102,7 +106,7 @@ async def write_and_copy(suite: Deployment) -> None:
         await execute(suite, "INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 500) g")
         await (await changes.fetch(1, timeout=PATIENCE_S))[0].ack()
         await client.request("snapshot.request.orders", b"", timeout=30)
-        result = decode((await results.next_msg(timeout=180)).data)
+        result = decode((await results.next_msg(timeout=240)).data)
         assert result.get("error") is None
     finally:
         await client.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -26,6 +27,7 @@ from headrace.testing.servers import SessionServers
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOT = "headrace"
+ALL = (*SUITE, "archiver")
 INBOX = "_INBOX_consumer"
 PATIENCE_S = 60.0
 INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.x")
@@ -33,14 +35,18 @@ INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.
 
 @async_fixture(scope="module", loop_scope="module")
 async def suite(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
-    """All five services, ready, on a table of one row."""
-    async with deployed(session_servers, tmp_path_factory.mktemp("deployed")) as deployment:
+    """All five services and the archiver, ready, on a table of one row."""
+    archive = tmp_path_factory.mktemp("archive")
+    archive.chmod(0o777)
+    async with deployed(
+        session_servers, tmp_path_factory.mktemp("deployed"), HEADRACE_ARCHIVE_URL=archive.as_uri()
+    ) as deployment:
         await execute(deployment, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await execute(deployment, "INSERT INTO orders VALUES (0, 'before')")
         await deployment.set_up()
-        for name in SUITE:
+        for name in ALL:
             await deployment.start(name)
-        await deployment.ready(*SUITE)
+        await deployment.ready(*ALL)
         yield deployment
 
 
@@ -102,7 +108,7 @@ async def test_a_consumer_bootstraps_with_its_own_rights(suite: Deployment, cons
     results = await consumer.jetstream().subscribe("init.*.orders", stream="INIT")
     answer = decode((await consumer.request("snapshot.request.orders", b"", timeout=10)).data)
     assert answer["status"] == "accepted"
-    meta = decode((await results.next_msg(timeout=120)).data)
+    meta = decode((await results.next_msg(timeout=240)).data)
     assert meta.get("error") is None
     assert meta["snapshot_id"] == answer["snapshot_id"]
     chunks = await consumer.jetstream().subscribe(f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT")
@@ -119,16 +125,26 @@ async def test_an_event_too_large_for_a_message_is_kept_and_read(suite: Deployme
     assert len(decode(await large.get(event["msg_id"]))["data"]["what"]) == 40000 * 32
 
 
+async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> None:
+    await execute(suite, "INSERT INTO orders VALUES (3, 'for the archive')")
+    folder = Path(suite.more["HEADRACE_ARCHIVE_URL"].removeprefix("file://"))
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(path.is_file() and path.stat().st_size for path in folder.rglob("*")):  # noqa: ASYNC110, ASYNC240  # files give no event
+            await asyncio.sleep(0.2)
+
+
+async def test_every_health_check_of_compose_passes(suite: Deployment) -> None:
+    assert {name: await suite.probed(name) for name in ALL} == dict.fromkeys(ALL, 0)
+
+
 async def test_no_service_asks_for_more_than_it_may(suite: Deployment) -> None:
     denials = ("ermissions violation", "permission denied")
-    said = [
-        line for name in SUITE for line in suite.log(name).splitlines() if any(denial in line for denial in denials)
-    ]
+    said = [line for name in ALL for line in suite.log(name).splitlines() if any(denial in line for denial in denials)]
     assert said == []
 
 
 async def test_no_log_holds_a_password(suite: Deployment) -> None:
-    logs = "".join(suite.log(name) for name in SUITE)
+    logs = "".join(suite.log(name) for name in ALL)
     assert logs
     assert [name for name, secret in suite.secrets.items() if secret in logs] == []
 
@@ -194,9 +210,9 @@ async def test_nobody_stops_the_suite_by_an_answer_sent_astray(suite: Deployment
         await heard.next_msg(timeout=PATIENCE_S)
     await watcher.close()
     await execute(suite, "INSERT INTO orders VALUES (7, 'still here')")
-    await suite.ready(*SUITE)
-    assert {name for name in SUITE if suite.running[name].returncode is not None} == set()
-    assert {name for name in SUITE if "stop_requested" in suite.log(name)} == set()
+    await suite.ready(*ALL)
+    assert {name for name in ALL if suite.running[name].returncode is not None} == set()
+    assert {name for name in ALL if "stop_requested" in suite.log(name)} == set()
 
 
 @pytest.mark.parametrize("role", ["headrace_reader", "headrace_catalog", "headrace_snapshot"])
@@ -221,4 +237,4 @@ async def test_only_who_copies_tables_can_read_them(suite: Deployment) -> None:
 
 async def test_the_suite_stops_in_order(suite: Deployment) -> None:
     """Last of all: with its own rights, told by a signal as a container is."""
-    assert await suite.stop() == dict.fromkeys(SUITE, 0)
+    assert await suite.stop() == dict.fromkeys(ALL, 0)

@@ -127,7 +127,7 @@ snapshot-responder: {port: 9093, variant: -spark, postgres: {{ $values.postgres.
 schema-publisher: {port: 9094, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 telemetry: {port: 9090, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- if $values.archive.url }}
-archiver: {port: 9095, variant: -archive, postgres: ""}
+archiver: {port: 9095, variant: -archive, postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- end }}
 {{- end }}
 
