@@ -36,6 +36,7 @@ class SslMode(StrEnum):
 class AuditSettings:
     """What the audit-writer does, and where."""
 
+    enabled: bool = setting("HEADRACE_AUDIT", False, "`headrace up` runs the audit-writer too")
     host: str | None = setting("DEST_DB_HOST", None, "the destination's host; unset: the source's server")
     port: int | None = setting("DEST_DB_PORT", None, "its port", least=1)
     database: str | None = setting("DEST_DB_NAME", None, "its database")
@@ -63,6 +64,18 @@ class AuditSettings:
     def elsewhere(self) -> bool:
         """Whether the trail is written to another place than the source database."""
         return not (self.host is None and self.port is None and self.database is None)
+
+    def for_the_suite(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the other services must be told: to deliver context, and not to deliver the trail itself."""
+        added = {"HEADRACE_MESSAGE_PREFIXES": ["_bemi"]}
+        if not self.elsewhere:
+            names = (self.table, f"{self.table}_p*", "headrace_audit_*")
+            added["HEADRACE_EXCLUDE"] = [f"{self.schema}.{name}" for name in names]
+        told = {}
+        for variable, values in added.items():
+            there = [one.strip() for one in environ.get(variable, "").split(",") if one.strip()]
+            told[variable] = ",".join([*there, *(one for one in values if one not in there)])
+        return told
 
     def destination(self, source: PostgresSettings) -> PostgresSettings:
         """Where to connect: what is unset is as the source's."""

@@ -15,7 +15,6 @@ import socket
 from pathlib import Path
 
 from headrace.audit.settings import AuditSettings, load_audit
-from headrace.audit.table import GAPS, STATE, TABLES
 from headrace.cli import init, teardown
 from headrace.cli.audit_environment import environment, yes
 from headrace.cli.up_view import Made, View
@@ -120,7 +119,6 @@ class _AuditUp:
 
     def _environment(self) -> dict[str, str]:
         """What the services are told: this run's servers, and a stream that waits rather than loses."""
-        prefixes = {one.strip() for one in self._given.get("HEADRACE_MESSAGE_PREFIXES", "").split(",") if one.strip()}
         defaults = {
             "HEADRACE_SLOT": NAME,
             "HEADRACE_PUB": NAME,
@@ -130,13 +128,9 @@ class _AuditUp:
             "HEADRACE_CDC_AGE_MAX_S": _STREAM_AGE_MAX_S,
             "HEADRACE_SHUTDOWN_TIMEOUT_S": "30",
         }
-        forced = {"HEADRACE_MESSAGE_PREFIXES": ",".join(sorted({*prefixes, "_bemi"}))}
+        forced = self._audit.for_the_suite(self._given)
         if self._nats is not None:
             forced["NATS_URL"] = self._nats.url
-        if not self._audit.elsewhere:
-            schema, table = self._audit.schema, self._audit.table
-            names = (table, f"{table}_p*", STATE, TABLES, GAPS)
-            forced["HEADRACE_EXCLUDE"] = ",".join(f"{schema}.{name}" for name in names)
         return {**defaults, **self._given, **forced}
 
     async def _services(self, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.audit.settings import load_audit
 from headrace.cli import init
 from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
 from headrace.cli.up_servers import DATABASE, Servers
@@ -41,6 +42,8 @@ PORTS = {
 }
 # Beside the publisher, where an archive is named.
 ARCHIVER, ARCHIVER_PORT = "archiver", 9095
+# Behind the publisher, where HEADRACE_AUDIT asks for a trail.
+AUDIT, AUDIT_PORT = "audit-writer", 9096
 READY_TIMEOUT_S = 60.0
 # Over the services' own deadline, so that they can say themselves what they waited for.
 STOP_GRACE_S = 3.0
@@ -102,11 +105,13 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _wanted_ports(settings: Settings) -> dict[str, int]:
     """The services to start, in the order in which they stop, and their documented ports."""
-    if not settings.archive.url:
+    audit = {AUDIT: AUDIT_PORT} if load_audit(os.environ).enabled else {}
+    if not settings.archive.url and not audit:
         return PORTS
     later = {name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")}
     line = {name: PORTS[name] for name in PORTS if name not in later}
-    return {**line, ARCHIVER: ARCHIVER_PORT, **later}
+    archiver = {ARCHIVER: ARCHIVER_PORT} if settings.archive.url else {}
+    return {**line, **archiver, **audit, **later}
 
 
 def _service_ports(wanted: dict[str, int], telemetry: int | None) -> dict[str, int]:
@@ -187,6 +192,8 @@ class _Up:
     def _adopt_environment(self) -> Settings:
         """Lead this process, and so its children, to the servers and settings that were chosen."""
         environment = self._servers.inherited() | self._servers.environment() | self._options.environment()
+        audit = load_audit(environment)
+        environment |= audit.for_the_suite(environment) if audit.enabled else {}
         os.environ.clear()
         os.environ.update(environment)
         return load(os.environ)
