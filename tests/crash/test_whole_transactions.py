@@ -213,7 +213,7 @@ async def settled(url: str, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("failpoint", ["inside_atomic:1", "inside_atomic:57", "inside_atomic:98"])
+@pytest.mark.parametrize("failpoint", ["inside_atomic:1", "inside_atomic:29", "inside_atomic:49"])
 async def test_a_group_whose_publisher_died_inside_it_leaves_nothing_visible(
     own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path, failpoint: str
 ) -> None:
