@@ -1,4 +1,4 @@
-"""The SQL that undoes changes, the latest first. Pure.
+"""The SQL that undoes changes, the latest first. Does no I/O.
 
 Promises: what can't be undone from what the trail knows is said instead of guessed; values go through PostgreSQL's own
 reading of JSON into the table's row type, so that each column gets its own type back.
