@@ -58,7 +58,7 @@ assert keys == due, (len(keys), len(due))
 
 whole = source(spark.read).load(url)
 assert whole.count() == 600
-assert source(spark.read, fromId="3", toId="5").load(url).count() == 100
+assert source(spark.read, fromId="3", toId="5").load(url).count() == 200
 assert source(spark.read, fromLsn="5100").load(url).count() == 100
 assert source(spark.read, tables="public.items", fromTime="1970-02-20").load(url).count() == 50
 first = whole.orderBy("commit_lsn", "ordinal").first()
@@ -135,20 +135,24 @@ def run(script: str, url: str, folder: Path) -> subprocess.Popen[str]:
 @pytest.mark.timeout(900)
 def test_spark_reads_every_change_once_through_a_hard_kill(tmp_path: Path) -> None:
     made = Maker(f"file://{tmp_path}/archive")
-    for _ in range(12):
-        made.write(50)
+    for _ in range(6):
+        made.write(100)
     write_state(f"{made.url}_state")
     stream = run(STREAM, made.url, tmp_path)
     out = tmp_path / "out/_spark_metadata"
     deadline = time.monotonic() + 400
-    while len(list(out.glob("[0-9]*"))) < 3:
+    while len(list(out.glob("[0-9]*"))) < 2:
         assert stream.poll() is None, stream.stdout.read() if stream.stdout else ""
         assert time.monotonic() < deadline, "the stream stands still"
         time.sleep(0.05)
     os.killpg(stream.pid, signal.SIGKILL)
     stream.communicate()
-    assert len(list(out.glob("[0-9]*"))) < 12, "the kill came too late to tell anything"
-    finished = run(FINISH, made.url, tmp_path)
-    said, _ = finished.communicate(timeout=450)
+    assert len(list(out.glob("[0-9]*"))) < 6, "the kill came too late to tell anything"
+    # On a machine that is very busy, Spark gives its Python workers up. The checkpoint is what a next run is for.
+    for _ in range(3):
+        finished = run(FINISH, made.url, tmp_path)
+        said, _ = finished.communicate(timeout=450)
+        if "Python worker failed to connect back" not in said:
+            break
     assert finished.returncode == 0, said[-6000:]
     assert said.strip().endswith("read")
