@@ -71,12 +71,17 @@ class AuditOracle:
             await self._destination.fetch(f"SELECT {facts} FROM {self._table} ORDER BY position, ordinal")  # noqa: S608  # constants
         )
 
+    async def _rows(self) -> int:
+        """How many rows the trail has; it may not have begun."""
+        if await self._destination.fetchval("SELECT to_regclass($1)", self._table) is None:
+            return 0
+        return int(await self._destination.fetchval(f"SELECT count(*) FROM {self._table}"))  # noqa: S608  # a constant
+
     async def settled(self, timeout_s: float = SETTLE_S) -> list[Fact]:
         """Wait until the trail has as many rows as were committed; then both must be the same."""
         expected = await self.expected()
         deadline = time.monotonic() + timeout_s
-        count = f"SELECT count(*) FROM {self._table}"  # noqa: S608  # a constant
-        while (found := await self._destination.fetchval(count)) < len(expected):
+        while (found := await self._rows()) < len(expected):
             assert time.monotonic() < deadline, f"{found} of {len(expected)} changes are in the trail"
             await asyncio.sleep(0.05)
         trail = await self.trail()
