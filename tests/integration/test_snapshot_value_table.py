@@ -85,7 +85,7 @@ async def snapshot(settings: Settings, client: Client, table: str) -> bytes:
         await office.open()
         for number in range(len(plan.tasks)):
             await task._run(plan, number, settings)
-        await office.close()
+        office.close()
     subject = chunk_subject(request.token, plan.snapshot_id, 0)
     return (await client.jsm().get_last_msg("INIT", subject, direct=True)).data or b""
 
