@@ -43,13 +43,13 @@ class SnapshotError(HeadraceError):
     """There is no snapshot now."""
 
     retry = True
-    remedy = "The mirror asks again."
+    remedy = "Ask again."
 
 
 class RefusedError(HeadraceError):
     """The table can't be snapshotted."""
 
-    remedy = "Name tables of the publication."
+    remedy = "Name a table of the publication."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Snapshots:
         self._stream = stream
         self._init = init
 
-    async def take(self, token: str, progress: Progress) -> Snapshot:
+    async def take(self, token: str, progress: Progress, options: bytes = OPTIONS) -> Snapshot:
         """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows meanwhile."""
         config = ConsumerConfig(
             filter_subjects=[meta_subject(token), snapshot_error_subject(token)],
@@ -92,7 +92,7 @@ class Snapshots:
         heard = await self._client.subscribe(snapshot_progress_subject(token), cb=tell)
         try:
             note = int((await self._js.stream_info(self._stream)).state.last_seq)
-            answer = await self._ask(token)
+            answer = await self._ask(token, options)
             body = await _result(results, str(answer["snapshot_id"]), silence)
         finally:
             with contextlib.suppress(nats.errors.Error):
@@ -108,9 +108,9 @@ class Snapshots:
             note if answer["status"] == "accepted" else None,
         )
 
-    async def _ask(self, token: str) -> Mapping[str, Any]:
+    async def _ask(self, token: str, options: bytes) -> Mapping[str, Any]:
         try:
-            message = await self._client.request(snapshot_request_subject(token), OPTIONS, timeout=ANSWER_TIMEOUT_S)
+            message = await self._client.request(snapshot_request_subject(token), options, timeout=ANSWER_TIMEOUT_S)
         except nats.errors.NoRespondersError as error:
             raise SnapshotError(
                 "no snapshot-responder answers", remedy="Start `headrace snapshot-responder`."

@@ -100,6 +100,31 @@ def tail(
     finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
 
 
+@app.command("snapshot", rich_help_panel="Following changes")
+def snapshot(
+    table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
+    columns: Annotated[str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")] = None,
+    conditions: Annotated[
+        str | None, typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]""")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Values as COPY prints them.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C leaves it running."""
+    from headrace.cli import snapshot as command
+
+    settings = settings_from()
+    if cancel:
+        finish(lambda: command.cancel(settings, table, as_json=as_json))
+        return
+    try:
+        payload = command.request(columns, conditions, text=text)
+    except HeadraceError as error:
+        fail(error)
+    finish(lambda: command.run(settings, table, payload, as_json=as_json))
+
+
 @app.command("up", rich_help_panel="Trying it out")
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     slot: Slot = None,

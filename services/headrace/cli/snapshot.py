@@ -1,0 +1,112 @@
+"""`headrace snapshot`: ask for a table's snapshot, watch it being made, say where it lies; or cancel it.
+
+On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: it is somebody else's too, maybe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import nats.errors
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headrace.cli import session
+from headrace.contract.events import decode
+from headrace.contract.naming import PUBLIC, chunk_subject, snapshot_cancel_subject, table_token
+from headrace.errors import HeadraceError, SettingError
+from headrace.lsn import format_lsn
+from headrace.mirror.snapshots import Progress as Told
+from headrace.mirror.snapshots import Snapshots
+from headrace.settings import Settings
+
+COMMAND = "snapshot"
+CANCEL_TIMEOUT_S = 60.0
+
+
+class NobodyAnswersError(HeadraceError):
+    """There is no responder to cancel anything."""
+
+    remedy = "Start `headrace snapshot-responder`; what was asked for is served then."
+
+
+def request(columns: str | None, conditions: str | None, *, text: bool) -> bytes:
+    """The payload of a request (docs/contract.md)."""
+    wanted: dict[str, Any] = {"values": "text" if text else "typed"}
+    if columns is not None:
+        wanted["columns"] = [column.strip() for column in columns.split(",")]
+    if conditions is not None:
+        try:
+            wanted["filter"] = json.loads(conditions)
+        except ValueError as error:
+            raise SettingError(
+                f"--filter is not JSON: {error}",
+                remedy="""Write it as '[["id", ">=", 100], ["name", "is not null"]]'.""",
+            ) from error
+    return json.dumps(wanted).encode()
+
+
+def token_of(table: str) -> str:
+    schema, dot, name = table.partition(".")
+    return table_token(schema, name) if dot else table_token(PUBLIC, table)
+
+
+async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) -> None:
+    """Ask, wait, and say what came."""
+    token = token_of(table)
+    async with session.nats(settings, COMMAND) as (client, _):
+        snapshots = Snapshots(client, settings.streams.cdc, settings.streams.init)
+        with _bar(table, quiet=as_json) as told:
+            made = await snapshots.take(token, told, payload)
+    facts = {
+        "snapshot_id": made.snapshot_id,
+        "lsn": format_lsn(made.lsn),
+        "row_count": made.row_count,
+        "batch_count": made.batch_count,
+        "subject": f"{chunk_subject(token, made.snapshot_id, 0)[:-1]}*",
+    }
+    if as_json:
+        print(json.dumps(facts))
+        return
+    screen = session.Screen()
+    screen.made("snapshot", table, f"{made.row_count:,} rows in {made.batch_count:,} chunks at LSN {facts['lsn']}")
+    screen.kept("chunks", settings.streams.init, str(facts["subject"]))
+
+
+@contextlib.contextmanager
+def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
+    """A progress bar on stderr where that is a terminal; what tells it of rows."""
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(table, total=None, rows="waiting for Spark")
+
+        def told(rows: int, estimated: int) -> None:
+            # An estimate is PostgreSQL's; a bar that is full before the end would be a lie.
+            total = max(estimated, rows + 1)
+            progress.update(task, completed=rows, total=total, rows=f"{rows:,} of about {total:,} rows")
+
+        yield told
+
+
+async def cancel(settings: Settings, table: str, *, as_json: bool) -> None:
+    """End a table's snapshots; when it returns, nothing of them comes any more."""
+    async with session.nats(settings, COMMAND) as (client, _):
+        try:
+            message = await client.request(snapshot_cancel_subject(token_of(table)), timeout=CANCEL_TIMEOUT_S)
+        except nats.errors.NoRespondersError as error:
+            raise NobodyAnswersError("no snapshot-responder answers") from error
+        except (TimeoutError, nats.errors.TimeoutError) as error:
+            raise NobodyAnswersError(f"no answer within {CANCEL_TIMEOUT_S:g} s", remedy="Ask again.") from error
+    answer: Mapping[str, Any] = decode(message.data)
+    if as_json:
+        print(json.dumps(answer))
+        return
+    screen = session.Screen()
+    for snapshot_id in answer["cancelled"]:
+        screen.made("snapshot", snapshot_id, "cancelled")
+    if not answer["cancelled"]:
+        screen.kept("snapshot", table, "none is running")
