@@ -146,7 +146,7 @@ async def test_an_idle_slot_follows_the_log_in_every_epoch(line: Line) -> None:
     await line.suite.kill("publisher")
     await line.suite.start("publisher")
     # PostgreSQL writes a record of its own every 15 s at least, which must not be what heals it.
-    await line.caught_up(timeout_s=5)
+    await line.caught_up(timeout_s=12)
     # A PostgreSQL that stops waits for its walsender to be told of everything.
     async with asyncio.timeout(10):
         await line.postgres.stop("fast")
