@@ -70,6 +70,8 @@ class Responder:
             "HEADRACE_SNAPSHOT_SLOT_WAIT_S": "2",
             "HEADRACE_SNAPSHOT_ACK_WAIT_S": "2",
             "HEADRACE_LEASE_TTL_S": "1",
+            # As a manifest leaves it that names no server.
+            "SPARK_REMOTE": "",
         }
 
     def start(self) -> None:

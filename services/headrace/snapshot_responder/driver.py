@@ -73,6 +73,8 @@ def _claim_stdout() -> Answers:
 def _session(settings: Settings, folder: Path) -> Any:
     chosen = settings.snapshot
     if not chosen.spark_remote:
+        # Empty, it is unset to us and a server without a name to pyspark.
+        os.environ.pop("SPARK_REMOTE", None)
         os.environ.update(java_for_spark(folder).environment())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     try:
