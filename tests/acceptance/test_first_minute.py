@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import re
 import signal
-import sys
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Self
 
-import aiohttp
 import asyncpg
 import pytest
 
@@ -22,100 +16,12 @@ from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats
 from headrace.testing.servers import SessionServers
+from headrace.testing.up import Up, ready
 
 # Each starts and stops a whole suite.
 pytestmark = pytest.mark.slow
 
-TABLE_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
 ORDER = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
-
-
-class Up:
-    """One `headrace up`, its output, and all processes that came of it."""
-
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.folder = folder
-        self._arguments = arguments
-        # Services inherit the mark; the embedded servers, which inherit nothing, have the folder in their command.
-        self._mark = f"HEADRACE_TEST_MARK={uuid.uuid4().hex}"
-        foreign = ("PG", "NATS", "HEADRACE_", "POSTGRES_")
-        name, _, value = self._mark.partition("=")
-        kept = {key: text for key, text in os.environ.items() if not key.startswith(foreign)}
-        self._environment = {**kept, name: value, **environment}
-        self.output = ""
-        self._heard = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        self.process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).with_name("headrace")),
-            "up",
-            *self._arguments,
-            cwd=self.folder,
-            env=self._environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._reader = asyncio.create_task(self._read(), name="output of up")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
-        await self._reader
-
-    async def says(self, words: str, timeout_s: float = TABLE_TIMEOUT_S) -> re.Match[str]:
-        """Wait until the output has these words (a pattern)."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not (found := re.search(words, self.output)):
-                    assert not self._reader.done(), f"up ended before it said {words!r}:\n{self.output}"
-                    self._heard.clear()
-                    await self._heard.wait()
-        except TimeoutError:
-            raise AssertionError(f"up did not say {words!r}:\n{self.output}") from None
-        return found
-
-    async def ends(self) -> int:
-        """Wait for its end, and for the end of its output; its exit status."""
-        async with asyncio.timeout(TABLE_TIMEOUT_S + STOP_TIMEOUT_S):
-            await self._reader
-            return await self.process.wait()
-
-    def survivors(self) -> list[str]:
-        """Commands of processes that came of this run and still live."""
-        return [
-            shown
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and (shown := self._mine(entry)) is not None
-        ]
-
-    async def leaves_nothing(self, timeout_s: float = 10.0) -> None:
-        """Wait for processes that are being killed to be gone."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while self.survivors():  # noqa: ASYNC110  # the end of a stranger's child gives no event
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise AssertionError(f"still running: {self.survivors()}") from None
-
-    def _mine(self, entry: Path) -> str | None:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            marked = self._mark.encode() in (entry / "environ").read_bytes()
-            if command and (marked or str(self.folder) in command):
-                return f"{entry.name} {command}"
-        return None
-
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while data := await self.process.stdout.read(65_536):
-            self.output += data.decode()
-            self._heard.set()
-        self._heard.set()
 
 
 @pytest.fixture
@@ -188,17 +94,6 @@ async def test_a_service_that_is_killed_comes_back_and_a_second_up_is_refused(ru
     publishers = [line for line in running.survivors() if line.endswith("headrace.cli publisher")]
     assert len(publishers) == 1, "never two of one service"
     assert not publishers[0].startswith(f"{row[2]} ")
-
-
-async def ready(url: str) -> None:
-    """Wait until a service answers that it is ready."""
-    async with asyncio.timeout(30), aiohttp.ClientSession() as http:
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                async with http.get(f"{url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.05)
 
 
 async def test_nothing_outlives_an_up_that_is_killed_and_the_next_one_starts(running: Up) -> None:

@@ -96,17 +96,28 @@ async def _copy_slot(machine: Machine, backlog: Backlog, name: str) -> None:
     await machine.database.execute("SELECT pg_copy_logical_replication_slot($1, $2)", backlog.template, name)
 
 
-async def drain(machine: Machine, backlogs: list[Backlog], mode: str, environment: dict[str, str]) -> list[Drained]:
-    """Let suites, one for each backlog, drain them at once into one stream, which is removed afterwards."""
-    client = await nats.connect(machine.nats.url)
+async def drain(
+    machine: Machine, backlogs: list[Backlog], mode: str, environment: dict[str, str], urls: list[str] | None = None
+) -> list[Drained]:
+    """Let suites, one for each backlog, drain them at once into one stream, or each into that of its account.
+
+    The streams are removed afterwards.
+    """
+    own = urls or [machine.nats.url] * len(backlogs)
+    clients = {url: await nats.connect(url) for url in set(own)}
     async with asyncio.TaskGroup() as tasks:
-        draining = [tasks.create_task(_drain(machine, client, one, mode, environment)) for one in backlogs]
+        draining = [
+            tasks.create_task(_drain(machine, clients[url], one, mode, {**environment, "NATS_URL": url}))
+            for one, url in zip(backlogs, own, strict=True)
+        ]
     if mode != "batch":
         # Each event is a message of its own, and none is missing.
-        events, found = sum(backlog.events for backlog in backlogs), await _messages(client.jetstream())
+        events = sum(backlog.events for backlog in backlogs)
+        found = sum([await _messages(client.jetstream()) for client in clients.values()])
         assert found == events, f"{found} messages for {events} events"
-    await client.jetstream().delete_stream("CDC")
-    await client.close()
+    for client in clients.values():
+        await client.jetstream().delete_stream("CDC")
+        await client.close()
     return [task.result() for task in draining]
 
 

@@ -1,27 +1,47 @@
-"""Several slots as several suites, into one stream: one alone, and two at the same time."""
+"""Several slots as several suites: one alone, two at once into one stream, two at once with an account each."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tests.bench import draining
-from tests.bench.draining import Backlog
+from tests.bench.draining import Backlog, Drained
 from tests.bench.machine import Machine
 from tests.bench.result import Figure, beside
 
+from headrace.embedded.nats import EmbeddedNats
+
 _ROWS_PER_TRANSACTION = 1000
+_ACCOUNT = "SUITE{0}: {{ jetstream: enabled, users: [{{ user: suite{0}, password: suite{0} }}] }}"
+_ACCOUNTS = f"accounts {{ {', '.join(_ACCOUNT.format(number) for number in (1, 2))} }}"
 
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
-    """Events a second of two suites together, beside one suite alone."""
+    """Events a second of two suites together, beside one suite alone, each on the same rows and the same server."""
     backlogs = [await _make(machine, f"suite{number}", rows // 2) for number in (1, 2)]
-    (alone,) = await draining.drain(machine, backlogs[:1], "event", environment)
-    both = await draining.drain(machine, backlogs, "event", environment)
+    server = EmbeddedNats(machine.folder / "nats-accounts", config=_ACCOUNTS)
+    await server.start()
+    try:
+        apart = replace(machine, nats=server)
+        urls = [server.url.replace("//", f"//suite{number}:suite{number}@") for number in (1, 2)]
+        (alone,) = await draining.drain(apart, backlogs[:1], "event", environment, urls[:1])
+        one_stream = await draining.drain(apart, backlogs, "event", environment, [urls[0]] * 2)
+        accounts = await draining.drain(apart, backlogs, "event", environment, urls)
+    finally:
+        await server.stop("immediate")
     for backlog in backlogs:
         await draining.forget(machine, backlog)
+    speed_alone = backlogs[0].events / alone.seconds
+    return [
+        _figure("two suites at once, one stream", backlogs, one_stream, speed_alone),
+        _figure("two suites at once, an account each", backlogs, accounts, speed_alone),
+    ]
+
+
+def _figure(name: str, backlogs: list[Backlog], both: list[Drained], alone: float) -> Figure:
     speed = sum(backlog.events for backlog in backlogs) / max(one.seconds for one in both)
-    made = beside("two suites at once", speed, "events/s", backlogs[0].events / alone.seconds, "one suite")
-    return [replace(made, cpu_us=both[0].cpu_us, rss_mib=both[0].rss_max_mib)]
+    made = beside(name, speed, "events/s", alone, "one suite")
+    return replace(made, cpu_us=both[0].cpu_us, rss_mib=both[0].rss_max_mib)
 
 
 async def _make(machine: Machine, name: str, rows: int) -> Backlog:

@@ -127,9 +127,15 @@ def snapshot(
 
 @app.command("up", rich_help_panel="Trying it out")
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
-    slot: Slot = None,
-    pub: Pub = None,
-    port: Annotated[int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free]")] = None,
+    slot: Annotated[
+        list[str] | None, typer.Option("--slot", help="Replication slot; once for each suite. [HEADRACE_SLOT]")
+    ] = None,
+    pub: Annotated[
+        list[str] | None, typer.Option("--pub", help="Publication to read; once for each suite. [HEADRACE_PUB]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]")
+    ] = None,
     json: Json = None,
     zstd: Zstd = None,
     pg_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")] = 0,
@@ -145,16 +151,24 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
 
     Without PG_HOST (or PGHOST, PGSERVICE) a PostgreSQL is started, without NATS_URL (or NATS_HOST) a nats-server; their
     data stays in .headrace of the current folder.
+
+    Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; no table may be in two of
+    the publications.
     """
     from headrace.cli import up as command
+    from headrace.cli.up_suites import paired
 
-    settings_from(slot, pub, port, json, zstd)
+    try:
+        suites = paired(slot or [], pub or [])
+    except HeadraceError as error:
+        fail(error)
+    for suite in suites:
+        settings_from(suite.slot, suite.pub, port, json, zstd)
     options = command.Options(
+        suites=suites,
         pg_port=pg_port,
         nats_port=nats_port,
         http_port=port,
-        slot=slot,
-        pub=pub,
         json=json,
         zstd=zstd,
         archive=archive,

@@ -1,4 +1,4 @@
-"""`headrace up`: the whole suite on this machine, with one command.
+"""`headrace up`: the whole suite on this machine, or several of them, with one command.
 
 Promises: two of them never share a folder; what it started it stops, in order, whatever ends it; a second Ctrl-C
 hastens that. Never touches servers that the environment names, beyond what the suite itself needs there.
@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Coroutine, Iterator
@@ -23,30 +22,12 @@ from headrace.audit.settings import load_audit
 from headrace.cli import init
 from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
 from headrace.cli.up_servers import DATABASE, Servers
+from headrace.cli.up_suite import Suite
+from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint
 from headrace.cli.up_view import Made, Row, View
-from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.embedded.process import AlreadyServedError, PortTakenError
+from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
-from headrace.settings import Settings, load
-from headrace.supervisor.process import Service
-from headrace.supervisor.supervisor import Supervisor
-
-# In the order in which they stop: the reader first, so that what it read is confirmed before the publisher goes.
-PORTS = {
-    "wal-reader": 9091,
-    "publisher": 9092,
-    "snapshot-responder": 9093,
-    "schema-publisher": 9094,
-    "telemetry": 9090,
-}
-# Beside the publisher, where an archive is named.
-ARCHIVER, ARCHIVER_PORT = "archiver", 9095
-# Behind the publisher, where HEADRACE_AUDIT asks for a trail.
-AUDIT, AUDIT_PORT = "audit-writer", 9096
-READY_TIMEOUT_S = 60.0
-# Over the services' own deadline, so that they can say themselves what they waited for.
-STOP_GRACE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +37,7 @@ class Options:
     pg_port: int = 0
     nats_port: int = 0
     http_port: int | None = None
-    slot: str | None = None
-    pub: str | None = None
+    suites: tuple[Chosen, ...] = (Chosen(),)
     json: bool | None = None
     zstd: bool | None = None
     archive: str | None = None
@@ -65,10 +45,8 @@ class Options:
     verbose: bool = False
 
     def environment(self) -> dict[str, str]:
-        """The flags that services share, as variables."""
+        """The flags that all services share, as variables."""
         given = {
-            "HEADRACE_SLOT": self.slot,
-            "HEADRACE_PUB": self.pub,
             "HEADRACE_ENCODING": "json" if self.json else None,
             "HEADRACE_ZSTD": "true" if self.zstd else None,
             "HEADRACE_ARCHIVE_URL": self.archive,
@@ -103,51 +81,16 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _wanted_ports(settings: Settings) -> dict[str, int]:
-    """The services to start, in the order in which they stop, and their documented ports."""
-    audit = {AUDIT: AUDIT_PORT} if load_audit(os.environ).enabled else {}
-    if not settings.archive.url and not audit:
-        return PORTS
-    later = {name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")}
-    line = {name: PORTS[name] for name in PORTS if name not in later}
-    archiver = {ARCHIVER: ARCHIVER_PORT} if settings.archive.url else {}
-    return {**line, **archiver, **audit, **later}
-
-
-def _service_ports(wanted: dict[str, int], telemetry: int | None) -> dict[str, int]:
-    """The services' HTTP ports: the documented ones, unless something uses them or another `up` may be about to."""
-    if telemetry and not is_free(telemetry):
-        raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
-    documented = _hold_documented_ports()
-    ports = {name: free_port(preferred=port if documented else 0) for name, port in wanted.items()}
-    return ports | ({"telemetry": telemetry} if telemetry else {})
-
-
-def _hold_documented_ports() -> bool:
-    """Whether this process, of all that share its ports, is the one that may take the documented ones.
-
-    A name in the kernel and no file: it is as wide as the network namespace, and is given up with the process.
-    """
-    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        holder.bind("\0headrace-up-ports")
-    except OSError:
-        holder.close()
-        return False
-    holder.detach()
-    return True
-
-
 class _Up:
     """One run of the command."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        check_together(options.suites, os.environ)
         self._folder = folder
         self._options = options
         self._view = View(verbose=options.verbose)
         self._servers = Servers.choose(folder, os.environ, pg_port=options.pg_port, nats_port=options.nats_port)
-        self._supervisor: Supervisor | None = None
-        self._ports: dict[str, int] = {}
+        self._suites: list[Suite] = []
         self._begun = time.monotonic()
         self._told_to_stop = asyncio.Event()
 
@@ -164,67 +107,97 @@ class _Up:
         view = self._view
         with view.step("Starting the servers"):
             await self._servers.start(view.done)
-        settings = self._adopt_environment()
+        self._adopt_environment()
+        first = self._suites[0].settings
         with view.step("Making the publication, streams, buckets and slot"):
-            await self._make_objects(settings)
-        if kept := await kept_events(settings):
-            view.done(f"The stream {settings.streams.cdc} still holds {kept} events")
+            await self._make_objects()
+        if kept := await kept_events(first):
+            view.done(f"The stream {first.streams.cdc} still holds {kept} events")
         with view.step("Starting the services"):
-            await self._start_services(settings)
-        view.done(f"{len(self._ports)} services are ready")
+            await self._start_services()
+        ready = sum(len(suite.ports) for suite in self._suites)
+        view.done(f"{ready} services are ready{self._counted()}")
         if self._servers.postgres is not None:
-            with view.step("Writing sample changes"):
-                events = await sample_changes(settings)
-            view.done("A transaction was committed, and its changes arrived in JetStream:")
-            view.changes(events)
-        self._show(settings)
+            for suite in self._suites:
+                with view.step("Writing sample changes"):
+                    events = await sample_changes(suite.settings, suite.demo_table)
+                of = f" of {suite.slot}" if suite.label else ""
+                view.done(f"A transaction{of} was committed, and its changes arrived in JetStream:")
+                view.changes(events)
+        self._show()
         view.quiet = False
 
-    async def _make_objects(self, settings: Settings) -> None:
+    def _counted(self) -> str:
+        return f", {len(self._suites)} suites" if len(self._suites) > 1 else ""
+
+    async def _make_objects(self) -> None:
         made = Made()
-        if self._servers.postgres is not None:
-            await make_database(settings, DATABASE)
-            await make_table(settings)
-        await init.run(settings, [], made)
+        embedded, several = self._servers.postgres is not None, len(self._suites) > 1
+        settings = [suite.settings for suite in self._suites]
+        if embedded:
+            await make_database(settings[0], DATABASE)
+        if several:
+            await require_disjoint(settings, existing=not embedded)
+        for suite in self._suites:
+            tables = []
+            if embedded:
+                await make_table(suite.settings, suite.demo_table)
+                # A new publication is of all tables, where one suite is alone; one that is there may lack the demo's.
+                tables = [suite.demo_table] if several or await is_published(suite.settings) else []
+            await init.run(suite.settings, tables, made)
+        if several:
+            await require_disjoint(settings, existing=True)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
 
-    def _adopt_environment(self) -> Settings:
+    def _adopt_environment(self) -> None:
         """Lead this process, and so its children, to the servers and settings that were chosen."""
         environment = self._servers.inherited() | self._servers.environment() | self._options.environment()
         audit = load_audit(environment)
         environment |= audit.for_the_suite(environment) if audit.enabled else {}
         os.environ.clear()
         os.environ.update(environment)
-        return load(os.environ)
+        chosen = self._options.suites
+        self._suites = [
+            Suite(one, environment, self._folder, number=number, of=len(chosen)) for number, one in enumerate(chosen)
+        ]
 
-    async def _start_services(self, settings: Settings) -> None:
-        ports = self._ports = _service_ports(_wanted_ports(settings), self._options.http_port)
-        self._supervisor = Supervisor(
-            [self._service(name, port) for name, port in ports.items()],
-            self._view,
-            stop_timeout_s=settings.process.shutdown_timeout_s + STOP_GRACE_S,
-        )
-        self._servers.write_environment(
-            {
-                "HEADRACE_SLOT": settings.source.slot,
-                "HEADRACE_PUB": settings.source.publication,
-                # For `headrace status`, which asks telemetry.
-                "HEADRACE_HTTP_PORT": str(ports["telemetry"]),
-            }
-        )
-        self._supervisor.start()
-        await self._supervisor.until_ready(READY_TIMEOUT_S)
+    async def _start_services(self) -> None:
+        taken: set[int] = set()
+        for suite in self._suites:
+            suite.start(self._view, self._options.http_port, taken)
+            self._write_environment(suite, suite.environment_file)
+        if len(self._suites) > 1:
+            self._write_environment(self._suites[0], "env")
+        for suite in self._suites:
+            await suite.until_ready()
 
-    def _service(self, name: str, port: int) -> Service:
-        environment = {**os.environ, "HEADRACE_HTTP_PORT": str(port)}
-        return Service(name, environment, port, self._folder / "logs" / f"{name}.log")
+    def _write_environment(self, suite: Suite, name: str) -> None:
+        settings = {
+            "HEADRACE_SLOT": suite.slot,
+            "HEADRACE_PUB": suite.settings.source.publication,
+            # For `headrace status`, which asks telemetry.
+            "HEADRACE_HTTP_PORT": str(suite.ports["telemetry"]),
+        }
+        self._servers.write_environment(settings, name)
 
     async def _watch(self) -> None:
-        """Wait for the user, or for the supervisor to say that it is over."""
-        assert self._supervisor is not None, "started before"
-        if await self._unless_told_to_stop(self._supervisor.over.wait()):
-            self._supervisor.check()
+        """Wait for the user, or for every suite to be over."""
+        if await self._unless_told_to_stop(self._until_all_are_over()):
+            for suite in self._suites:
+                suite.check()
+
+    async def _until_all_are_over(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for suite in self._suites:
+                group.create_task(self._see_out(suite), name=f"watch {suite.slot}")
+
+    async def _see_out(self, suite: Suite) -> None:
+        """Stop what is left of a suite that is over; the others go on."""
+        await suite.supervisor.over.wait()
+        if len(self._suites) > 1:
+            await suite.supervisor.stop()
+            self._view.news(f"suite {suite.slot} stopped")
 
     async def _unless_told_to_stop(self, work: Coroutine[Any, Any, Any]) -> bool:
         """Do the work, unless the user asks for the stop first; whether it was done."""
@@ -245,8 +218,9 @@ class _Up:
             self._told_to_stop.set()
             return
         self._view.news("killing what still runs")
-        if self._supervisor is not None:
-            self._supervisor.hasten()
+        for suite in self._suites:
+            if suite.started:
+                suite.supervisor.hasten()
         for server in self._servers.embedded:
             _hasten(server)
 
@@ -256,10 +230,12 @@ class _Up:
         self._told_to_stop.set()
         self._view.quiet = True
         began = time.monotonic()
-        if self._supervisor is not None:
+        running = [suite for suite in self._suites if suite.started]
+        if running:
             with self._view.step("Stopping the services"):
-                await self._supervisor.stop()
-            self._view.done(f"The services stopped, {', '.join(self._ports)}, in this order")
+                await asyncio.gather(*(suite.supervisor.stop() for suite in running))
+            each = f" of {len(running)} suites" if len(running) > 1 else ""
+            self._view.done(f"The services{each} stopped, {', '.join(running[0].ports)}, in this order")
         for server in reversed(self._servers.embedded):
             if server.running:
                 with self._view.step(f"Stopping {server.kind}"):
@@ -267,26 +243,34 @@ class _Up:
                 self._view.done(f"{server.kind} stopped; its data stays in {_short(server.folder)}")
         self._view.say(f"Stopped in {time.monotonic() - began:.1f} s.", "dim")
 
-    def _show(self, settings: Settings) -> None:
-        assert self._supervisor is not None, "started before"
+    def _show(self) -> None:
+        first = self._suites[0].settings
         rows = [
             Row(place.name, place.address, place.pid, _short(place.embedded.folder) if place.embedded else "")
-            for place in self._servers.places(settings.postgres, settings.nats)
+            for place in self._servers.places(first.postgres, first.nats)
         ]
-        for name in ("telemetry", *(name for name in self._ports if name != "telemetry")):
-            url = self._supervisor.url(name)
-            pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
-            rows.append(Row(name, url, self._supervisor.pid(name), pages))
-        self._view.table(rows, self._hints(settings))
+        for suite in self._suites:
+            for name in ("telemetry", *(name for name in suite.ports if name != "telemetry")):
+                url, pid = suite.supervisor.url(name), suite.supervisor.pid(name)
+                pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
+                rows.append(Row(f"{suite.label}{name}", url, pid, pages))
+        self._view.table(rows, self._hints())
         self._view.say(f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in {_short(self._folder)}/logs.")
 
-    def _hints(self, settings: Settings) -> list[tuple[str, str]]:
+    def _hints(self) -> list[tuple[str, str]]:
         command = _short(Path(sys.executable).parent / "headrace")
         environment = _short(self._folder / "env")
-        url = settings.nats.url or settings.nats.host
+        nats = self._suites[0].settings.nats
+        url = nats.url or nats.host
+        several = [
+            (f"of {suite.slot}", f". {_short(self._folder / suite.environment_file)} && {command} status")
+            for suite in self._suites
+            if suite.label
+        ]
         return [
             ("psql", self._servers.psql()),
             ("follow", f". {environment} && {command} tail   (in another terminal)"),
+            *several,
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"await nats.connect({url!r}), then jetstream().subscribe('cdc.>', ordered_consumer=True)"),
             ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data that is there"),

@@ -1,7 +1,7 @@
 """The first changes a newcomer sees: a small table, one transaction on it, its events as they come from JetStream.
 
-Owns the table `headrace_demo` of the embedded database and touches no other. One row more stays with each run, which
-is how a later run shows that the data was kept.
+Owns the table `headrace_demo` of the embedded database (with several suites one for each), and touches no other. One
+row more stays with each run, which is how a later run shows that the data was kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.settings import Settings
 TABLE = "headrace_demo"
 ARRIVAL_TIMEOUT_S = 30.0
 
-_CREATE = f"""
-CREATE TABLE IF NOT EXISTS {TABLE} (
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text NOT NULL,
     price numeric(10, 2),
@@ -51,12 +51,12 @@ async def make_database(settings: Settings, name: str) -> None:
         await administration.close()
 
 
-async def make_table(settings: Settings) -> None:
+async def make_table(settings: Settings, table: str) -> None:
     """The demo's table, if missing."""
     async with postgres(settings, "up") as session:
         # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every later run.
-        if await session.fetchval("SELECT to_regclass($1)", f"public.{TABLE}") is None:
-            await session.execute(_CREATE)
+        if await session.fetchval("SELECT to_regclass($1)", f"public.{quote_name(table)}") is None:
+            await session.execute(_CREATE.format(table=quote_name(table)))
 
 
 async def kept_events(settings: Settings) -> int:
@@ -65,15 +65,15 @@ async def kept_events(settings: Settings) -> int:
         return int((await client.jetstream().stream_info(settings.streams.cdc)).state.messages)
 
 
-async def sample_changes(settings: Settings) -> list[Event]:
+async def sample_changes(settings: Settings, table: str) -> list[Event]:
     """Commit one transaction on the demo's table, and take its events from the stream."""
-    subscription = Subscription(settings.streams.cdc, (f"{CDC}.{table_token('public', TABLE)}.>",), start=Start.NEW)
+    subscription = Subscription(settings.streams.cdc, (f"{CDC}.{table_token('public', table)}.>",), start=Start.NEW)
     try:
         async with (
             nats(settings, "up") as (client, _),
             follow(client, subscription, MemoryWatermarks()) as consumer,
         ):
-            xid = await _write(settings)
+            xid = await _write(settings, table)
             found: list[Event] = []
             async with asyncio.timeout(ARRIVAL_TIMEOUT_S):
                 while not (found and found[-1].payload["tx"]["last"]):
@@ -85,18 +85,17 @@ async def sample_changes(settings: Settings) -> list[Event]:
             return found
     except TimeoutError as error:
         raise NotArrivedError(f"the sample changes did not arrive in {ARRIVAL_TIMEOUT_S:g} s") from error
-    finally:
-        await client.close()
 
 
-async def _write(settings: Settings) -> int:
+async def _write(settings: Settings, table: str) -> int:
     """An insert of two rows, an update and a delete in one transaction; its id as the stream has it."""
+    name = quote_name(table)
     async with postgres(settings, "up") as session, session.transaction():
         xid = await session.fetchval("SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint")
         first, second = await session.fetch(
-            f"INSERT INTO {TABLE} (name, price, tags)"  # noqa: S608  # the name is a constant
+            f"INSERT INTO {name} (name, price, tags)"  # noqa: S608  # quoted
             """ VALUES ('lamp', 19.90, '["new"]'), ('chair', 49.00, NULL) RETURNING id"""
         )
-        await session.execute(f"UPDATE {TABLE} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
-        await session.execute(f"DELETE FROM {TABLE} WHERE id = $1", second["id"])  # noqa: S608  # as above
+        await session.execute(f"UPDATE {name} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
+        await session.execute(f"DELETE FROM {name} WHERE id = $1", second["id"])  # noqa: S608  # as above
     return int(xid)

@@ -108,10 +108,11 @@ class Servers:
         passfile = quote(str(self.folder / "pgpass"), safe="/")
         return f"psql 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
 
-    def write_environment(self, settings: dict[str, str]) -> Path:
+    def write_environment(self, settings: dict[str, str], name: str = "env") -> Path:
         """Keep what another terminal needs in a file it can source."""
-        lines = [f"export {name}={_shell_quoted(value)}\n" for name, value in (self.environment() | settings).items()]
-        return self._write_secret("env", "".join(lines))
+        given = self.environment() | settings
+        lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
+        return self._write_secret(name, "".join(lines))
 
     def _password(self) -> str:
         return kept_password(self.folder / "postgres.password")

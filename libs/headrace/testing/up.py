@@ -1,0 +1,118 @@
+"""`headrace up` as a newcomer runs it: a real process in a folder of its own, its output, and all that came of it.
+
+Promises that the command is gone when its block ends. What it started ends with it; `survivors` finds what does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+import uuid
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+
+TABLE_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+
+
+class Up:
+    """One `headrace up`, its output, and all processes that came of it."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.folder = folder
+        self._arguments = arguments
+        # Services inherit the mark; the embedded servers, which inherit nothing, have the folder in their command.
+        self._mark = f"HEADRACE_TEST_MARK={uuid.uuid4().hex}"
+        foreign = ("PG", "NATS", "HEADRACE_", "POSTGRES_")
+        name, _, value = self._mark.partition("=")
+        kept = {key: text for key, text in os.environ.items() if not key.startswith(foreign)}
+        self._environment = {**kept, name: value, **environment}
+        self.output = ""
+        self._heard = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        self.process = await asyncio.create_subprocess_exec(
+            str(Path(sys.executable).with_name("headrace")),
+            "up",
+            *self._arguments,
+            cwd=self.folder,
+            env=self._environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reader = asyncio.create_task(self._read(), name="output of up")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await self._reader
+
+    async def says(self, words: str, timeout_s: float = TABLE_TIMEOUT_S) -> re.Match[str]:
+        """Wait until the output has these words (a pattern)."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (found := re.search(words, self.output)):
+                    assert not self._reader.done(), f"up ended before it said {words!r}:\n{self.output}"
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            raise AssertionError(f"up did not say {words!r}:\n{self.output}") from None
+        return found
+
+    async def ends(self) -> int:
+        """Wait for its end, and for the end of its output; its exit status."""
+        async with asyncio.timeout(TABLE_TIMEOUT_S + STOP_TIMEOUT_S):
+            await self._reader
+            return await self.process.wait()
+
+    def survivors(self) -> list[str]:
+        """Commands of processes that came of this run and still live."""
+        return [
+            shown
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and (shown := self._mine(entry)) is not None
+        ]
+
+    async def leaves_nothing(self, timeout_s: float = 10.0) -> None:
+        """Wait for processes that are being killed to be gone."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.survivors():  # noqa: ASYNC110  # the end of a stranger's child gives no event
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"still running: {self.survivors()}") from None
+
+    def _mine(self, entry: Path) -> str | None:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            marked = self._mark.encode() in (entry / "environ").read_bytes()
+            if command and (marked or str(self.folder) in command):
+                return f"{entry.name} {command}"
+        return None
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        while data := await self.process.stdout.read(65_536):
+            self.output += data.decode()
+            self._heard.set()
+        self._heard.set()
+
+
+async def ready(url: str) -> None:
+    """Wait until a service answers that it is ready."""
+    async with asyncio.timeout(30), aiohttp.ClientSession() as http:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.05)
