@@ -163,7 +163,7 @@ class DeliverySettings:
     batch_events_max: int = setting("HEADRACE_BATCH_EVENTS_MAX", 500, "events of a batch", least=1)
     batch_bytes_max: int = setting("HEADRACE_BATCH_BYTES_MAX", 256 * 1024, "bytes of a batch", least=1024)
     batch_age_max_s: float = setting("HEADRACE_BATCH_AGE_MAX_S", 0.1, "a batch waits no longer", least=0.001)
-    atomic_messages_max: int = setting("HEADRACE_ATOMIC_MESSAGES_MAX", 1000, "the server's atomic limit", least=1)
+    atomic_messages_max: int = setting("HEADRACE_ATOMIC_MESSAGES_MAX", 1000, "at most nats-server's own limit", least=1)
     atomic_bytes_max: int = setting("HEADRACE_ATOMIC_BYTES_MAX", 16 * _MIB, "bytes held for one", least=65_536)
     durability: Durability = setting("HEADRACE_DURABILITY", Durability.ACK, "sync: confirm what JetStream has synced")
     sync_interval_s: float = setting("HEADRACE_JETSTREAM_SYNC_S", 120.0, "nats-server's sync_interval", least=0.1)

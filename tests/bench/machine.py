@@ -20,7 +20,7 @@ from typing import Any
 import asyncpg
 
 from headrace.embedded.account import unprivileged_account
-from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 
@@ -67,6 +67,8 @@ class Machine:
             **self.postgres.environment(),
             "PG_DB": "postgres",
             "NATS_URL": self.nats.url,
+            # As `headrace up` has it with this server.
+            "HEADRACE_ATOMIC_MESSAGES_MAX": str(GROUP_MESSAGES_MAX),
             "HEADRACE_PUB": PUBLICATION,
             "HEADRACE_SLOT": slot,
             **more,

@@ -20,7 +20,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamConfig
 
 from headrace.consumer import Event, FileWatermarks, MemoryWatermarks, Subscription, follow
 from headrace.contract import events
-from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.settings import DeliverySettings
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
@@ -415,6 +415,19 @@ async def test_the_limit_may_be_set_lower(line: Line) -> None:
     await line.rows()
     marked = [SPLIT in message.headers for message in await messages(line.nats.url)]
     assert marked == [False] * 50 + [True] * 51 + [False] * 50
+
+
+@pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "20000"}], indirect=True)
+async def test_a_limit_above_the_servers_ends_with_the_setting_named_and_loses_nothing(line: Line) -> None:
+    await line.insert("a", 1, GROUP_MESSAGES_MAX + 1)
+    await line.suite.logged("publisher", "Lower HEADRACE_ATOMIC_MESSAGES_MAX", timeout_s=60)
+    await line.suite.kill("publisher")
+    assert await messages(line.nats.url) == []
+    await line.suite.start("publisher", HEADRACE_ATOMIC_MESSAGES_MAX=str(GROUP_MESSAGES_MAX))
+    await line.insert("b", 1, GROUP_MESSAGES_MAX)
+    await line.rows()
+    split = [SPLIT in message.headers for message in await messages(line.nats.url)]
+    assert split == [True] * (GROUP_MESSAGES_MAX + 1) + [False] * GROUP_MESSAGES_MAX
 
 
 @pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_DEDUPE_WINDOW_S": "120"}], indirect=True)

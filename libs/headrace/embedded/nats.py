@@ -24,6 +24,8 @@ from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.errors import HeadraceError, SettingError
 
 _PROBE_TIMEOUT_S = 1.0
+# Messages of an atomic group that the server takes; its own default is 1,000.
+GROUP_MESSAGES_MAX = 10_000
 _URL_SAFE = re.compile(r"[A-Za-z0-9._~-]+")
 
 
@@ -126,7 +128,10 @@ class EmbeddedNats(EmbeddedServer):
             "server_name": f"headrace-{self._port}",
             "host": LOOPBACK,
             "port": self._port,
-            "jetstream": {"store_dir": str(self.folder / "jetstream")},
+            "jetstream": {
+                "store_dir": str(self.folder / "jetstream"),
+                "limits": {"batch": {"max_msgs": GROUP_MESSAGES_MAX}},
+            },
         }
         if self._token:
             options["authorization"] = {"token": self._token}

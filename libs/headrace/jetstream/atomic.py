@@ -1,8 +1,10 @@
 """Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored whole or not at all.
 
-One group is under way at a time; its first message names the stream's last sequence, so that the server refuses a
-group of a publisher that was superseded. Another source's message in between makes it refuse too: then the group is
-published again behind it. What has an unknown fate is an `IngestError`, and the publisher finds its place again.
+One group is under way at a time, while the next is being made; its first message names the stream's last sequence, so
+that the server refuses a group of a publisher that was superseded. Another source's message in between makes it refuse
+too: then the group is published again behind it. No group is sent before the one in front of it is stored: the server
+compares sequences, and a stranger's messages could bring the stream to where a refused group would have ended. What
+has an unknown fate is an `IngestError`, and the publisher finds its place again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ log = logs.logger("atomic")
 _DUPLICATE = 10201
 _DISABLED = 10174
 _TOO_MANY = 10210
+_TOO_LONG = 10199
 _PAUSE_S = 0.1
 
 
@@ -44,6 +47,15 @@ class AtomicUnsupportedError(HeadraceError):
     remedy = (
         "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while it is in use; or "
         "choose another --delivery."
+    )
+
+
+class GroupTooLongError(HeadraceError):
+    """The server takes fewer messages in a group than the suite was told."""
+
+    remedy = (
+        "Lower HEADRACE_ATOMIC_MESSAGES_MAX to what nats-server takes (1000, unless its configuration has another "
+        "jetstream.limits.batch.max_msgs), or raise it there, then restart."
     )
 
 
@@ -66,8 +78,11 @@ class AtomicPipe:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._ack_timeout_s = ack_timeout_s
+        # What is being made, and what is under way.
         self._group: list[Message] = []
         self._group_bytes = 0
+        self._flying: list[Message] = []
+        self._flight: asyncio.Task[None] | None = None
         self._acked = 0
         self._stored_seq = 0
         self._last_seq = 0
@@ -84,7 +99,12 @@ class AtomicPipe:
     @property
     def published(self) -> int:
         """How many were handed over, with those of the group that is being made."""
-        return self._acked + len(self._group)
+        return self._acked + len(self._flying) + len(self._group)
+
+    @property
+    def flying(self) -> bool:
+        """Whether a group is under way."""
+        return self._flight is not None and not self._flight.done()
 
     @property
     def acked_at(self) -> float:
@@ -113,7 +133,12 @@ class AtomicPipe:
         self._reconnects = self._client.stats["reconnects"]
 
     async def close(self) -> None:
-        """Nothing is held that would need it."""
+        """Whatever becomes of a group under way is found out from the stream."""
+        if self._flight is not None:
+            self._flight.cancel()
+            await asyncio.wait({self._flight})
+            if not self._flight.cancelled() and (error := self._flight.exception()):
+                log.debug("group_abandoned", reason=str(error))
 
     async def publish(self, message: Message) -> None:
         """Add to the group; one that is full is sent first."""
@@ -132,46 +157,67 @@ class AtomicPipe:
         for message in messages:
             await self.publish(message)
 
+    async def flush(self) -> None:
+        """Send the group as soon as the one before it is stored."""
+        await self._land()
+        if self._group:
+            self._check_connection()
+            self._flying, self._group, self._group_bytes = self._group, [], 0
+            self._flight = asyncio.create_task(self._store(self._flying), name="atomic group")
+
     async def drain(self) -> None:
         """Wait until everything published is stored."""
         await self.flush()
+        await self._land()
 
     async def settle(self) -> None:
-        """Called when there is nothing to publish: notices a lost connection."""
+        """Called when there is nothing to publish: notices a lost connection, and what became of a group."""
+        if not self.flying:
+            await self._land()
         self._check_connection()
+
+    async def _land(self) -> None:
+        """Wait until the group under way is stored; raise what came in its way."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            await asyncio.shield(flight)
+        except asyncio.CancelledError:
+            self._flight = flight
+            raise
 
     def _check_connection(self) -> None:
         if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
             raise IngestError("the NATS connection was lost")
 
-    async def flush(self) -> None:
-        """Store the group."""
-        while self._group:
-            self._check_connection()
+    async def _store(self, group: list[Message]) -> None:
+        while True:
             failpoint("publisher.before_atomic")
-            answer = await self._send(self._group)
+            answer = await self._send(group)
             failpoint("publisher.after_atomic")
             error = answer.get("error")
             if answer.get("duplicate"):
                 # What a group is refused for, a message alone is told.
                 error = {"err_code": _DUPLICATE, "description": "a message alone is a duplicate"}
             if error is None:
-                self._stored(int(str(answer["seq"])))
+                self._stored(group, int(str(answer["seq"])))
                 return
             assert isinstance(error, dict)
-            await self._refused(error)
+            await self._refused(group, error)
+            self._check_connection()
 
-    def _stored(self, last_seq: int) -> None:
-        for behind, message in enumerate(reversed(self._group)):
+    def _stored(self, group: Sequence[Message], last_seq: int) -> None:
+        for behind, message in enumerate(reversed(group)):
             if message.advances:
                 self._stored_seq = last_seq - behind
                 break
-        count(self._stats, "published_bytes", sum([len(message.payload) for message in self._group]))
-        tally(self._stats, self._group)
+        count(self._stats, "published_bytes", sum([len(message.payload) for message in group]))
+        tally(self._stats, group)
         self._acked_at = time.monotonic()
         self._last_seq = last_seq
-        self._acked += len(self._group)
-        self._group, self._group_bytes, self._duplicates = [], 0, False
+        self._acked += len(group)
+        self._flying, self._duplicates = [], False
 
     async def _send(self, group: list[Message]) -> dict[str, object]:
         batch, size = secrets.token_hex(16), len(group)
@@ -218,18 +264,20 @@ class AtomicPipe:
                 headers["Nats-Batch-Commit"] = "1"
         return headers
 
-    async def _refused(self, error: dict[str, object]) -> None:
+    async def _refused(self, group: Sequence[Message], error: dict[str, object]) -> None:
         """Nothing of the group was stored: make good what can be made good."""
         code = error.get("err_code")
         if code in CHAIN_CODES:
             await self._behind_the_tail()
         elif code == _DUPLICATE and not self._duplicates:
             await self._behind_the_tail()
-            count(self._stats, "duplicates_refused", len(self._group))
-            log.warning("duplicates_refused", first=self._group[0].msg_id, messages=len(self._group))
+            count(self._stats, "duplicates_refused", len(group))
+            log.warning("duplicates_refused", first=group[0].msg_id, messages=len(group))
             self._duplicates = True
         elif code == _DISABLED:
             raise AtomicUnsupportedError(f"the stream refuses atomic batches: {error.get('description')}")
+        elif code == _TOO_LONG:
+            raise GroupTooLongError(f"nats-server refuses a group of {len(group)}: {error.get('description')}")
         elif code == _TOO_MANY:
             await asyncio.sleep(_PAUSE_S)
         else:

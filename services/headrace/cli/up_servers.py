@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres, kept_password
 from headrace.embedded.server import EmbeddedServer
 from headrace.jetstream.connection import shown
@@ -83,6 +83,8 @@ class Servers:
             }
         if self.nats is not None:
             named["NATS_URL"] = self.nats.url
+            if "HEADRACE_ATOMIC_MESSAGES_MAX" not in self.environ:
+                named["HEADRACE_ATOMIC_MESSAGES_MAX"] = str(GROUP_MESSAGES_MAX)
         return named
 
     def inherited(self) -> dict[str, str]:

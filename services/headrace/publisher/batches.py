@@ -74,7 +74,7 @@ class Batches(Delivery):
             self._mark = None
             await super().mark(mark)
 
-    async def rest(self) -> None:
+    async def rest(self, *, more: bool) -> None:  # noqa: ARG002 — age alone counts
         if self._batches and time.monotonic() - self._since >= self._limits.batch_age_max_s:
             await self.flush()
 

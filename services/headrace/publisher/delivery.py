@@ -133,8 +133,8 @@ class Delivery:
         """Everything before the mark's LSN was given to `event`."""
         self._ledger.mark(mark.lsn, self.accepted, whole=mark.whole)
 
-    async def rest(self) -> None:
-        """Nothing more is at hand just now."""
+    async def rest(self, *, more: bool) -> None:
+        """A frame is worked off; `more`: the next one is at hand."""
 
     async def flush(self) -> None:
         """Hand over everything that may be, now."""

@@ -147,7 +147,7 @@ class Follower:
                 self.lag.settle(self._pipe.acked, self._pipe.acked_at, self.reached_lsn)
                 if message is not None:
                     await self._on_frame(message.data)
-                await self._between_frames(idle=message is None)
+                await self._between_frames(idle=message is None, more=subscription.pending_msgs > 0)
             await self._leave()
         except BaseException:
             await self._give_up()
@@ -376,10 +376,10 @@ class Follower:
             failpoint("publisher.after_shape_before_event")
         await self._delivery.event(event)
 
-    async def _between_frames(self, *, idle: bool) -> None:
+    async def _between_frames(self, *, idle: bool, more: bool) -> None:
         await self._pipe.settle()
         await self._tell_catalog()
-        await self._delivery.rest()
+        await self._delivery.rest(more=more)
         # What is stored needs no memory of its own: a window of it, not all that an interval brought.
         self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s

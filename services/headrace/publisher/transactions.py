@@ -43,8 +43,10 @@ class Transactions(Delivery):
             await self._close()
         await super().mark(mark)
 
-    async def rest(self) -> None:
-        await self._atomic.flush()
+    async def rest(self, *, more: bool) -> None:
+        # While a group is stored the next one grows.
+        if not (more and self._atomic.flying):
+            await self._atomic.flush()
 
     async def flush(self) -> None:
         await self._atomic.flush()
