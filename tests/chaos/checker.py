@@ -1,13 +1,14 @@
 """Follows the stream while everything fails around it, and holds each message against PostgreSQL's account.
 
 The invariants: every committed change is in the stream exactly once, in commit order, as PostgreSQL itself tells it;
-positions strictly increase; no id comes twice; no gap is told; the rows that the events add up to are the table's.
+positions strictly increase; no id comes twice; no gap is told; the rows that the events add up to are the table's. In
+batches the order is that of each table by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from typing import Any
 
 import nats
@@ -31,27 +32,33 @@ class BrokenPromiseError(AssertionError):
 
 
 class Checker:
-    def __init__(self) -> None:
+    def __init__(self, delivery: str) -> None:
+        self._by_table = delivery == "batch"
         self.checked = 0
         self.rows: dict[str, dict[int, tuple[int, str]]] = {table: {} for table in TABLES}
         self._next_seq = 1
-        self._position = ORIGIN
-        self._delivered: deque[tuple[Change, dict[str, Any]]] = deque()
-        self._committed: deque[Change] = deque()
+        # By what has an order of its own: a table, or all of them.
+        self._positions: defaultdict[str, Position] = defaultdict(lambda: ORIGIN)
+        self._delivered: defaultdict[str, deque[tuple[Change, dict[str, Any]]]] = defaultdict(deque)
+        self._committed: defaultdict[str, deque[Change]] = defaultdict(deque)
         self._schemas: set[str] = set()
 
     @property
     def waiting(self) -> int:
         """Changes that are committed and not in the stream."""
-        return len(self._committed)
+        return sum(map(len, self._committed.values()))
 
     @property
     def settled(self) -> bool:
-        return not self._committed and not self._delivered
+        return not any(self._committed.values()) and not any(self._delivered.values())
 
     def committed(self, changes: list[Change]) -> None:
-        self._committed.extend(changes)
+        for change in changes:
+            self._committed[self._order(change.table)].append(change)
         self._compare()
+
+    def _order(self, table: str) -> str:
+        return table if self._by_table else ""
 
     async def follow(self, url: str) -> None:
         """Take what is new in the stream, as far as the server can be asked now."""
@@ -99,11 +106,12 @@ class Checker:
             return
         if event["operation"] == events.GAP:
             raise BrokenPromiseError(f"a gap was told where nothing is missing: {event}")
-        position = events.position_of(event)
-        if position <= self._position:
-            raise BrokenPromiseError(f"position {position} stands behind {self._position}")
-        self._position = position
-        self._delivered.append((Change(position, event["operation"], event["table"]), event.get("data") or {}))
+        position, order = events.position_of(event), self._order(event["table"])
+        if position <= self._positions[order]:
+            raise BrokenPromiseError(f"position {position} stands behind {self._positions[order]}")
+        self._positions[order] = position
+        change = Change(position, event["operation"], event["table"])
+        self._delivered[order].append((change, event.get("data") or {}))
 
     def _apply(self, change: Change, data: dict[str, Any]) -> None:
         table = self.rows[change.table]
@@ -115,16 +123,18 @@ class Checker:
             table[data["id"]] = (data["n"], data["note"])
 
     def _compare(self) -> None:
-        while self._committed and self._delivered:
-            want, (have, data) = self._committed.popleft(), self._delivered.popleft()
-            if want != have:
-                raise BrokenPromiseError(f"the stream has {have} where PostgreSQL committed {want}")
-            self._apply(have, data)
-            self.checked += 1
+        for order, committed in self._committed.items():
+            delivered = self._delivered[order]
+            while committed and delivered:
+                want, (have, data) = committed.popleft(), delivered.popleft()
+                if want != have:
+                    raise BrokenPromiseError(f"the stream has {have} where PostgreSQL committed {want}")
+                self._apply(have, data)
+                self.checked += 1
 
     @property
     def position(self) -> Position:
-        return self._position
+        return max(self._positions.values(), default=ORIGIN)
 
 
 async def _unheard(_: Exception) -> None:

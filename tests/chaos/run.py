@@ -60,17 +60,27 @@ class Verdict:
         return "\n".join(lines)
 
 
-async def run(
-    minutes: float, seed: int, delivery: str, rows_per_s: float, log: Callable[[str], None], keep: str = ""
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run is made of."""
+
+    minutes: float
+    seed: int
+    delivery: str
+    rows_per_s: float
+    keep: str = ""
+    own_network: bool = False
+
+
+async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
     """One run; the verdict."""
-    verdict = Verdict(seed, delivery, minutes)
-    async with world(delivery) as made:
+    verdict = Verdict(asked.seed, asked.delivery, asked.minutes)
+    async with world(asked.delivery, own_network=asked.own_network) as made:
         await prepare(made.postgres)
         for instance in made.instances:
             await instance.suite.start(instance.service)
         try:
-            await _reign(made, verdict, rows_per_s, log)
+            await _reign(made, verdict, asked.rows_per_s, log)
         except (BrokenPromiseError, TimeoutError) as error:
             verdict.broken = str(error) or "not everything was delivered in time"
         for instance in made.instances:
@@ -78,15 +88,15 @@ async def run(
                 await instance.suite.kill(instance.service)
         verdict.crashes = made.crashes()
         verdict.exits, verdict.rss_max_mib = made.exits, made.rss_max_mib
-        if keep and not verdict.kept:
-            _keep_logs(made, keep)
+        if asked.keep and not verdict.kept:
+            _keep_logs(made, asked.keep)
     return verdict
 
 
 async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable[[str], None]) -> None:
     faults = Faults(made, verdict.seed, log)
     writers = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
-    account, checker, enough = Account(made.postgres), Checker(), asyncio.Event()
+    account, checker, enough = Account(made.postgres), Checker(verdict.delivery), asyncio.Event()
     verdict.faults = faults.count
     supervisor = asyncio.create_task(made.supervise(), name="supervisor")
     writing = [asyncio.create_task(writer.run(), name="writer") for writer in writers]

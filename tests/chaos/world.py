@@ -19,6 +19,7 @@ from tests.chaos.source import PUBLICATION
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.testing.clock import can_move_clocks
 from headrace.testing.proxy import Proxy
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS
 from headrace.testing.suite import Suite
@@ -62,6 +63,8 @@ class World:
     postgres: EmbeddedPostgres
     nats: EmbeddedNats
     store: Path | None
+    own_network: bool = False
+    movable_clocks: bool = False
     instances: list[Instance] = field(default_factory=list)
     exits: Counter[str] = field(default_factory=Counter)
     rss_max_mib: dict[str, float] = field(default_factory=dict)
@@ -102,12 +105,12 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(delivery: str) -> AsyncIterator[World]:
+async def world(delivery: str, *, own_network: bool) -> AsyncIterator[World]:
     """Everything, running; ended and removed with the block."""
     folder, store = _folders()
     postgres = EmbeddedPostgres(folder / "postgres", settings=POSTGRES_TEST_SETTINGS)
     server = EmbeddedNats(folder / "nats")
-    made = World(folder, postgres, server, store)
+    made = World(folder, postgres, server, store, own_network, can_move_clocks())
     try:
         await postgres.start()
         await server.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -18,10 +19,13 @@ CALM_S = 620
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(MINUTES * 60 + CALM_S + 60)
+@pytest.mark.timeout(MINUTES * 60 + 3 * CALM_S + 60)
 async def test_a_minute_in_which_everything_fails_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """The seed is drawn and printed; with it the same faults come again in the same order."""
-    command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--keep", str(tmp_path)]
+    # A minute is too short for three worlds; longer runs have all of them.
+    delivery = random.choice(("event", "batch", "transaction")) if MINUTES < 3 else "all"
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--delivery", delivery]
+    command += ["--keep", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(
         *tied(command, signal.SIGKILL),
         cwd=ROOT,

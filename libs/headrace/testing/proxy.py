@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 import struct
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import Self
 from headrace.embedded.ports import LOOPBACK
 
 _READ_BYTES = 64 * 1024
+_CHANCE = random.Random()  # noqa: S311  # nothing is kept secret with it
+_CRUMB_PAUSES_S = (0.0, 0.0, 0.0, 0.0, 0.001, 0.02)
 # Closed with it, a socket sends RST: the other end learns of it at once, as of a dead process.
 _RESET = struct.pack("ii", 1, 0)
 
@@ -38,6 +41,8 @@ class Proxy:
     def __init__(self, target: Callable[[], int]) -> None:
         self.port = 0
         self.delay_s = 0.0
+        # Above 0: what arrives is passed on in pieces of 1 to so many bytes, with short pauses here and there.
+        self.crumb_bytes_max = 0
         self._target = target
         self._passages: set[_Passage] = set()
         self._flowing = asyncio.Event()
@@ -83,7 +88,7 @@ class Proxy:
             _reset(passage.server if server_knows else passage.client)
 
     def heal(self) -> None:
-        """Undo everything but `delay_s`."""
+        """Undo everything but `delay_s` and `crumb_bytes_max`."""
         self._refusing = False
         self._swallowed.clear()
         self._flowing.set()
@@ -118,10 +123,19 @@ class Proxy:
                 if passage.lossy or from_server in self._swallowed:
                     passage.lossy = True
                     continue
-                writer.write(data)
-                await writer.drain()
+                await self._pass_on(data, writer)
         if not passage.lossy:
             self._end(passage)
+
+    async def _pass_on(self, data: bytes, writer: asyncio.StreamWriter) -> None:
+        at = 0
+        while at < len(data):
+            crumb_bytes = _CHANCE.randint(1, self.crumb_bytes_max) if self.crumb_bytes_max else len(data)
+            writer.write(data[at : at + crumb_bytes])
+            at += crumb_bytes
+            await writer.drain()
+            if self.crumb_bytes_max:
+                await asyncio.sleep(_CHANCE.choice(_CRUMB_PAUSES_S))
 
     def _end(self, passage: _Passage) -> None:
         self._passages.discard(passage)

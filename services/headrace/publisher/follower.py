@@ -166,8 +166,8 @@ class Follower:
 
     async def _on_frame(self, data: bytes) -> None:
         count(self._stats, "frames_received")
-        began, before = time.time(), self._delivery.accepted
-        received = self._receiver.receive(data, time.monotonic())
+        began, before = time.monotonic(), self._delivery.accepted
+        received = self._receiver.receive(data, began)
         if received.reply is not None:
             await self._control(received.reply)
         if received.opening is not None:
@@ -187,12 +187,13 @@ class Follower:
 
     def _note_frame(self, began: float, before: int) -> None:
         """What took how long, once for a frame; one that brought nothing new has nothing to say."""
-        self._stats["last_processing_time_us"] = round((time.time() - began) * 1e6)
+        took_s = time.monotonic() - began
+        self._stats["last_processing_time_us"] = round(took_s * 1e6)
         name, accepted = frame_name(self._receiver.epoch, self._receiver.seq), self._delivery.accepted
         oldest = self._assembler.oldest_commit_us
         if oldest is not None and accepted > before:
             log.debug("frame_handed_over", frame=name, messages=accepted - before)
-            self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, began))
+            self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, time.time() - took_s))
 
     async def _on_opening(self, opening: Opening) -> None:
         place = replace(self._place, progress=self._progress)
