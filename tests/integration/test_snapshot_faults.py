@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 
@@ -40,7 +41,7 @@ async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubl
     assert jvm_of(responder.pid) not in {jvm, None}
 
 
-async def test_a_request_outlives_a_sigkill_of_the_responder_and_its_spark_dies_with_it(
+async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_dies_with_it(
     responder: Responder, consumer: Consumer
 ) -> None:
     await consumer.publish("(id int, pad text)", "outlived")
@@ -49,13 +50,16 @@ async def test_a_request_outlives_a_sigkill_of_the_responder_and_its_spark_dies_
     await consumer.client.flush()
     answer = await consumer.ask("outlived")
     await chunks.next_msg(timeout=RESULT_TIMEOUT_S)
-    family = child_pids(responder.pid)
-    assert responder.process is not None
-    responder.process.kill()
-    responder.process.wait()
+    active, family = responder.process, child_pids(responder.pid)
+    assert active is not None
     responder.start()
+    await asyncio.to_thread(responder.wait_until, b"standing by")
+    began = time.monotonic()
+    active.kill()
+    active.wait()
     with pytest.raises(SnapshotFailedError, match="interrupted"):
         await consumer.result(answer["snapshot_id"])
+    print(f"taken over, and the snapshot told to be interrupted, within {time.monotonic() - began:.1f} s")
     kind, body = await asyncio.wait_for(consumer.results.get(), RESULT_TIMEOUT_S)
     assert kind == "meta", body
     assert body["snapshot_id"] != answer["snapshot_id"]

@@ -81,8 +81,12 @@ class Responder:
 
     def wait_until_ready(self) -> None:
         """A request that comes between its streams and its subscription is kept, and gets no answer."""
+        self.wait_until(b"event=ready")
+
+    def wait_until(self, said: bytes) -> None:
+        """Wait for these words in the log, which all its processes share."""
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while b"event=ready" not in self.log.read_bytes():
+        while said not in self.log.read_bytes():
             assert time.monotonic() < deadline, self.log.read_text()[-2000:]
             time.sleep(0.05)
 
