@@ -24,6 +24,7 @@ from headrace.settings import BusSettings
 from headrace.testing.database import Database
 from headrace.testing.oracle import Change, Oracle, Stored, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
 
 SETTINGS = {
@@ -97,6 +98,12 @@ class Line:
             while not await self.database.fetchval(query, end):  # noqa: ASYNC110  # PostgreSQL gives no event
                 await asyncio.sleep(0.05)
 
+    async def slot_is_free(self, timeout_s: float = 30) -> None:
+        query = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'headrace'"
+        async with asyncio.timeout(timeout_s):
+            while not await self.database.fetchval(query):  # noqa: ASYNC110  # PostgreSQL gives no event
+                await asyncio.sleep(0.05)
+
     def alive(self) -> None:
         for service in ("wal-reader", "publisher"):
             assert self.suite.running(service), self.suite.log(service)[-3000:]
@@ -155,6 +162,17 @@ async def test_an_idle_slot_follows_the_log_in_every_epoch(line: Line) -> None:
     await line.insert(100, 10)
     await line.caught_up()
     line.alive()
+
+
+async def test_the_first_change_after_a_quiet_time_is_no_silence_of_jetstreams(line: Line) -> None:
+    await line.insert(0, 1)
+    await line.rows_delivered()
+    # Longer than an acknowledgement may take.
+    await asyncio.sleep(4)
+    await line.insert(1, 1)
+    await line.rows_delivered()
+    assert "acknowledged nothing" not in line.suite.log("publisher")
+    assert line.suite.log("publisher").count("epoch_joined") == 1
 
 
 async def test_nats_out_of_reach_under_load_costs_no_process_and_no_row(line: Line) -> None:
@@ -217,6 +235,29 @@ async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_
     line.alive()
     gaps = [event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"]
     assert [event.payload["reason"] for event in gaps] == ["stream_tail_lost"]
+
+
+async def test_a_standby_reader_that_looked_before_the_last_change_was_sent_sees_no_other_history(
+    line: Line, tmp_path: Path
+) -> None:
+    (tmp_path / "standby").mkdir()
+    async with Proxy(lambda: line.postgres.port) as address:
+        # It knows where PostgreSQL's log ends, and is about to ask for the slot.
+        address.hold_at = b"START_REPLICATION"
+        environment = {**line.suite._environment, "PGPORT": str(address.port)}
+        async with Suite(environment, tmp_path / "standby", services=("wal-reader",)) as standby:
+            async with asyncio.timeout(30):
+                await address.held.wait()
+            await line.insert(0, 100)
+            await line.rows_delivered()
+            await line.suite.kill("wal-reader")
+            await line.slot_is_free()
+            address.heal()
+            await standby.logged("wal-reader", "epoch_opened")
+            await line.insert(100, 100)
+            await line.rows_delivered()
+            assert line.suite.running("publisher"), line.suite.log("publisher")[-3000:]
+            assert not [event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"]
 
 
 async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(line: Line, tmp_path: Path) -> None:

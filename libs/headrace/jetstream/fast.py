@@ -226,7 +226,7 @@ class FastIngest:
         self._check_connection()
         if self._broken and self._over:
             await self._begin_again()
-        elif self._pending and time.monotonic() - self._heard_at > self._ack_timeout_s:
+        elif self._sent and time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
             self._raise_failure()
         idle = self.published == self._settled_at

@@ -43,6 +43,9 @@ class Proxy:
         self.delay_s = 0.0
         # Above 0: what arrives is passed on in pieces of 1 to so many bytes, with short pauses here and there.
         self.crumb_bytes_max = 0
+        # What a client says that has these words in it is held back, with all that follows, until `heal`.
+        self.hold_at = b""
+        self.held = asyncio.Event()
         self._target = target
         self._passages: set[_Passage] = set()
         self._flowing = asyncio.Event()
@@ -89,6 +92,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Undo everything but `delay_s` and `crumb_bytes_max`."""
+        self.hold_at = b""
         self._refusing = False
         self._swallowed.clear()
         self._flowing.set()
@@ -119,6 +123,9 @@ class Proxy:
             while data := await reader.read(_READ_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                if self.hold_at and not from_server and self.hold_at in data:
+                    self.stall()
+                    self.held.set()
                 await self._flowing.wait()
                 if passage.lossy or from_server in self._swallowed:
                     passage.lossy = True

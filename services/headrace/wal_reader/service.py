@@ -11,6 +11,7 @@ import asyncio
 import random
 import secrets
 import time
+from dataclasses import replace
 
 import psycopg
 from nats.aio.client import Client
@@ -220,13 +221,24 @@ class WalReader:
             self._connection = connection
             self._silence.begin()
             self._stale.free()
-            await self._open(identity, slot, forks)
+            await self._open(replace(identity, lsn=await self._log_end()), slot, forks)
             await self._stream(connection)
             if self._scope.stopping.is_set():
                 await self._drain(connection)
         finally:
             self._connection = None
             self._sender.close()
+            connection.close()
+
+    async def _log_end(self) -> int:
+        """Where PostgreSQL's log ends, asked for while the slot is ours.
+
+        What was asked before may be older than what another reader of the slot sent on before it let go of it.
+        """
+        connection = await ReplicationConnection.open(self._settings.postgres, f"headrace {SERVICE}")
+        try:
+            return (await connection.identify()).lsn
+        finally:
             connection.close()
 
     async def _prepare(self, connection: ReplicationConnection) -> SlotState:
