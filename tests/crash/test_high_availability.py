@@ -11,16 +11,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
-import nats
 import pytest
 from nats.errors import Error as NatsError
 from nats.js.errors import Error as JetStreamError
 
 from headrace.embedded.account import unprivileged_account
 from headrace.embedded.nats import EmbeddedNats
-from headrace.embedded.ports import free_port
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
+from headrace.testing.clusters import leader_of, nats_cluster
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.oracle import Oracle, Stored, stored
@@ -186,44 +185,8 @@ async def _replayed(standby: EmbeddedPostgres, lsn: str) -> None:
 
 @pytest.fixture
 async def cluster(session_servers: SessionServers) -> AsyncIterator[list[EmbeddedNats]]:
-    """Three nats-servers with JetStream, as one cluster."""
-    routes = [free_port() for _ in range(3)]
-    clients = [free_port() for _ in range(3)]
-    servers = [
-        session_servers.new_nats(
-            port=client,
-            config={
-                "server_name": f"n{number}",
-                "cluster": {
-                    "name": "C",
-                    "host": "127.0.0.1",
-                    "port": route,
-                    "routes": [f"nats://127.0.0.1:{other}" for other in routes if other != route],
-                },
-            },
-        )
-        for number, (route, client) in enumerate(zip(routes, clients, strict=True))
-    ]
-    await asyncio.gather(*(server.start() for server in servers))
-    try:
+    async with nats_cluster(session_servers) as servers:
         yield servers
-    finally:
-        for server in servers:
-            session_servers.discard(server)
-
-
-async def _leader(servers: list[EmbeddedNats], stream: str) -> EmbeddedNats:
-    client = await nats.connect([server.url for server in servers])
-    try:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                with contextlib.suppress(NatsError, JetStreamError, TimeoutError):
-                    info = await client.jetstream().stream_info(stream)
-                    if info.cluster is not None and info.cluster.leader:
-                        return servers[int(info.cluster.leader[1:])]
-                await asyncio.sleep(0.2)
-    finally:
-        await client.close()
 
 
 async def test_with_three_replicas_leaders_are_killed_under_load_one_loses_its_disk_and_nothing_is_lost(
@@ -247,7 +210,7 @@ async def test_with_three_replicas_leaders_are_killed_under_load_one_loses_its_d
         for round_ in range(2):
             writing = asyncio.create_task(_trickle(database, round_ * 3000, 3000))
             await asyncio.sleep(0.5)
-            leader = await _leader(cluster, "CDC")
+            leader = await leader_of(cluster, "CDC")
             await leader.kill()
             await writing
             others = [server for server in cluster if server is not leader]
@@ -256,7 +219,7 @@ async def test_with_three_replicas_leaders_are_killed_under_load_one_loses_its_d
                 # Its disk is gone with it: the two others have everything.
                 shutil.rmtree(leader.folder / "jetstream")
             await leader.start()
-            await _leader(cluster, "CDC")
+            await leader_of(cluster, "CDC")
         await insert(database, 100_000, 10)
         found = await delivered(cluster[0].url, 6010)
         assert [event.change for event in found] == await oracle.changes()

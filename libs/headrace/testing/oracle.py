@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import nats
+from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from headrace.contract import events
@@ -85,24 +86,31 @@ class Stored:
         return Change(events.position_of(self.payload), self.payload["operation"], self.payload["table"])
 
 
-async def stored(url: str, stream: str = "CDC") -> list[Stored]:
-    """Every event of a stream, in stream order; a batch's one by one."""
+async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
+    """Every message of a stream as it is, in stream order."""
     client = await nats.connect(url)
     try:
         js = client.jetstream()
         left = (await js.stream_info(stream)).state.messages
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
         consumer = await js.pull_subscribe("", stream=stream, config=config)
-        found: list[Stored] = []
+        found: list[Msg] = []
         while left:
             messages = await consumer.fetch(min(_FETCH, left), timeout=10)
             left -= len(messages)
-            for message in messages:
-                decoded = events.decode(message.data)
-                msg_id = (message.headers or {}).get("Nats-Msg-Id", "")
-                seq = message.metadata.sequence.stream
-                payloads = decoded if isinstance(decoded, list) else [decoded]
-                found.extend(Stored(seq, message.subject, msg_id, payload) for payload in payloads)
+            found += messages
         return found
     finally:
         await client.close()
+
+
+async def stored(url: str, stream: str = "CDC") -> list[Stored]:
+    """Every event of a stream, in stream order; a batch's one by one."""
+    found: list[Stored] = []
+    for message in await raw_messages(url, stream):
+        decoded = events.decode(message.data)
+        msg_id = (message.headers or {}).get("Nats-Msg-Id", "")
+        seq = message.metadata.sequence.stream
+        payloads = decoded if isinstance(decoded, list) else [decoded]
+        found.extend(Stored(seq, message.subject, msg_id, payload) for payload in payloads)
+    return found
