@@ -1,8 +1,8 @@
 """How long a commit takes to become readable by a JetStream consumer, with the suite and on the bare path.
 
-The bare path: pg_recvlogical writes to a pipe, and what it writes of a commit is published to JetStream at once. Both
-run beside each other's writer in the same process, at the same rate, one after the other. The clock starts at
-PostgreSQL's commit time, which both paths carry.
+The bare path: pg_recvlogical writes to a pipe, and what it writes of a commit is published to JetStream at once, as is,
+in as many messages as the suite makes of it. Both run beside each other's writer in the same process, at the same rate,
+one after the other, and are read by the same consumer. The clock starts at PostgreSQL's commit time, which both carry.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ async def _bare(machine: Machine) -> AsyncIterator[list[float]]:
 
     async def take(message: Msg) -> None:
         arrived = time.time()
-        samples.append(arrived - _PG_EPOCH_S - int.from_bytes(message.data[18:26], "big") / 1e6)
+        if message.data.startswith(_COMMIT[1:]):
+            samples.append(arrived - _PG_EPOCH_S - int.from_bytes(message.data[18:26], "big") / 1e6)
 
     slot = "bench_bare"
     await machine.database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
@@ -116,7 +117,7 @@ async def _bare(machine: Machine) -> AsyncIterator[list[float]]:
     )
     assert process.stdout is not None
     relay = asyncio.create_task(_relay(process.stdout, client), name="bare-relay")
-    async with _consumer(machine, "BARE", "bare.commit", take):
+    async with _consumer(machine, "BARE", "bare.row", take):
         yield samples
     process.terminate()
     await process.wait()
@@ -127,12 +128,15 @@ async def _bare(machine: Machine) -> AsyncIterator[list[float]]:
 
 
 async def _relay(lines: asyncio.StreamReader, client: Client) -> None:
-    """Publish each commit that pg_recvlogical writes, as soon as it is whole."""
+    """Publish each transaction as soon as pg_recvlogical has written all of it: its bytes in parts, then its commit."""
     data = b""
     while chunk := await lines.read(65536):
         data += chunk
         while (at := data.find(_COMMIT)) >= 0 and len(data) > at + _COMMIT_BYTES:
-            await client.publish("bare.commit", data[at + 1 : at + 1 + _COMMIT_BYTES])
+            size = -(-at // (ROWS - 1))
+            for part in range(ROWS - 1):
+                await client.publish("bare.row", data[part * size : min(at, (part + 1) * size)])
+            await client.publish("bare.row", data[at + 1 : at + 1 + _COMMIT_BYTES])
             data = data[at + 1 + _COMMIT_BYTES :]
 
 
