@@ -62,6 +62,14 @@ async def command(environment: Mapping[str, str], *arguments: str, typed: str = 
     return Outcome(process.returncode or 0, out.decode(), err.decode())
 
 
+def rss_mib(pid: int) -> float:
+    """What a process holds of the machine's memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"process {pid} is gone")
+
+
 class ServiceProcess:
     """A running service: its lines, its port, its end."""
 
