@@ -15,6 +15,8 @@ from typing import TextIO
 
 import orjson
 
+from headrace.plain import plain
+
 # How often what grave event was told, under "{level} {event}" and whatever level is shown. Events are names in the
 # code, so there is a bounded number of them.
 told: dict[str, float] = {}
@@ -79,7 +81,7 @@ class _LineFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         head = {"time": time, "level": record.levelname.lower(), "service": self._service, "event": record.getMessage()}
         if self._form is LogFormat.JSON:
-            return orjson.dumps(head | fields, default=str).decode()
+            return plain(orjson.dumps(head | fields, default=str).decode())
         return self._logfmt(head, fields, record.levelname)
 
     def _logfmt(self, head: dict[str, str], fields: dict[str, object], level: str) -> str:
@@ -92,7 +94,7 @@ def quote(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not any(mark in text for mark in ' "='):
         return text
-    return orjson.dumps(text).decode()
+    return plain(orjson.dumps(text).decode())
 
 
 def configure(service: str, *, level: str, form: LogFormat, stream: TextIO | None = None) -> None:

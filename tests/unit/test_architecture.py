@@ -42,6 +42,7 @@ PURE = (
     "libs/headrace/audit/table.py",
     "libs/headrace/audit/values.py",
     "libs/headrace/errors.py",
+    "libs/headrace/plain.py",
     "libs/headrace/lsn.py",
     "services/headrace/archiver/builder.py",
     "services/headrace/archiver/forms.py",

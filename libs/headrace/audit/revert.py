@@ -13,7 +13,8 @@ from typing import Any
 
 from headrace.audit.rows import REDACTED
 from headrace.errors import HeadraceError
-from headrace.postgres.replication import quote_literal, quote_name
+from headrace.plain import one_line
+from headrace.postgres.replication import quote_name
 
 
 class IrreversibleError(HeadraceError):
@@ -71,7 +72,8 @@ def _update(undo: Undo, table: str, after: Mapping[str, Any]) -> str:
         raise IrreversibleError(f"what a row of {table} was before is not known{_named(unknown)}")
     values = _written(undo, changed)
     if not values:
-        return f"-- nothing to undo in {table}: the row was written as it was"
+        # A name may have several lines, and a comment ends with the first.
+        return f"-- nothing to undo in {one_line(table)}: the row was written as it was"
     sets = ", ".join(f"{quote_name(name)} = r.{quote_name(name)}" for name in values)
     return (
         f"UPDATE {table} AS t SET {sets} FROM jsonb_populate_record(NULL::{table}, {_json(values)}) AS r "  # noqa: S608  # quoted
@@ -91,7 +93,13 @@ def _same(undo: Undo, row: Mapping[str, Any]) -> str:
         raise IrreversibleError(
             f"a row of {undo.change['table']} can't be found again without a key", remedy="Undo it by hand."
         )
-    return " AND ".join(f"t.{quote_name(name)} = {quote_literal(_text(row[name]))}" for name in undo.key)
+    return " AND ".join(f"t.{quote_name(name)} = {_literal(_text(row[name]))}" for name in undo.key)
+
+
+def _literal(text: str) -> str:
+    """Read the same whatever standard_conforming_strings says to whoever runs it."""
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'" if "\\" not in text else " E'" + escaped.replace("\\", "\\\\") + "'"
 
 
 def _text(value: object) -> str:
@@ -101,7 +109,7 @@ def _text(value: object) -> str:
 
 
 def _json(values: Mapping[str, Any]) -> str:
-    return f"{quote_literal(json.dumps(values, ensure_ascii=False))}::jsonb"
+    return f"{_literal(json.dumps(values, ensure_ascii=False))}::jsonb"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -149,11 +149,11 @@ def join(encoded: list[bytes], encoding: Encoding) -> bytes:
     return bytes(msgpack.Packer().pack_array_header(len(encoded))) + b"".join(encoded)
 
 
-def decode(data: bytes) -> Any:
-    """A payload or a list of them, whichever encoding (and compression) it has."""
+def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
+    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is before compression."""
     try:
         if data[:4] == dictionaries.ZSTD_MAGIC:
-            data = _decompressed(data)
+            data = _decompressed(data, bytes_max)
         if data[:1] and data[:1] in _JSON_FIRST:
             return _decode_json(data)
         return msgpack.unpackb(data, strict_map_key=False)
@@ -161,11 +161,11 @@ def decode(data: bytes) -> Any:
         raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
 
 
-def _decompressed(data: bytes) -> bytes:
+def _decompressed(data: bytes, bytes_max: int) -> bytes:
     # A frame may tell its size, and then that much is allocated, whatever the limit.
-    if zstandard.frame_content_size(data) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes, compressed")
-    return dictionaries.decompressor(data).decompress(data, max_output_size=MESSAGE_BYTES_MAX)
+    if zstandard.frame_content_size(data) > bytes_max:
+        raise ValueError(f"more than {bytes_max} bytes, compressed")
+    return dictionaries.decompressor(data).decompress(data, max_output_size=bytes_max)
 
 
 def _decode_json(data: bytes) -> Any:

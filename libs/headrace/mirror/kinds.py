@@ -12,7 +12,8 @@ from typing import Any
 
 from headrace.contract.values_json import native_json
 
-_BASE = re.compile(r"\(.*?\)")
+# Digits alone: what is left of a type goes into SQL as it is.
+_BASE = re.compile(r"\([0-9, -]*\)")
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _FLOATS = frozenset({"real", "double precision"})
 # Types that any PostgreSQL has under the same name, with input that reads the contract's text.

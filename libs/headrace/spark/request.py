@@ -90,7 +90,8 @@ def parse_request(subject: str, payload: bytes) -> SnapshotRequest:
 
 def _options(payload: bytes) -> dict[str, Any]:
     try:
-        options = decode(payload)
+        # Compressed, as little could be as much as memory holds.
+        options = decode(payload, REQUEST_BYTES_MAX)
     except DecodeError as error:
         raise RequestError("the payload is neither MessagePack nor JSON") from error
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):

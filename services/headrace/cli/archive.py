@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 import orjson
-from rich.console import Console
 from rich.table import Table
 
 from headrace.archive import RowEntry, WalReader, WalReaderOptions
@@ -16,8 +15,10 @@ from headrace.archive import check as checking
 from headrace.archive import collect as collecting
 from headrace.archive.registry import registered
 from headrace.archive.store import Store
+from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn, parse_lsn
+from headrace.plain import one_line
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -137,7 +138,7 @@ def verify(url: str) -> None:
     """Read everything and say what is wrong; raises where something is."""
     totals = checking.Totals()
     for finding in checking.verify(WalReader(url), totals):
-        print(f"file {finding.file_id} {finding.fault}")
+        print(one_line(f"file {finding.file_id} {finding.fault}"))
     print(f"{totals.files} files, {totals.rows} rows, {totals.bytes} bytes, {totals.faults} faults")
     if totals.faults:
         raise ArchiveFaultError(f"{totals.faults} faults in {url}")
@@ -152,12 +153,11 @@ def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
     size = sum(item.size for item in planned.remove)
     print(f"{len(planned.remove)} files, {size} bytes {'would go' if dry_run else 'removed'}")
     for reader in planned.kept_by:
-        print(
-            f"from file {reader.next_id} on they are kept for the reader {reader.name}, heard of at {reader.at:%F %T}"
-        )
+        whose = one_line(reader.name)
+        print(f"from file {reader.next_id} on they are kept for the reader {whose}, heard of at {reader.at:%F %T}")
 
 
 def readers(url: str) -> None:
     """Who has registered, and where each is."""
     for reader in registered(Store(url)):
-        print(f"{reader.name} reads file {reader.next_id} next, heard of at {reader.at:%F %T}")
+        print(f"{one_line(reader.name)} reads file {reader.next_id} next, heard of at {reader.at:%F %T}")

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headrace.errors import HeadraceError
+from headrace.plain import plain
 from headrace.settings import load
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def finish(work: Callable[[str], None], url: str | None) -> None:
 
 
 def _fail(message: str, error: Exception) -> NoReturn:
-    typer.echo(f"headrace: {message}", err=True)
+    typer.echo(plain(f"headrace: {message}"), err=True)
     raise typer.Exit(1) from error
 
 

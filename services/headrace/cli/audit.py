@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,6 +29,7 @@ from headrace.cli.audit_environment import environment
 from headrace.cli.session import Screen, postgres
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
+from headrace.plain import one_line, plain
 from headrace.settings import Settings, load
 
 _AGO = re.compile(r"(\d+)([smhd])")
@@ -114,7 +116,7 @@ def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
 async def log(search: Search, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         for row in await _found(connection, table, search):
-            print(json.dumps(as_document(row)) if as_json else _line(row))
+            print(json.dumps(as_document(row)) if as_json else one_line(_line(row)))
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -148,35 +150,35 @@ def _told(value: object) -> str:
 async def show(change: str, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         document = as_document(await _one(connection, table, change))
-        print(json.dumps(document) if as_json else json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document) if as_json else plain(json.dumps(document, indent=2, ensure_ascii=False)))
 
 
 async def diff(change: str) -> None:
     async with _trail() as (connection, table, _):
         row = await _one(connection, table, change)
         screen = Screen()
-        screen.title(_line({**row, "before": "{}", "after": "{}"}))
+        screen.title(one_line(_line({**row, "before": "{}", "after": "{}"})))
         whole = row["operation"] != "UPDATE" or set(json.loads(row["after"])) <= set(json.loads(row["before"]))
         for name, was, now in _differences(row):
             if was != "?" or not whole or row["operation"] != "UPDATE":
-                print(f"- {name}: {was}\n+ {name}: {now}")
+                print(one_line(f"- {name}: {was}"), one_line(f"+ {name}: {now}"), sep="\n")
         for name in row["unchanged"] or ():
-            print(f"  {name}: unchanged")
+            print(one_line(f"  {name}: unchanged"))
 
 
 async def at(time: str, name: str, key: str) -> None:
     async with _trail() as (connection, table, _):
-        schema, dot, plain = name.partition(".")
-        names = (schema, plain) if dot else ("public", schema)
+        schema, dot, table_name = name.partition(".")
+        names = (schema, table_name) if dot else ("public", schema)
         row = await row_at(connection, table, names, key, moment(time))
         if row.values is None:
             why = (
                 "the trail has nothing of it before that" if row.change is None else f"{row.change['operation']} before"
             )
             raise NotFoundError(f"{name} {key} was not there then: {why}")
-        print(json.dumps(row.values, indent=2, ensure_ascii=False))
+        print(plain(json.dumps(row.values, indent=2, ensure_ascii=False)))
         if row.unknown:
-            print(f"unknown: {', '.join(row.unknown)}")
+            print(one_line(f"unknown: {', '.join(row.unknown)}"))
 
 
 async def revert(
@@ -196,7 +198,9 @@ async def revert(
         async with postgres(settings, "audit revert") as source:
             statements = [statement(await _undo(connection, source, table, row)) for row in found]
             if not apply:
-                print("\n".join(["BEGIN;", *statements, "COMMIT;"]))
+                script = "\n".join(["BEGIN;", *statements, "COMMIT;"])
+                # What goes to psql has to be what it is.
+                print(plain(script) if sys.stdout.isatty() else script)
                 return
             await _apply(source, statements, [str(row["id"]) for row in found])
 

@@ -11,6 +11,7 @@ import uvloop
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.plain import plain
 
 app = typer.Typer(
     name="audit",
@@ -36,7 +37,7 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     try:
         uvloop.run(work())
     except HeadraceError as error:
-        typer.echo(f"headrace: {error}", err=True)
+        typer.echo(plain(f"headrace: {error}"), err=True)
         raise typer.Exit(1) from error
 
 

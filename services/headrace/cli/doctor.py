@@ -10,12 +10,12 @@ from dataclasses import asdict
 
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from headrace.cli import doctor_nats, doctor_postgres
 from headrace.cli.checks import Check, State
+from headrace.cli.terminal import Console
 from headrace.settings import Settings
 
 _MARKS = {State.OK: ("✓", "green"), State.WARN: ("!", "yellow"), State.FAIL: ("✗", "red")}
@@ -36,7 +36,7 @@ async def run(settings: Settings, *, as_json: bool) -> None:
 
 
 def _show(checks: list[Check], failed: int) -> None:
-    console = Console(highlight=False)
+    console = Console()
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
     table.add_column(width=1)
     table.add_column(no_wrap=True)

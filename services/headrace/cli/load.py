@@ -17,6 +17,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.cli.session import postgres
+from headrace.plain import plain
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 
@@ -103,7 +104,7 @@ async def run(settings: Settings, *, rate: float, seconds: float, table: str) ->
         await load.prepare()
         if not await session.fetchval(_PUBLISHED, settings.source.publication, table):
             hint = f"headrace init --pub {settings.source.publication} --tables {table}"
-            typer.echo(f"{table} is not in publication {settings.source.publication}: {hint}", err=True)
+            typer.echo(f"{plain(table)} is not in publication {settings.source.publication}: {hint}", err=True)
         began = time.monotonic()
         await _steadily(load, rate, seconds)
         took = max(time.monotonic() - began, 0.001)

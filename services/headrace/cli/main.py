@@ -18,6 +18,7 @@ from headrace import log as logs
 from headrace.cli import archive_commands, audit_commands, mirror_commands, service
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
+from headrace.plain import plain
 from headrace.settings import Settings, load
 
 app = typer.Typer(
@@ -59,7 +60,7 @@ def settings_from(
 
 def fail(error: HeadraceError) -> NoReturn:
     """One line on stderr, exit code 1."""
-    typer.echo(f"headrace: {error}", err=True)
+    typer.echo(plain(f"headrace: {error}"), err=True)
     raise typer.Exit(1) from error
 
 

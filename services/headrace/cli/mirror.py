@@ -10,13 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from headrace import lifecycle
+from headrace.cli.terminal import Console
 from headrace.contract.naming import PUBLIC
 from headrace.errors import SettingError
 from headrace.health import application, serving
@@ -107,7 +108,7 @@ async def _judge(scope: Scope, mirror: Mirror) -> None:
 
 async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
     """Bars and a status line, until the end."""
-    with Live(console=Console(highlight=False), refresh_per_second=1 / VIEW_S) as live:
+    with Live(console=Console(), refresh_per_second=1 / VIEW_S) as live:
         while not scope.stopping.is_set():
             live.update(_view(mirror, to))
             await scope.pause(VIEW_S)

@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headrace.errors import HeadraceError
+from headrace.plain import plain
 from headrace.settings import Settings, load
 
 app = typer.Typer()
@@ -28,7 +29,7 @@ def _settings() -> Settings:
 
 
 def _fail(error: HeadraceError) -> NoReturn:
-    typer.echo(f"headrace: {error}", err=True)
+    typer.echo(plain(f"headrace: {error}"), err=True)
     raise typer.Exit(1) from error
 
 

@@ -9,11 +9,11 @@ import asyncio
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from rich.console import Console
 from rich.text import Text
 
 from headrace.bus import link
 from headrace.cli.session import nats
+from headrace.cli.terminal import Console
 from headrace.errors import DecodeError
 from headrace.jetstream import pause
 from headrace.jetstream.pause import Pause
@@ -26,7 +26,7 @@ SERVICE = "publisher"
 
 async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
     """Write the word, wait a moment for the publisher to follow it, tell what is."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     async with nats(settings, "pause") as (client, _):
         obeyed = asyncio.Event()
         await _listen(client, settings.source.slot, obeyed, paused=paused)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from headrace import lifecycle
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
+from headrace.plain import plain
 from headrace.settings import Compat, DeliveryMode, Poison, load
 
 SERVICES = {
@@ -89,7 +90,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         settings = load(os.environ, **flags)
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        print(plain(f"headrace: {error}"), file=sys.stderr)
         return lifecycle.EXIT_ERROR
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
     return lifecycle.run(name, settings.process, lambda scope: service.run(scope, settings))

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 from nats.aio.client import Client
-from rich.console import Console
 from rich.text import Text
 
+from headrace.cli.terminal import Console
 from headrace.jetstream.connection import connect_once
 from headrace.postgres import connection
 from headrace.postgres.replication import refusal
@@ -66,7 +66,7 @@ class Screen:
     """Lines of one form: a mark, a kind of thing, its name, what became of it."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(soft_wrap=True)
 
     def title(self, text: str) -> None:
         self.console.print(Text(text, style="bold"))

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import nats.errors
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headrace.cli import session
+from headrace.cli.terminal import Console
 from headrace.contract.events import decode
 from headrace.contract.naming import PUBLIC, chunk_subject, snapshot_cancel_subject, table_token
 from headrace.errors import HeadraceError, SettingError
@@ -79,7 +79,7 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
 @contextlib.contextmanager
 def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
     """A progress bar on stderr where that is a terminal; what tells it of rows."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(table, total=None, rows="waiting for Spark")

@@ -7,10 +7,10 @@ from typing import Any
 import aiohttp
 import orjson
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
 
@@ -40,7 +40,7 @@ async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
         return
-    console = Console(highlight=False)
+    console = Console()
     console.print(_headline(body))
     console.print(_services(body["services"]))
 

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from headrace.cli.terminal import Console
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.naming import CDC, table_token
 from headrace.errors import SettingError
 from headrace.jetstream.connection import connect_once
+from headrace.plain import one_line, plain
 from headrace.settings import Settings
 
 _STYLES = {"INSERT": "green", "UPDATE": "yellow", "DELETE": "red", "TRUNCATE": "red bold", "SCHEMA": "cyan"}
@@ -37,7 +38,7 @@ def filters(tables: Iterable[str]) -> tuple[str, ...]:
 
 async def run(settings: Settings, tables: list[str], *, as_json: bool, from_start: bool, limit: int | None) -> None:
     """Print events until interrupted, or until `limit` of them."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     client = await connect_once(settings.nats, "headrace-tail")
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -74,13 +75,13 @@ async def _next_or_stop(work: Any, stop: asyncio.Event) -> Event | None:
 
 def show(console: Console, event: Event, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(event.payload, default=_json_value, ensure_ascii=False), flush=True)
+        print(plain(json.dumps(event.payload, default=_json_value, ensure_ascii=False)), flush=True)
         return
     table = event.table if event.schema in ("public", "") else f"{event.schema}.{event.table}"
     line = Text(f"{_time(event.payload)}  ", style="dim")
     line.append(f"{event.operation:<8} ", style=_STYLES.get(event.operation, ""))
-    line.append(f"{table}  ", style="bold")
-    line.append(_columns(event))
+    line.append(f"{one_line(table)}  ", style="bold")
+    line.append(one_line(_columns(event)))
     line.append(f"  {event.position}", style="dim")
     console.print(line)
 

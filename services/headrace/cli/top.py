@@ -15,10 +15,10 @@ import time
 import tty
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.live import Live
 
 from headrace.cli.status import TELEMETRY_PORT, TelemetryAwayError, fetch
+from headrace.cli.terminal import Console
 from headrace.cli.top_view import Past, screen
 from headrace.settings import Settings
 
@@ -29,7 +29,7 @@ async def run(settings: Settings, *, url: str | None, interval_s: float, once: b
     """Look again and again, until Ctrl-C or q."""
     port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
     base = (url or f"http://127.0.0.1:{port}").rstrip("/")
-    console, past = Console(highlight=False), Past()
+    console, past = Console(), Past()
     past.add(time.monotonic(), await fetch(base))
     if once or not console.is_terminal:
         await asyncio.sleep(min(interval_s, MEASURE_S))

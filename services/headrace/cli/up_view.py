@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.session import Screen
+from headrace.cli.terminal import Console
 from headrace.consumer import Event
 from headrace.supervisor.line import Line
 
@@ -56,7 +56,7 @@ class View:
     """The terminal, or the file, that the user reads. Also the supervisor's listener."""
 
     def __init__(self, *, verbose: bool) -> None:
-        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+        self._console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         self._verbose = verbose
         # Services come and go while the suite starts and stops: what they warn of then is in their logs.
         self.quiet = True

@@ -9,18 +9,19 @@ import time
 from collections.abc import Sequence
 
 import orjson
-from rich.console import Console
 from rich.text import Text
 
 from headrace import lifecycle
 from headrace import log as logs
 from headrace.cli.mirror import quiet, served, table_names
+from headrace.cli.terminal import Console
 from headrace.contract.naming import table_token
 from headrace.jetstream.connection import connected
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import Stats, count
 from headrace.mirror import opened
+from headrace.plain import one_line
 from headrace.settings import Settings
 from headrace.verify import NoMirrorError, Patience, Verdict, Verifier
 from headrace.verify.check import RANGES
@@ -86,7 +87,7 @@ def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
 
 
 def _tell(verdicts: Sequence[Verdict], *, as_json: bool) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for verdict in verdicts:
         log.info("verified", table=verdict.token, equal=verdict.equal, rows=verdict.rows, lsn=format_lsn(verdict.lsn))
         if not verdict.equal:
@@ -123,7 +124,7 @@ def _text(verdict: Verdict) -> Text:
         pairs = [f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)]
         named = " ".join(pairs) or ", ".join(map(repr, difference.key))
         columns = f"  ({', '.join(difference.columns)})" if difference.columns else ""
-        text.append(f"\n    {difference.kind:<8} {named[:_CHARACTERS_MAX]}{columns}")
+        text.append(f"\n    {difference.kind:<8} {one_line(named[:_CHARACTERS_MAX])}{columns}")
     if len(verdict.found) > SHOWN_MAX:
         text.append(f"\n    and {len(verdict.found) - SHOWN_MAX} more", style="dim")
     return text

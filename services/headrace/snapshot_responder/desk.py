@@ -44,7 +44,7 @@ from headrace.snapshot_responder.neighbours import Neighbours
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import Throttle
-from headrace.spark.request import RequestError, SnapshotRequest, parse_request
+from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
 from headrace.spark.source import RefusedError, find_table
 
 log = logs.logger("snapshot-responder")
@@ -400,7 +400,7 @@ def _named(payload: bytes) -> str | None:
     if not payload:
         return None
     try:
-        body = decode(payload)
+        body = decode(payload, REQUEST_BYTES_MAX)
         return str(body.get("snapshot_id", ""))
     except (DecodeError, AttributeError):
         return ""

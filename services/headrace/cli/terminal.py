@@ -1,0 +1,23 @@
+"""The console that commands write to: what came from outside is shown and never obeyed, nor taken for markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import console as rich_console
+from rich.segment import Segment
+
+from headrace.plain import plain
+
+
+class Console(rich_console.Console):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
+
+    def render(
+        self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            # Rich's own commands to the terminal are apart from text.
+            yield segment if segment.control else segment._replace(text=plain(segment.text))
