@@ -17,8 +17,9 @@ import nats
 from nats.aio.client import Client
 
 from headrace.jetstream.fast import FastIngest, offers_fast_ingest
-from headrace.jetstream.ingest import IngestError
 from headrace.jetstream.message import Outgoing
+from headrace.jetstream.pipe import Window
+from headrace.jetstream.refusals import IngestError
 from headrace.jetstream.tail import Mark, StreamTail, TailError
 from headrace.lsn import ORIGIN, Position
 
@@ -45,7 +46,7 @@ async def publish(client: Client, stream: str, path: Path) -> int:
     tail = StreamTail(js, stream, mark)
     end = await tail.after(0)
     there = (end.position or ORIGIN).lsn
-    ingest = FastIngest(client, tail, {}, messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5)
+    ingest = FastIngest(client, tail, {}, Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5))
     await ingest.open(end)
     try:
         async for message in numbered(path, there):

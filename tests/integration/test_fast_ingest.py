@@ -19,8 +19,9 @@ from nats.js.api import StorageType, StreamConfig
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.fast import FastIngest, offers_fast_ingest
-from headrace.jetstream.ingest import IngestError
 from headrace.jetstream.message import Outgoing
+from headrace.jetstream.pipe import Window
+from headrace.jetstream.refusals import IngestError
 from headrace.jetstream.tail import StreamTail
 from headrace.publisher.progress import reader_of
 from headrace.testing.oracle import stored
@@ -51,7 +52,7 @@ async def client(own_nats: OwnNats, duplicate_window: float) -> AsyncIterator[Cl
 
 async def opened(client: Client, *, messages_max: int = 4096) -> FastIngest:
     tail = StreamTail(client.jetstream(), STREAM, reader_of("a"))
-    ingest = FastIngest(client, tail, {}, messages_max=messages_max, bytes_max=1 << 23, ack_timeout_s=3)
+    ingest = FastIngest(client, tail, {}, Window(messages_max, 1 << 23, ack_timeout_s=3))
     await ingest.open(await tail.after(0))
     return ingest
 

@@ -20,15 +20,16 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.fast import FastIngest
-from headrace.jetstream.ingest import (
+from headrace.jetstream.ingest import Ingest
+from headrace.jetstream.message import Outgoing
+from headrace.jetstream.pipe import Window
+from headrace.jetstream.refusals import (
     FencedError,
-    Ingest,
     IngestError,
     MessageTooLargeError,
     StreamFullError,
     TailLostError,
 )
-from headrace.jetstream.message import Outgoing
 from headrace.jetstream.state import Cell
 from headrace.jetstream.tail import StreamTail
 from headrace.lsn import ORIGIN, Position
@@ -118,7 +119,7 @@ async def connect() -> AsyncIterator[Any]:
 
 async def publisher(client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500) -> Publisher:
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
-    ingest = way(client, tail, {}, messages_max=window, bytes_max=1 << 22, ack_timeout_s=ack_timeout_s)
+    ingest = way(client, tail, {}, Window(window, 1 << 22, ack_timeout_s))
     found = await tail.after(0)
     await ingest.open(found)
     return Publisher(client, source, tail, ingest, next=1 + (found.position.lsn if found.position else 0))

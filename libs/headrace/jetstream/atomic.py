@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 
 import orjson
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
@@ -26,10 +25,10 @@ from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream import wire
-from headrace.jetstream.ingest import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
 from headrace.jetstream.message import Message
+from headrace.jetstream.pipe import Pipe, Window
+from headrace.jetstream.refusals import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 log = logs.logger("atomic")
@@ -59,42 +58,17 @@ class GroupTooLongError(HeadraceError):
     )
 
 
-class AtomicPipe:
+class AtomicPipe(Pipe):
     """Groups of messages, each atomic."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Stats,
-        *,
-        messages_max: int,
-        bytes_max: int,
-        ack_timeout_s: float,
-    ) -> None:
-        self._client = client
-        self._tail = tail
-        self._stats = stats
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._ack_timeout_s = ack_timeout_s
+    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
+        super().__init__(client, tail, stats, window)
         # What is being made, and what is under way.
         self._group: list[Message] = []
         self._group_bytes = 0
         self._flying: list[Message] = []
         self._flight: asyncio.Task[None] | None = None
-        self._acked = 0
-        self._stored_seq = 0
-        self._last_seq = 0
-        self._created = ""
-        self._reconnects = 0
         self._duplicates = False
-        self._acked_at = 0.0
-
-    @property
-    def acked(self) -> int:
-        """How many messages, counted from the first, are stored."""
-        return self._acked
 
     @property
     def published(self) -> int:
@@ -105,16 +79,6 @@ class AtomicPipe:
     def flying(self) -> bool:
         """Whether a group is under way."""
         return self._flight is not None and not self._flight.done()
-
-    @property
-    def acked_at(self) -> float:
-        """When the server answered last."""
-        return self._acked_at
-
-    @property
-    def stored_seq(self) -> int:
-        """The stream sequence of the last stored message that advances its source; 0 before the first."""
-        return self._stored_seq
 
     def fits(self, messages: int, size: int) -> bool:
         """Whether so many more messages fit the group that is being made."""
@@ -129,8 +93,7 @@ class AtomicPipe:
         # Asked first: a server that knows nothing of batches would store their messages one by one.
         if not tail.atomic:
             raise AtomicUnsupportedError("--delivery transaction: the stream of changes doesn't take atomic batches")
-        self._last_seq, self._created = tail.last_seq, tail.created
-        self._reconnects = self._client.stats["reconnects"]
+        self._begin_behind(tail)
 
     async def close(self) -> None:
         """Whatever becomes of a group under way is found out from the stream."""
@@ -187,10 +150,6 @@ class AtomicPipe:
             self._flight = flight
             raise
 
-    def _check_connection(self) -> None:
-        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
-            raise IngestError("the NATS connection was lost")
-
     async def _store(self, group: list[Message]) -> None:
         while True:
             failpoint("publisher.before_atomic")
@@ -208,15 +167,9 @@ class AtomicPipe:
             self._check_connection()
 
     def _stored(self, group: Sequence[Message], last_seq: int) -> None:
-        for behind, message in enumerate(reversed(group)):
-            if message.advances:
-                self._stored_seq = last_seq - behind
-                break
-        count(self._stats, "published_bytes", sum([len(message.payload) for message in group]))
-        tally(self._stats, group)
-        self._acked_at = time.monotonic()
+        self._count(group, last_seq)
+        self._heard_at = time.monotonic()
         self._last_seq = last_seq
-        self._acked += len(group)
         self._flying, self._duplicates = [], False
 
     async def _send(self, group: list[Message]) -> dict[str, object]:
@@ -232,7 +185,8 @@ class AtomicPipe:
             raise IngestError("no stream takes these subjects: it is missing or has no leader") from error
         except (NatsError, NatsTimeoutError) as error:
             raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
-        return self._answer(reply)
+        answer = orjson.loads(reply.data or b"{}")
+        return answer if isinstance(answer, dict) else {}
 
     def _commands(self, group: Sequence[Message], batch: str) -> Iterator[bytes]:
         """The bytes of all messages but the last, which is answered."""
@@ -243,10 +197,6 @@ class AtomicPipe:
                 yield wire.with_headers(message.subject, "", headers, message.payload)
             else:
                 yield wire.grouped(message, id_header, batch, number)
-
-    def _answer(self, reply: Msg) -> dict[str, object]:
-        answer = orjson.loads(reply.data or b"{}")
-        return answer if isinstance(answer, dict) else {}
 
     def _headers(self, message: Message, batch: str, number: int, size: int) -> dict[str, str]:
         headers = dict(message.headers)

@@ -38,19 +38,11 @@ from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream import wire
-from headrace.jetstream.ingest import (
-    CHAIN_CODES,
-    HEADERS_BYTES_MAX,
-    LOOK_AGAIN_S,
-    IngestError,
-    MessageTooLargeError,
-    check_tail,
-    refusal,
-)
 from headrace.jetstream.message import Message
+from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
+from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.jetstream.tally import tally
-from headrace.metrics import Stats, count
+from headrace.metrics import Stats
 
 log = logs.logger("ingest")
 
@@ -77,34 +69,18 @@ class FastIngestUnsupportedError(HeadraceError):
     remedy = "Use nats-server 2.14 or newer with allow_batched on the stream, or HEADRACE_INGEST=auto."
 
 
-class FastIngest:
+class FastIngest(Pipe):
     """Messages one behind the other, from where the stream's tail is now."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Stats,
-        *,
-        messages_max: int,
-        bytes_max: int,
-        ack_timeout_s: float,
-    ) -> None:
-        self._client = client
-        self._tail = tail
-        self._stats = stats
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._ack_timeout_s = ack_timeout_s
+    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
+        super().__init__(client, tail, stats, window)
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
-        self._flow = max(1, min(_FLOW_MAX, messages_max // 4))
+        self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
         self._inbox = client.new_inbox()
         self._life = secrets.token_hex(8)
         self._unsent: list[Message] = []
         self._sent: deque[Message] = deque()
         self._pending_bytes = 0
-        self._acked = 0
-        self._stored_seq = 0
         self._own_seq, self._own_id = 0, ""
         # The batch: its first message is stored behind `_base`; `_number` of its messages are sent, `_kept` stored.
         self._batches = 0
@@ -113,24 +89,12 @@ class FastIngest:
         self._open = False
         self._ending = False
         self._base = 0
-        # The stream's last sequence as it was read, or as the final answer to a batch gave it.
-        self._last_seq = 0
         self._number = 0
         self._kept = 0
         # Refused for its place, and whether the server has said what it kept of the batch.
         self._broken = False
         self._over = False
-        self._failure: IngestError | MessageTooLargeError | None = None
-        self._room = asyncio.Event()
-        self._heard_at = time.monotonic()
         self._settled_at = 0
-        self._reconnects = 0
-        self._created = ""
-
-    @property
-    def acked(self) -> int:
-        """How many messages, counted from the first, are stored."""
-        return self._acked
 
     @property
     def published(self) -> int:
@@ -138,23 +102,12 @@ class FastIngest:
         return self._acked + self._pending
 
     @property
-    def acked_at(self) -> float:
-        """When the server answered last."""
-        return self._heard_at
-
-    @property
-    def stored_seq(self) -> int:
-        """The stream sequence of the last stored message that advances its source; 0 before the first."""
-        return self._stored_seq
-
-    @property
     def _pending(self) -> int:
         return len(self._sent) + len(self._unsent)
 
     async def open(self, tail: Tail) -> None:
         """Begin behind a tail that was read from the stream just now."""
-        self._last_seq, self._created = tail.last_seq, tail.created
-        self._reconnects = self._client.stats["reconnects"]
+        self._begin_behind(tail)
         self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
         await self._client.flush()
 
@@ -234,23 +187,6 @@ class FastIngest:
         small = not self._open and len(self._unsent) <= _SMALL_BATCH
         await self._send(end=idle or small)
 
-    def _check_connection(self) -> None:
-        """Raise if the connection is not the one of the start, or something failed already."""
-        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
-            self._fail(IngestError("the NATS connection was lost"))
-        self._raise_failure()
-
-    def _late(self) -> IngestError:
-        return IngestError(f"JetStream acknowledged nothing for {self._ack_timeout_s} s")
-
-    def _fail(self, error: IngestError | MessageTooLargeError) -> None:
-        self._failure = self._failure or error
-        self._room.set()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
     async def _progress(self) -> None:
         """Wait for an answer, or repair."""
         self._raise_failure()
@@ -260,20 +196,6 @@ class FastIngest:
         # Of so few messages the server says nothing until the batch is ended.
         await self._send(end=self._pending < 2 * self._flow)
         await self._answer()
-
-    async def _answer(self) -> None:
-        """Wait for the next answer of the server, as long as there is reason to hope for one."""
-        self._room.clear()
-        deadline = time.monotonic() + self._ack_timeout_s
-        while not self._room.is_set():
-            self._check_connection()
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._room.wait()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    self._fail(self._late())
-        self._raise_failure()
 
     async def _send(self, *, end: bool) -> None:
         """Send what is unsent, unless a batch is ending; `end` the batch with it."""
@@ -341,18 +263,11 @@ class FastIngest:
             return
         take = self._sent.popleft
         kept = [take() for _ in range(new)]
-        tally(self._stats, kept)
-        size = sum([len(message.payload) for message in kept])
         if kept:
             self._own_seq, self._own_id = self._base + up_to, kept[-1].msg_id
-        for behind, message in enumerate(reversed(kept)):
-            if message.advances:
-                self._stored_seq = self._base + up_to - behind
-                break
         self._kept = up_to
-        self._acked += new
-        self._pending_bytes -= size
-        count(self._stats, "published_bytes", size)
+        self._pending_bytes -= sum([len(message.payload) for message in kept])
+        self._count(kept, self._base + up_to)
 
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
         code = error.get("err_code")

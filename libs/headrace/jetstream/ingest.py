@@ -13,10 +13,9 @@ publisher finds its place again in the stream.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import orjson
 from nats.aio.client import Client
@@ -24,120 +23,41 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream.message import Message
+from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
+from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 log = logs.logger("ingest")
 
-_WRONG_LAST_ID, _WRONG_LAST_SEQ = 10070, 10071
-LOOK_AGAIN_S = 0.5
-CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
-_ACCOUNT_LIMIT, _INSUFFICIENT_RESOURCES, _INSUFFICIENT_MEMORY = 10002, 10023, 10028
-_INSUFFICIENT_STORAGE, _STORE_FAILED = 10047, 10077
-_FULL_CODES = frozenset(
-    {_INSUFFICIENT_RESOURCES, _INSUFFICIENT_STORAGE, _STORE_FAILED, _ACCOUNT_LIMIT, _INSUFFICIENT_MEMORY}
-)
-_TOO_LARGE = 10054
-# More than the headers of any message take: only beyond it are they counted.
-HEADERS_BYTES_MAX = 4096
 
-
-class IngestError(HeadraceError):
-    """Messages could not be published; which of them are stored must be read from the stream."""
-
-    retry = True
-
-
-class FencedError(IngestError):
-    """Another publisher of the same source has written to the stream."""
-
-
-class StreamFullError(IngestError):
-    """The stream refuses messages for lack of room."""
-
-    remedy = "The slot holds what is not delivered. Give the stream room (max_bytes), or shorten its retention."
-
-
-class TailLostError(IngestError):
-    """The stream no longer holds what it acknowledged."""
-
-
-class MessageTooLargeError(HeadraceError):
-    """A message is larger than NATS or the stream takes, so it can't ever be stored."""
-
-    remedy = (
-        "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. JetStream's file store takes "
-        "up to 32 MB."
-    )
-
-
-class Ingest:
+class Ingest(Pipe):
     """One chain of messages, from where the stream's tail is now."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Stats,
-        *,
-        messages_max: int,
-        bytes_max: int,
-        ack_timeout_s: float,
-    ) -> None:
-        self._client = client
-        self._tail = tail
-        self._stats = stats
-        self._messages_max = messages_max
-        self._bytes_max = bytes_max
-        self._ack_timeout_s = ack_timeout_s
+    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
+        super().__init__(client, tail, stats, window)
         self._inbox = client.new_inbox()
         # Indices count messages of this chain from 0: those below `_acked` are stored, those below `_sent` are sent in
         # the current generation, of which those below `_refused_to` are answered.
         self._pending: deque[Message] = deque()
         self._pending_bytes = 0
-        self._acked = 0
         self._sent = 0
         self._refused_to = 0
         self._broken = False
-        self._failure: IngestError | MessageTooLargeError | None = None
-        self._room = asyncio.Event()
-        self._heard_at = time.monotonic()
-        self._reconnects = 0
-        self._created = ""
-        self._last_seq = 0
         self._own_seq, self._own_id = 0, ""
-        self._stored_seq = 0
         self._head = True
         self._last_id = ""
         self._generation = 0
 
     @property
-    def acked(self) -> int:
-        """How many messages, counted from the first, are stored."""
-        return self._acked
-
-    @property
     def published(self) -> int:
         return self._acked + len(self._pending)
 
-    @property
-    def acked_at(self) -> float:
-        """When the server answered last."""
-        return self._heard_at
-
-    @property
-    def stored_seq(self) -> int:
-        """The stream sequence of the last stored message of this chain that advances its source; 0 before the first."""
-        return self._stored_seq
-
     async def open(self, tail: Tail) -> None:
         """Begin the chain behind a tail that was read from the stream just now."""
-        self._last_seq, self._created = tail.last_seq, tail.created
-        self._reconnects = self._client.stats["reconnects"]
+        self._begin_behind(tail)
         self._subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_ack)
         await self._client.flush()
 
@@ -178,31 +98,13 @@ class Ingest:
         self._check_connection()
         if self._broken:
             await self._rechain()
-        elif self._pending and time.monotonic() - self._heard_at > self._ack_timeout_s:
-            self._fail(self._late())
-            self._raise_failure()
+        elif self._pending:
+            self._check_patience()
 
     def _check_size(self, message: Message) -> None:
         room = self._client.max_payload - len(message.payload)
         if room < HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
             raise MessageTooLargeError(f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload")
-
-    def _check_connection(self) -> None:
-        """Raise if the connection is not the one of the start, or something failed already."""
-        if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
-            self._fail(IngestError("the NATS connection was lost"))
-        self._raise_failure()
-
-    def _late(self) -> IngestError:
-        return IngestError(f"JetStream acknowledged nothing for {self._ack_timeout_s} s")
-
-    def _fail(self, error: IngestError | MessageTooLargeError) -> None:
-        self._failure = self._failure or error
-        self._room.set()
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     async def _progress(self) -> None:
         """Wait for an acknowledgement, or repair the chain."""
@@ -211,20 +113,6 @@ class Ingest:
             await self._rechain()
         else:
             await self._answer()
-
-    async def _answer(self) -> None:
-        """Wait for the next answer of the server, as long as there is reason to hope for one."""
-        self._room.clear()
-        deadline = time.monotonic() + self._ack_timeout_s
-        while not self._room.is_set():
-            self._check_connection()
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._room.wait()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    self._fail(self._late())
-        self._raise_failure()
 
     async def _send(self, message: Message) -> None:
         """Send the first message that was not sent yet."""
@@ -269,7 +157,6 @@ class Ingest:
             return
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
-        self._acked += 1
         seq = int(str(answer["seq"]))
         if answer.get("duplicate"):
             # The duplicate window knows an id that the stream's tail did not show: it was stored, then removed. Where
@@ -279,10 +166,7 @@ class Ingest:
         else:
             self._last_seq = seq
         self._own_seq, self._own_id = seq, message.msg_id
-        if message.advances:
-            self._stored_seq = seq
-        tally(self._stats, (message,))
-        count(self._stats, "published_bytes", len(message.payload))
+        self._count((message,), seq)
 
     def _refused(self, index: int, error: dict[str, object]) -> None:
         code = error.get("err_code")
@@ -312,29 +196,6 @@ class Ingest:
         """Wait until every message that was sent has its answer."""
         while max(self._acked, self._refused_to) < self._sent:
             await self._answer()
-
-
-async def check_tail(reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]) -> None:
-    """Raise unless one may go on behind this tail: what was stored is there, and nothing of another life.
-
-    `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message stored here.
-    """
-    if tail.created != created or tail.last_seq < last_seq:
-        raise TailLostError("the stream's end is not what was acknowledged")
-    if tail.position is not None or tail.ids_after:
-        raise FencedError("another publisher of this source is writing to the stream")
-    own_seq, own_id = own
-    if own_seq and own_seq >= tail.first_seq and await reader.id_at(own_seq) not in (None, own_id):
-        raise TailLostError(f"message {own_seq} of the stream is not the one that was acknowledged")
-
-
-def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
-    """The suite's error for a message that JetStream refused for another reason than its place."""
-    text = f"JetStream refused a message: {error.get('description')}"
-    # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of room.
-    if error.get("err_code") == _TOO_LARGE or "too large" in text:
-        return MessageTooLargeError(text)
-    return StreamFullError(text) if error.get("err_code") in _FULL_CODES else IngestError(text)
 
 
 def _headers_bytes(message: Message, last_id: str) -> int:

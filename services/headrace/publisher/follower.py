@@ -25,8 +25,9 @@ from headrace.failpoint import failpoint
 from headrace.figures import INGEST_MODES
 from headrace.jetstream.atomic import AtomicPipe
 from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
-from headrace.jetstream.ingest import HEADERS_BYTES_MAX, Ingest
+from headrace.jetstream.ingest import Ingest
 from headrace.jetstream.large import LargeStore
+from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Window
 from headrace.jetstream.state import Cell, bucket
 from headrace.jetstream.tail import StreamTail
 from headrace.lifecycle import Scope
@@ -260,26 +261,14 @@ class Follower:
         bus, delivery = self._settings.bus, self._settings.delivery
         if delivery.mode is DeliveryMode.TRANSACTION:
             self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
-            return AtomicPipe(
-                self._client,
-                tail,
-                self._stats,
-                messages_max=delivery.atomic_messages_max,
-                bytes_max=delivery.atomic_bytes_max,
-                ack_timeout_s=bus.ack_timeout_s,
-            )
+            window = Window(delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s)
+            return AtomicPipe(self._client, tail, self._stats, window)
         kind = FastIngest if await self._is_fast(delivery.ingest) else Ingest
         mode = "fast" if kind is FastIngest else "chain"
         self._stats["ingest_mode"] = one_of(INGEST_MODES, mode)
         log.info("ingest_chosen", kind=mode)
-        return kind(
-            self._client,
-            tail,
-            self._stats,
-            messages_max=bus.window_messages_max,
-            bytes_max=bus.window_bytes_max,
-            ack_timeout_s=bus.ack_timeout_s,
-        )
+        window = Window(bus.window_messages_max, bus.window_bytes_max, bus.ack_timeout_s)
+        return kind(self._client, tail, self._stats, window)
 
     async def _is_fast(self, wanted: IngestMode) -> bool:
         if wanted is IngestMode.CHAIN:
