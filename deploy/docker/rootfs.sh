@@ -19,6 +19,8 @@ for package in *.deb; do dpkg-deb -x "$package" "$root"; done
 mkdir -p "$root/etc/ssl/certs" "$root/tmp"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 chmod 1777 "$root/tmp"
+# A new volume takes these as its own.
+install -d -o 65532 -g 65532 "$root/archive" "$root/mirror"
 echo 'headrace:x:65532:65532:headrace:/tmp:/sbin/nologin' > "$root/etc/passwd"
 echo 'headrace:x:65532:' > "$root/etc/group"
 echo 'hosts: files dns' > "$root/etc/nsswitch.conf"

@@ -26,6 +26,10 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "nats.url": {"pattern": r"^$|^((nats|tls|ws|wss)://[^,\s]+)(,(nats|tls|ws|wss)://[^,\s]+)*$"},
     "spark.remote": {"pattern": "^$|^sc://"},
     "archive.url": {"pattern": "^$|^(s3|gs|az)://"},
+    "audit.port": {"minimum": 0, "maximum": 65535},
+    "audit.schema": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
+    "audit.table": {"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,39}$"},
+    "mirror.to": {"pattern": r"^$|^postgres(ql)?://[^:@/\s]+@[^@\s]+$"},
 }
 _SETTINGS = {
     "type": "object",
@@ -42,12 +46,19 @@ _SLOT = {
         "settings": _SETTINGS,
     },
 }
+_AUDIT_SETTINGS = {
+    "type": "object",
+    "propertyNames": {"pattern": "^(HEADRACE_AUDIT_[A-Z_]+|DEST_DB_SSL_[A-Z_]+)$"},
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+}
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 _WHOLE: dict[str, dict[str, Any]] = {
     "settings": _SETTINGS,
     "slots": {"type": "array", "minItems": 1, "items": _SLOT},
     "imagePullSecrets": _STRINGS,
     "archive.secrets": _STRINGS,
+    "audit.settings": _AUDIT_SETTINGS,
+    "mirror.tables": _STRINGS,
     "networkPolicy.egressPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
     "tolerations": {"type": "array", "items": {"type": "object"}},
 }

@@ -23,23 +23,30 @@ from typing import Any
 
 import aiohttp
 import nats
+import pyspark
 from nats.aio.client import Client
 
 from chart.composition import ROOT, Service, services  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from headrace.embedded.account import unprivileged_account
+from headrace.embedded.java import java_for_spark
 from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.ports import free_port
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS, SessionServers
 
 SUITE = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
 DATABASE = "headrace"
+# No service of the suite has it: the command is given it.
+MIRROR_PORT = "9098"
 READY_TIMEOUT_S = 60.0
+SPARK_TIMEOUT_S = 180.0
 _SUPERUSERS = "secret-of-the-superuser"
 _SECRETS = {
     name: f"secret-{name.lower().replace('_', '-')}"
     for name in (
         *("POSTGRES_PASSWORD", "PG_READER_PASSWORD", "PG_CATALOG_PASSWORD", "PG_SNAPSHOT_PASSWORD"),
+        *("PG_AUDIT_PASSWORD", "NATS_AUDIT_PASSWORD", "NATS_MIRROR_PASSWORD", "HEADRACE_AUDIT_TOKEN"),
         *("NATS_ADMIN_PASSWORD", "NATS_READER_PASSWORD", "NATS_PUBLISHER_PASSWORD", "NATS_SNAPSHOT_PASSWORD"),
         *("NATS_SCHEMA_PASSWORD", "NATS_TELEMETRY_PASSWORD", "NATS_ARCHIVER_PASSWORD", "NATS_CONSUMER_PASSWORD"),
         "HEADRACE_SHUTDOWN_TOKEN",
@@ -66,7 +73,10 @@ def nats_configuration(secrets: Mapping[str, str]) -> str:
 def make_roles(server: EmbeddedPostgres, secrets: Mapping[str, str], database: str = DATABASE) -> None:
     """Run the shipped SQL as it is run by hand."""
     psql = postgres_binaries(server.version, None) / "psql"
-    given = {f"{role}_password": secrets[f"PG_{role.upper()}_PASSWORD"] for role in ("reader", "catalog", "snapshot")}
+    given = {
+        f"{role}_password": secrets[f"PG_{role.upper()}_PASSWORD"]
+        for role in ("reader", "catalog", "snapshot", "audit")
+    }
     variables = [part for name, value in given.items() for part in ("-v", f"{name}={value}")]
     command = [str(psql), server.dsn(database), "-X", "-q", *variables, "-f", str(ROOT / "deploy/postgres/roles.sql")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -93,6 +103,8 @@ class Deployment:
     secrets: Mapping[str, str]
     more: Mapping[str, str] = field(default_factory=dict)
     running: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
+    # Where Spark Connect listens; without, the responder has a Spark of its own.
+    spark_remote: str = ""
 
     @property
     def composed(self) -> dict[str, Service]:
@@ -115,8 +127,9 @@ class Deployment:
             # A machine that runs many tests at once starts a JVM slowly.
             "HEADRACE_SPARK_START_TIMEOUT_S": "240",
         }
-        # A Spark of the responder's own: Connect's way is tried in test_spark_connect.
-        return {name: value for name, value in {**given, **here}.items() if name != "SPARK_REMOTE"}
+        if "SPARK_REMOTE" in given:
+            here["SPARK_REMOTE"] = self.spark_remote
+        return {**given, **here}
 
     async def set_up(self) -> str:
         """What the init container does; what it says."""
@@ -133,11 +146,39 @@ class Deployment:
         return out.decode()
 
     async def start(self, name: str) -> None:
-        command = [str(Path(sys.executable).with_name("headrace")), *self.composed[name].command]
+        # The mirror's port is on its command line.
+        words = ["0" if word == MIRROR_PORT else word for word in self.composed[name].command]
+        command = [str(Path(sys.executable).with_name("headrace")), *words]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = await asyncio.create_subprocess_exec(
                 *as_image_user(command), env=self.environment(name), stdout=log, stderr=log, cwd=self.folder
             )
+
+    async def start_spark(self) -> None:
+        """The Spark Connect server, by compose's command in the image's environment, and what it says of its start."""
+        port, home = free_port(), Path(pyspark.__file__).parent
+        outside = "0.0.0.0"  # noqa: S104  # what a container binds; here it is loopback
+        here = {"/opt/headrace/pyspark": str(home), outside: "127.0.0.1", "15002": str(port)}
+        command = [str(word) for word in self.composed["spark"].body["entrypoint"]]
+        for there, instead in here.items():
+            assert any(there in word for word in command), there
+            command = [word.replace(there, instead) for word in command]
+        # The image's own ENV.
+        image = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": "/tmp"}
+        java = java_for_spark(self.folder).environment()
+        with (self.folder / "spark.log").open("ab") as log:
+            self.running["spark"] = await asyncio.create_subprocess_exec(
+                *as_image_user(command),
+                env={**java, **image, **self.environment("spark")},
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+            )
+        async with asyncio.timeout(SPARK_TIMEOUT_S):
+            while "server started at" not in self.log("spark"):
+                assert self.running["spark"].returncode is None, self.log("spark")[-4000:]
+                await asyncio.sleep(0.2)
+        self.spark_remote = f"sc://127.0.0.1:{port}"
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -147,16 +188,16 @@ class Deployment:
         events = (json.loads(line) for line in self.log(name).splitlines() if line.startswith("{"))
         return next((int(event["port"]) for event in events if event.get("event") == "http_listening"), None)
 
-    async def ready(self, *names: str) -> None:
+    async def ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until these are ready, by their own word."""
         async with aiohttp.ClientSession() as http:
             for name in names:
-                await self._ready(http, name)
+                await self._ready(http, name, timeout_s)
 
-    async def _ready(self, http: aiohttp.ClientSession, name: str) -> None:
+    async def _ready(self, http: aiohttp.ClientSession, name: str, timeout_s: float) -> None:
         last: Any = None
         try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while True:
                     assert self.running[name].returncode is None, self.log(name)[-4000:]
                     if (port := self.port(name)) is not None:

@@ -13,50 +13,87 @@ import pytest
 import yaml
 
 from chart.composition import COMPOSE, ROOT, SERVERS, Service, services  # type: ignore[import-not-found]  # pytest's path
-from chart.deployment import SUITE  # type: ignore[import-not-found]  # pytest's path
+from chart.deployment import MIRROR_PORT, SUITE  # type: ignore[import-not-found]  # pytest's path
+from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli.service import SERVICES
 from headrace.embedded.nats import nats_binary
 from headrace.settings import Settings, load
 from headrace.telemetry.service import HTTP_PORT as TELEMETRY_PORT
 
+ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
-OURS = (*SUITE, "archiver", "init")
+SECOND = tuple(f"{name}-2" for name in ("init", *SUITE))
+OURS = (*SUITE, "archiver", "audit-writer", "mirror", "init", *SECOND)
+# libpq's, of the mirror's target.
+LIBPQ = {"PGPASSWORD"}
 
 
 def known_variables() -> set[str]:
     """Every variable that a setting is read from."""
-    groups = get_type_hints(Settings).values()
-    return {declared.metadata["env"] for group in groups for declared in fields(group)}
+    groups = [*get_type_hints(Settings).values(), AuditSettings]
+    return {declared.metadata["env"] for group in groups for declared in fields(group)} | LIBPQ
 
 
 def ours() -> list[Service]:
     return [services()[name] for name in OURS]
 
 
+def kind(name: str) -> str:
+    """Which of headrace's commands it is."""
+    return name.removesuffix("-2")
+
+
 def port_of(name: str) -> int:
+    if name == "mirror":
+        return int(MIRROR_PORT)
+    name = kind(name)
     module = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
     return int(module.HTTP_PORT)
 
 
 def test_every_service_of_the_suite_is_there() -> None:
     assert set(SUITE) <= set(services())
-    assert {service.name for service in ours()} - {"init"} <= set(SERVICES)
+    assert {kind(service.name) for service in ours()} - {"init", "mirror"} <= set(SERVICES)
+    left_out = {name for name, service in services().items() if "image" in service.body} - set(OURS)
+    assert [name for name in left_out if "headrace" in services()[name].body["image"]] == ["spark"]
 
 
 @pytest.mark.parametrize("service", ours(), ids=lambda service: service.name)
 def test_every_command_is_one_of_headrace(service: Service) -> None:
-    assert service.command == [service.name]
+    assert service.command[0] == kind(service.name)
+    assert service.command[1:] == (
+        ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT] if service.name == "mirror" else []
+    )
 
 
 @pytest.mark.parametrize("service", [*ours(), services()["spark"]], ids=lambda service: service.name)
 def test_every_variable_is_a_setting_with_a_value_it_may_have(service: Service) -> None:
     assert set(service.environment) <= known_variables()
     load(service.environment)
+    load_audit(service.environment)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "init"])
+@pytest.mark.parametrize("name", [name for name in OURS if kind(name) != "init"])
 def test_every_probe_asks_the_port_and_path_of_its_service(name: str) -> None:
-    assert f"http://127.0.0.1:{port_of(name)}/readyz'" in services()[name].probe[-1]
+    # A mirror's bootstrap may take hours, in which there is nothing wrong with it.
+    path = "livez" if name == "mirror" else "readyz"
+    assert f"http://127.0.0.1:{port_of(name)}/{path}'" in services()[name].probe[-1]
+
+
+def test_the_second_suite_is_the_first_one_with_another_slot_and_publication() -> None:
+    for name in SECOND:
+        first, second = services()[kind(name)], services()[name]
+        differs = {key for key, value in second.environment.items() if first.environment[key] != value}
+        assert differs == {"HEADRACE_SLOT", "HEADRACE_PUB"}, name
+        told = {"depends_on", "environment", "ports", "profiles"}
+        assert {key for key in second.body if second.body[key] != first.body.get(key)} <= told, name
+
+
+def test_what_is_left_out_of_the_stream_for_the_audit_is_its_own_schema() -> None:
+    trail, publisher = services()["audit-writer"].environment, services()["publisher"].environment
+    assert publisher["HEADRACE_EXCLUDE"] == f"{trail['HEADRACE_AUDIT_SCHEMA']}.*"
+    assert publisher["HEADRACE_MESSAGE_PREFIXES"] == "_bemi"
+    assert f"CREATE SCHEMA IF NOT EXISTS {trail['HEADRACE_AUDIT_SCHEMA']} AUTHORIZATION" in ROLES.read_text()
 
 
 @pytest.mark.parametrize("service", ours(), ids=lambda service: service.name)
@@ -103,6 +140,13 @@ def test_every_volume_is_declared_and_used() -> None:
     assert named == set(yaml.safe_load(COMPOSE.read_text())["volumes"])
 
 
+def test_a_new_volume_belongs_to_the_images_user() -> None:
+    rootfs = (ROOT / "deploy/docker/rootfs.sh").read_text()
+    mounted = [str(volume).split(":")[1] for service in ours() for volume in service.body.get("volumes", [])]
+    assert sorted(mounted) == ["/archive", "/mirror"]
+    assert 'install -d -o 65532 -g 65532 "$root/archive" "$root/mirror"' in rootfs
+
+
 def test_every_service_waits_for_what_exists() -> None:
     known = services()
     for service in known.values():
@@ -127,7 +171,8 @@ def test_every_password_is_one_that_env_sh_makes() -> None:
     ).stdout
     values = dict(line.split("=", 1) for line in made.splitlines())
     wanted = set(re.findall(r"\$\{(\w*(?:PASSWORD|TOKEN)):-", COMPOSE.read_text()))
-    assert wanted == set(values)
+    # A mirror's target is somebody else's server.
+    assert wanted - {"HEADRACE_MIRROR_PASSWORD"} == set(values)
     assert len(set(values.values())) == len(values)
     assert all(re.fullmatch(r"h[0-9a-f]{40}", value) for value in values.values())
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,13 +18,15 @@ import pytest
 import yaml
 
 from chart.deployment import SUITE  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.audit.settings import AuditSettings, load_audit
+from headrace.cli.mirror import table_names
 from headrace.cli.service import SERVICES
 from headrace.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/headrace"
 SETS = sorted((CHART / "ci").glob("*.yaml"))
-LIBPQ = {"PGSSLMODE", "PGSSLROOTCERT"}
+LIBPQ = {"PGSSLMODE", "PGSSLROOTCERT", "PGPASSWORD"}
 FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule"}
 
 
@@ -75,18 +78,23 @@ def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
     names = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in rendered(values)]
     assert len(names) == len(set(names))
     commands = [container["args"][0] for _, _, container in pods(values) if "args" in container]
-    assert set(SUITE) <= set(commands) <= {*SERVICES, "init"}
+    assert set(SUITE) <= set(commands) <= {*SERVICES, "init", "mirror"}
+    enabled = yaml.safe_load(values.read_text())
+    for command, part in (("audit-writer", "audit"), ("mirror", "mirror")):
+        assert (command in commands) is enabled.get(part, {}).get("enabled", False), command
 
 
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
 def test_every_variable_is_a_setting_with_a_value_it_may_have(values: Path) -> None:
-    settings = get_type_hints(Settings).values()
+    settings = [*get_type_hints(Settings).values(), AuditSettings]
     known = {declared.metadata["env"] for group in settings for declared in group.__dataclass_fields__.values()}
     for name, _, container in pods(values):
         variables = [entry["name"] for entry in container["env"]]
         assert len(variables) == len(set(variables)), name
         assert set(variables) - LIBPQ <= known, name
-        load({entry["name"]: entry["value"] for entry in container["env"] if "value" in entry})
+        given = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+        load(given)
+        load_audit(given)
 
 
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
@@ -94,8 +102,12 @@ def test_every_port_and_probe_is_the_services(values: Path) -> None:
     for name, _, container in pods(values):
         if container.get("args", ["init"])[0] == "init":
             continue
-        module = importlib.import_module(f"headrace.{container['args'][0].replace('-', '_')}.service")
-        assert [port["containerPort"] for port in container["ports"]] == [module.HTTP_PORT], name
+        ports = [port["containerPort"] for port in container["ports"]]
+        if container["args"][0] == "mirror":
+            assert container["args"][2:3] == [f"--http={ports[0]}"]
+        else:
+            module = importlib.import_module(f"headrace.{container['args'][0].replace('-', '_')}.service")
+            assert ports == [module.HTTP_PORT], name
         paths = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
         assert paths <= {"/livez", "/readyz"}, name
 
@@ -148,11 +160,52 @@ def test_several_slots_are_suites_of_their_own() -> None:
     assert own == {"3"}
 
 
+def container_of(values: Path, name: str) -> dict[str, Any]:
+    return next(container for full, _, container in pods(values) if full == f"headrace-{name}")
+
+
+def values_of(container: dict[str, Any]) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
+    everything = CHART / "ci/everything.yaml"
+    for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
+        assert (
+            values_of(container_of(everything, f"{name}-archiver"))["HEADRACE_ARCHIVE_URL"] == f"s3://bucket/log/{slot}"
+        )
+        trail = load_audit(values_of(container_of(everything, f"{name}-audit-writer")))
+        assert (trail.schema, trail.table, trail.keep_days) == ("headrace_audit", f"changes_{slot}", 90)
+        assert (trail.host, trail.port, trail.database) == ("audit.example", 6432, "trail")
+        # What `headrace audit up` would tell the publisher.
+        told = load(values_of(container_of(everything, f"{name}-publisher"))).format
+        assert told.message_prefixes == ("_bemi",)
+        wanted = replace(trail, host=None, port=None, database=None).for_the_suite({})["HEADRACE_EXCLUDE"]
+        assert set(told.exclude) == set(wanted.split(","))
+
+
+def test_a_mirror_is_one_for_all_slots_and_its_password_is_no_argument() -> None:
+    everything = CHART / "ci/everything.yaml"
+    mirrors = [container for name, _, container in pods(everything) if name.endswith("-mirror")]
+    assert len(mirrors) == 1
+    tables = [word.removeprefix("--table=") for word in mirrors[0]["args"] if word.startswith("--table=")]
+    assert table_names(tables) == (("public", "users"), ("app", "orders"))
+    policy = next(of_kind(everything, "NetworkPolicy"))["spec"]["egress"][1]["ports"]
+    assert {5433, 6432} <= {entry["port"] for entry in policy}
+    assert with_values("mirror.enabled=true", "mirror.to=postgresql://me:secret@host/copy").returncode != 0
+
+
+def test_two_suites_of_one_slot_are_refused() -> None:
+    done = with_values("slots[1].name=headrace", "slots[1].publication=other", "slots[0].name=headrace")
+    assert done.returncode != 0
+    assert "slots" in done.stderr
+
+
 def test_the_one_that_holds_the_slot_ends_before_the_next_begins() -> None:
     """With one replica, a new pod could never become ready beside the old one."""
     for manifest in of_kind(CHART / "ci/own-spark.yaml", "Deployment"):
         container = manifest["spec"]["template"]["spec"]["containers"][0]
-        if container["args"][0] in {"wal-reader", "publisher", "snapshot-responder"}:
+        if container["args"][0] in {"wal-reader", "publisher", "snapshot-responder", "audit-writer"}:
             assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
@@ -174,6 +227,8 @@ def test_a_standby_does_not_hold_up_an_upgrade() -> None:
         "slots[0].publication=",
         "settings.HEADRACE.x=1",
         "archive.url=file:///tmp",
+        "audit.schema=no-name",
+        "mirror.to=sqlite:///copy.db",
         "nonsense=1",
     ],
 )

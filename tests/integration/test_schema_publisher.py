@@ -122,6 +122,20 @@ async def test_every_published_table_has_its_schema_with_the_bridges_fields(
     assert value["relation_id"] == await database.fetchval("SELECT 'users'::regclass::oid::int8")
 
 
+async def test_tables_and_columns_that_are_left_out_of_the_stream_are_not_in_the_bucket(
+    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+) -> None:
+    await database.execute(f"{USERS}; CREATE TABLE secrets (id int PRIMARY KEY)")
+    await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
+    left_out = {"HEADRACE_EXCLUDE": "secrets", "HEADRACE_EXCLUDE_COLUMNS": "users.id,users.email"}
+    async with service({**environment(database, nats_own.url, names), **left_out}, "schema-publisher") as publisher:
+        value = await bucket.present("users")
+        assert await publisher.stop() == 0
+    assert [column["name"] for column in value["columns"]] == ["name"]
+    assert value["primary_key"] == []
+    assert await bucket.writes() == 1
+
+
 async def test_a_restart_writes_nothing_and_a_change_writes_the_next_version(
     database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:

@@ -9,10 +9,11 @@ seen yet, which comes a moment after its commit is decoded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import asyncpg
 
+from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
 from headrace.postgres.facts import Column, ColumnFacts, PublishedTable, Snapshot, TableFacts, precedes
 
@@ -189,6 +190,16 @@ async def columns(connection: asyncpg.Connection, table: PublishedTable) -> tupl
 
 async def primary_key(connection: asyncpg.Connection, relation_id: int) -> tuple[str, ...]:
     return tuple(row["attname"] for row in await connection.fetch(_PRIMARY_KEY, relation_id))
+
+
+def delivered(tables: Iterable[PublishedTable], selection: Selection) -> list[PublishedTable]:
+    """The tables and columns that the stream of changes has, after the suite's own filters."""
+    return [
+        replace(table, columns=tuple(column for column in table.columns if column not in hidden))
+        for table in tables
+        if selection.wants(table.schema, table.name)
+        for hidden in [selection.hidden_columns(table.schema, table.name)]
+    ]
 
 
 async def published_tables(connection: asyncpg.Connection, publication: str) -> tuple[PublishedTable, ...]:

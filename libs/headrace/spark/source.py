@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import asyncpg
 
@@ -165,7 +165,9 @@ async def _whole_table(connection: asyncpg.Connection, request: SnapshotRequest)
 async def _find_table(connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest) -> PublishedTable:
     if not settings.source.publication:
         return await _whole_table(connection, request)
-    tables = _delivered(await catalog.published_tables(connection, settings.source.publication), settings)
+    tables = catalog.delivered(
+        await catalog.published_tables(connection, settings.source.publication), _selection(settings)
+    )
     for table in tables:
         if (table.schema, table.name) == (request.schema, request.table):
             _check_columns(table, request)
@@ -179,16 +181,9 @@ async def _find_table(connection: asyncpg.Connection, settings: Settings, reques
     )
 
 
-def _delivered(tables: Sequence[PublishedTable], settings: Settings) -> list[PublishedTable]:
-    """The tables and columns that the stream of changes has, after the suite's own filters."""
+def _selection(settings: Settings) -> Selection:
     chosen = settings.format
-    selection = Selection(chosen.include, chosen.exclude, chosen.exclude_columns)
-    return [
-        replace(table, columns=tuple(column for column in table.columns if column not in hidden))
-        for table in tables
-        if selection.wants(table.schema, table.name)
-        for hidden in [selection.hidden_columns(table.schema, table.name)]
-    ]
+    return Selection(chosen.include, chosen.exclude, chosen.exclude_columns)
 
 
 def _why(kind: str | None) -> str:

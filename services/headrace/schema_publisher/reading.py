@@ -1,4 +1,4 @@
-"""The schemas of all published tables, read from the catalog in one consistent look.
+"""The schemas of all tables that are delivered, read from the catalog in one consistent look.
 
 Promises: a publication that isn't there is an error, never an empty list, since an empty list would delete every key.
 Keeps one connection and opens it again after a failure.
@@ -11,6 +11,7 @@ from collections import defaultdict
 
 import asyncpg
 
+from headrace.contract.selection import Selection
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
 from headrace.postgres.facts import Column, PublishedTable
@@ -44,10 +45,12 @@ class Reading:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        chosen = settings.format
+        self._selection = Selection(chosen.include, chosen.exclude, chosen.exclude_columns)
         self._connection: asyncpg.Connection | None = None
 
     async def schemas(self) -> list[TableSchema]:
-        """Every table of the publication, as of now."""
+        """Every table of the publication that is not left out, as of now."""
         try:
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
                 return await self._schemas(await self._connected())
@@ -68,7 +71,8 @@ class Reading:
         async with session.transaction(isolation="repeatable_read", readonly=True):
             if not await session.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", source.publication):
                 raise PublicationMissingError(f'publication "{source.publication}" does not exist')
-            tables = await catalog.published_tables(session, source.publication)
+            published = await catalog.published_tables(session, source.publication)
+            tables = catalog.delivered(published, self._selection)
             oids = [table.relation_id for table in tables]
             columns = _by_relation(await session.fetch(_COLUMNS, oids))
             keys = _by_relation(await session.fetch(_PRIMARY_KEYS, oids))
@@ -77,7 +81,7 @@ class Reading:
                 source.slot,
                 table,
                 _visible(table, columns[table.relation_id]),
-                [row["name"] for row in keys[table.relation_id]],
+                [row["name"] for row in keys[table.relation_id] if row["name"] in table.columns],
             )
             for table in tables
         ]

@@ -68,16 +68,65 @@ capabilities: {drop: [ALL]}
 - {name: HEADRACE_PUB, value: {{ .slot.publication | quote }}}
 - {name: HEADRACE_HTTP_HOST, value: 0.0.0.0}
 {{- if $values.archive.url }}
-- {name: HEADRACE_ARCHIVE_URL, value: {{ $values.archive.url | quote }}}
+- {name: HEADRACE_ARCHIVE_URL, value: {{ include "headrace.archiveUrl" . | quote }}}
 - {name: HEADRACE_ARCHIVE_REQUIRED, value: {{ $values.archive.required | quote }}}
 {{- end }}
 {{- with $values.shutdownTokenSecret }}
 - name: HEADRACE_SHUTDOWN_TOKEN
   valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
 {{- end }}
-{{- range $name, $value := merge (dict) (.slot.settings | default dict) $values.settings }}
+{{- $audit := dict }}
+{{- if $values.audit.enabled }}
+{{- $trail := printf "%s.%s" $values.audit.schema (include "headrace.auditTable" .) }}
+{{- $beside := printf "%s.headrace_audit_*" $values.audit.schema }}
+{{- $audit = dict "HEADRACE_MESSAGE_PREFIXES" "_bemi" "HEADRACE_EXCLUDE" (printf "%s,%s_p*,%s" $trail $trail $beside) }}
+{{- end }}
+{{- range $name, $value := merge (dict) (.slot.settings | default dict) $values.settings $audit }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
+{{- end }}
+
+{{/* An archive is of one source. */}}
+{{- define "headrace.archiveUrl" -}}
+{{- $url := .root.Values.archive.url | trimSuffix "/" -}}
+{{- if gt (len .root.Values.slots) 1 }}{{ $url }}/{{ .slot.name }}{{ else }}{{ $url }}{{ end }}
+{{- end }}
+
+{{/* A trail is of one source. */}}
+{{- define "headrace.auditTable" -}}
+{{- $table := .root.Values.audit.table -}}
+{{- if gt (len .root.Values.slots) 1 }}{{ $table }}_{{ .slot.name }}{{ else }}{{ $table }}{{ end }}
+{{- end }}
+
+{{/* What the audit-writer knows beside the suite's environment. */}}
+{{- define "headrace.auditEnvironment" -}}
+{{- $audit := .root.Values.audit }}
+{{- with $audit.host }}
+- {name: DEST_DB_HOST, value: {{ . | quote }}}
+{{- end }}
+{{- if $audit.port }}
+- {name: DEST_DB_PORT, value: {{ $audit.port | quote }}}
+{{- end }}
+{{- with $audit.database }}
+- {name: DEST_DB_NAME, value: {{ . | quote }}}
+{{- end }}
+{{ include "headrace.secretPair" (dict "user" "DEST_DB_USER" "password" "DEST_DB_PASSWORD" "secret" $audit.secret) }}
+- {name: HEADRACE_AUDIT_SCHEMA, value: {{ $audit.schema | quote }}}
+- {name: HEADRACE_AUDIT_TABLE, value: {{ include "headrace.auditTable" . | quote }}}
+{{- with $audit.tokenSecret }}
+- name: HEADRACE_AUDIT_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: token}}
+{{- end }}
+{{- range $name, $value := $audit.settings }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* A service's own values. */}}
+{{- define "headrace.given" -}}
+{{- $values := .root.Values -}}
+{{- $beside := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) -}}
+{{- index (merge (dict) $beside $values.services) .name | toYaml }}
 {{- end }}
 
 {{- define "headrace.mounts" -}}
@@ -121,6 +170,9 @@ affinity: {{- toYaml . | nindent 2 }}
 {{/* The services of a suite: their images, ports and secrets. The ports are the code's own. */}}
 {{- define "headrace.services" -}}
 {{- $values := .Values }}
+{{- $names := list }}
+{{- range .Values.slots }}{{ $names = append $names .name }}{{ end }}
+{{- if ne (len $names) (len ($names | uniq)) }}{{ fail "slots: two suites have one slot name; a slot has one reader" }}{{ end }}
 wal-reader: {port: 9091, variant: "", postgres: {{ $values.postgres.secrets.reader | quote }}}
 publisher: {port: 9092, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 snapshot-responder: {port: 9093, variant: -spark, postgres: {{ $values.postgres.secrets.snapshot | quote }}}
@@ -128,6 +180,9 @@ schema-publisher: {port: 9094, variant: "", postgres: {{ $values.postgres.secret
 telemetry: {port: 9090, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- if $values.archive.url }}
 archiver: {port: 9095, variant: -archive, postgres: {{ $values.postgres.secrets.catalog | quote }}}
+{{- end }}
+{{- if $values.audit.enabled }}
+audit-writer: {port: 9096, variant: "", postgres: {{ $values.postgres.secrets.catalog | quote }}}
 {{- end }}
 {{- end }}
 
