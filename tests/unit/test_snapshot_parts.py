@@ -10,7 +10,7 @@ import pytest
 from headrace.contract.events import decode
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
-from headrace.snapshot_responder.answers import Pairing, may_be_told
+from headrace.snapshot_responder.answers import Answer, Pairing, may_be_told
 from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
 from headrace.snapshot_responder.tickets import Throttle
@@ -261,3 +261,8 @@ def test_a_throttle_gives_turns_in_order_and_no_faster_than_its_rate() -> None:
     throttle.forget("t")
     assert throttle.wait_s(("s", 0, 2), 100, now=11) == 0
     assert Throttle(None).wait_s(("s", 0, 0), 10**9, now=0) == 0
+
+
+def test_an_outcome_that_was_there_before_its_view_promises_no_snapshot_that_is_younger() -> None:
+    assert Answer("snap-1", "accepted").to_a_late_view() == Answer("snap-1", "joined")
+    assert Answer("snap-1", "rejected", "why").to_a_late_view() == Answer("snap-1", "rejected", "why")

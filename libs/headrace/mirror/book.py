@@ -56,6 +56,13 @@ def identity_of(marks: Mapping[str, str]) -> str | None:
     return str(about["id"])
 
 
+def heed_cancellation() -> None:
+    """End a task that was cancelled while something it waited for was just done, and swallowed that (Python 3.11)."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Book:
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -69,6 +76,7 @@ class Book:
         # What the follower is given: these tables, or all (None). Only such a table can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
+        self._told: dict[str, int] = {}
         self._changed: dict[str, str | None] = {}
 
     async def open(self) -> None:
@@ -92,6 +100,14 @@ class Book:
     def run_of(self, token: str) -> int:
         """Changes whenever a bootstrap of the table that is under way has become pointless."""
         return self._runs.get(token, 0)
+
+    def tell_of(self, token: str) -> None:
+        """The stream says that the source has the table."""
+        self._told[token] = self.told_of(token) + 1
+
+    def told_of(self, token: str) -> int:
+        """Changes whenever the stream says that the source has the table: what refused it before may be outdated."""
+        return self._told.get(token, 0)
 
     def put(self, state: TableState) -> None:
         self.tables[state.token] = state

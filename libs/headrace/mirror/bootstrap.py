@@ -7,6 +7,7 @@ point goes on where it was; the table joins at exactly the place where the follo
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapErr
 from headrace.contract.events import SCHEMA, decode
 from headrace.contract.naming import CDC, schema_subject
 from headrace.errors import HeadraceError
-from headrace.mirror.book import SEEN, Book
+from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.changes import outdated
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
@@ -31,6 +32,8 @@ log = logs.logger("mirror")
 CATCH_UP_EVENTS = 1000
 PEEK_S = 0.2
 PAUSE_S, PAUSE_S_MAX = 0.5, 15.0
+# What the stream has and its reader never gives out would be waited for without end.
+STUCK_S = 60.0
 
 
 class AgainError(HeadraceError):
@@ -64,17 +67,15 @@ class Bootstrap:
         self._token = token
         self._progress = progress
         self._number = book.run_of(token)
+        self._told_of = book.told_of(token)
 
     async def run(self) -> None:
         """To the end, again and again; returns early when it is overtaken."""
         pause_s = PAUSE_S
         while True:
             try:
-                await self._attempt()
+                await self._attempt_or_refusal()
             except OvertakenError:
-                return
-            except RefusedError as error:
-                await self._refused(error)
                 return
             except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
                 log.warning("bootstrap_again", table=self._token, reason=str(error))
@@ -84,6 +85,13 @@ class Bootstrap:
             else:
                 return
 
+    async def _attempt_or_refusal(self) -> None:
+        self._told_of = self._book.told_of(self._token)
+        try:
+            await self._attempt()
+        except RefusedError as error:
+            await self._refused(error)
+
     async def _refused(self, error: RefusedError) -> None:
         """The source hasn't the table now, or lets nobody copy it. Should it come (back), the stream tells of it."""
         async with self._book.lock:
@@ -92,6 +100,8 @@ class Bootstrap:
             state = self._book.tables[self._token]
             if state.why == NEW:
                 raise error
+            if self._book.told_of(self._token) != self._told_of:
+                raise AgainError("the stream told of the table while it was refused")
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
             await self._book.write([Drop(state.live)] if state.live else [])
             self._book.forget(state)
@@ -105,6 +115,7 @@ class Bootstrap:
                 await self._book.commit()
 
     def _check(self) -> None:
+        heed_cancellation()
         if self._book.run_of(self._token) != self._number:
             raise OvertakenError("another bootstrap is wanted")
 
@@ -201,13 +212,29 @@ class Bootstrap:
         for lane, mark in run.marks.items():
             await marks.save(lane, mark)
         subscription = Subscription(self._streams.cdc, (f"{CDC}.{self._token}.>",))
+        moved_at = time.monotonic()
         async with follow(self._client, subscription, marks) as consumer:
             while True:
                 events = await self._events(consumer)
                 if events:
                     run = await self._apply(events, run, await marks.load())
+                    moved_at = time.monotonic()
                 elif await self._hand_over(run):
                     return
+                elif await self._is_waiting(run):
+                    moved_at = time.monotonic()
+                elif time.monotonic() - moved_at > STUCK_S:
+                    raise AgainError("the stream has an event of the table that its reader does not give out")
+
+    async def _is_waiting(self, run: Run) -> bool:
+        """Let the follower go on; whether it is the follower that is waited for."""
+        await asyncio.sleep(PEEK_S)
+        return not self._can_join or await self._nothing_left(run)
+
+    @property
+    def _can_join(self) -> bool:
+        followed = self._book.subscribed is None or self._token in self._book.subscribed
+        return followed and not self._book.inside
 
     async def _events(self, consumer: Consumer) -> list[Event]:
         """Some of what the follower has passed."""
@@ -238,8 +265,7 @@ class Bootstrap:
         """Take the place among the tables that are followed, if nothing is left before where the follower stands."""
         async with self._book.lock:
             self._check()
-            followed = self._book.subscribed is None or self._token in self._book.subscribed
-            if not followed or self._book.inside or not await self._nothing_left(run):
+            if not self._can_join or not await self._nothing_left(run):
                 return False
             state = self._book.tables[self._token]
             await self._book.write([Swap(run.staged)])

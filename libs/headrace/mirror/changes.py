@@ -69,6 +69,7 @@ class Changes:
         if state is None:
             self._unknown(event)
             return []
+        self._book.tell_of(state.token)
         if state.phase is Phase.GONE:
             self._book.want(state.schema, state.name, "it is there again")
         return self._reshape(event, state) if state.phase is Phase.FOLLOWING else []

@@ -18,7 +18,7 @@ from headrace.consumer import Consumer, Event, MemoryWatermarks, Subscription, W
 from headrace.contract.events import decode, position_of
 from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT
 from headrace.metrics import Stats, count
-from headrace.mirror.book import SEEN, Book
+from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import Changes
 from headrace.mirror.hold import Hold
@@ -67,6 +67,7 @@ class Follower:
         async with follow(self._client, subscription, self._marks) as consumer:
             log.info("following", tables=len(self._book.tables), stream_seq=self._book.seen_seq)
             while not stopping.is_set():
+                heed_cancellation()
                 await self._turn(consumer)
                 if not self._buffer and not self._writing and self._filters() != filters:
                     return

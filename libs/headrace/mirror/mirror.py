@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, NoKeysError, NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from headrace import log as logs
 from headrace.consumer import RetentionGapError
@@ -27,6 +27,7 @@ from headrace.mirror.book import Book
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
 from headrace.mirror.hold import Hold
+from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target
 
@@ -36,6 +37,8 @@ BOOTSTRAPS_MAX = 4
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
 # A life as long as this was no failed start.
 LIVED_S = 30.0
+# A table without rows may never be in the stream.
+DISCOVER_S = 5.0
 
 TableName = tuple[str, str]
 
@@ -58,6 +61,7 @@ class Mirror:
         self._client = client
         self._tables = tables
         self._streams = streams or Streams()
+        self._published = Published(client, self._streams.schemas)
         self._hold = Hold()
         self.book = Book(target)
         self.stats: Stats = {}
@@ -112,10 +116,11 @@ class Mirror:
             self.book, self._client, self._streams, self._hold, self.stats, every_table=not self._tables
         )
         async with self._hold.served(self._client, self.book.identity), asyncio.TaskGroup() as tasks:
-            bootstraps = tasks.create_task(self._bootstraps(tasks), name="bootstraps")
+            others = [tasks.create_task(self._bootstraps(tasks), name="bootstraps")]
+            if not self._tables:
+                others.append(tasks.create_task(self._discover(), name="discover"))
             await follower.run(stopping)
-            bootstraps.cancel()
-            for task in self._running.values():
+            for task in (*others, *self._running.values()):
                 task.cancel()
 
     async def _begin(self) -> None:
@@ -124,7 +129,7 @@ class Mirror:
             self.book.begin_at(await self._last_seq())
         for schema, name in self._broken:
             self.book.want(schema, name, "a row was missing")
-        for schema, name in self._tables or await self._published():
+        for schema, name in self._tables or await self._found(self._is_wanted):
             known = self.book.tables.get(table_token(schema, name))
             if known is None or known.phase is Phase.GONE:
                 self.book.want(schema, name, NEW if self._tables and known is None else "published")
@@ -137,12 +142,27 @@ class Mirror:
         except NotFoundError as error:
             raise StreamMissingError(f"stream {self._streams.cdc} does not exist") from error
 
-    async def _published(self) -> list[TableName]:
-        try:
-            bucket = await self._client.jetstream().key_value(self._streams.schemas)
-            return [split_table_token(token) for token in await bucket.keys()]
-        except (NotFoundError, NoKeysError):
-            return []
+    def _is_wanted(self, token: str) -> bool:
+        known = self.book.tables.get(token)
+        return known is None or known.phase is Phase.GONE
+
+    async def _found(self, asked: Callable[[str], bool]) -> list[TableName]:
+        return [split_table_token(token) for token in await self._published.tokens(asked)]
+
+    async def _discover(self) -> None:
+        """Take up tables that were not published yet when this life began."""
+        while True:
+            await asyncio.sleep(DISCOVER_S)
+            with contextlib.suppress(NatsError, TimeoutError):
+                if found := await self._found(lambda token: token not in self.book.tables):
+                    await self._take_up(found)
+
+    async def _take_up(self, found: Sequence[TableName]) -> None:
+        async with self.book.lock:
+            for schema, name in found:
+                if table_token(schema, name) not in self.book.tables:
+                    self.book.want(schema, name, "published")
+            await self.book.commit()
 
     async def _bootstraps(self, tasks: asyncio.TaskGroup) -> None:
         """A bootstrap for each table that wants one, a few at a time."""

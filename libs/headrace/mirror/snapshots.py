@@ -1,25 +1,26 @@
 """A table's snapshot as a consumer gets it: asked for, waited for, read chunk by chunk.
 
 Promises that a snapshot which it names is whole: its meta message is there, and each chunk is of it. Never mixes the
-chunks of two.
+chunks of two. Its end is taken from the stream itself; what is heard meanwhile only says when to look.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.aio.subscription import Subscription
 from nats.js.errors import NotFoundError
 
 from headrace.consumer.reference import whole
-from headrace.contract.events import decode
+from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import (
     chunk_subject,
     meta_subject,
@@ -29,9 +30,11 @@ from headrace.contract.naming import (
 )
 from headrace.errors import HeadraceError
 from headrace.lsn import parse_lsn
+from headrace.mirror.book import heed_cancellation
 
-ANSWER_TIMEOUT_S = 10.0
-FETCH_S = 2.0
+ANSWER_TIMEOUT_S = 30.0
+# A message of its end may have passed unheard; the stream has it.
+LOOK_S = 2.0
 # With neither progress nor a result for so long, it is asked again.
 SILENCE_S = 300.0
 OPTIONS = b'{"values": "typed"}'
@@ -74,30 +77,16 @@ class Snapshots:
 
     async def take(self, token: str, progress: Progress, options: bytes = OPTIONS) -> Snapshot:
         """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows meanwhile."""
-        config = ConsumerConfig(
-            filter_subjects=[meta_subject(token), snapshot_error_subject(token)],
-            deliver_policy=DeliverPolicy.NEW,
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=60,
-        )
-        results = await self._js.pull_subscribe("", stream=self._init, config=config)
-
-        silence = _Silence()
-
-        async def tell(message: Msg) -> None:
-            silence.broken()
-            body = decode(message.data)
-            progress(int(body["rows"]), int(body["rows_estimated"]))
-
-        heard = await self._client.subscribe(snapshot_progress_subject(token), cb=tell)
-        try:
-            note = int((await self._js.stream_info(self._stream)).state.last_seq)
-            answer = await self._ask(token, options)
-            body = await _result(results, str(answer["snapshot_id"]), silence)
-        finally:
-            with contextlib.suppress(nats.errors.Error):
-                await heard.unsubscribe()
-                await results.unsubscribe()
+        request = _Request(token, progress)
+        async with self._heard(request) as inbox:
+            note = await self._last_seq(self._stream)
+            after = await self._last_seq(self._init)
+            # With the inbox in a header the answer is to this very request, however late it is taken.
+            await self._client.publish(
+                snapshot_request_subject(token), options, reply=inbox, headers={REPLY_HEADER: inbox}
+            )
+            await request.until_answered()
+            body = await self._end(request, after + 1)
         return Snapshot(
             str(body["snapshot_id"]),
             token,
@@ -105,22 +94,48 @@ class Snapshots:
             int(body["batch_count"]),
             int(body["row_count"]),
             str(body["source"]),
-            note if answer["status"] == "accepted" else None,
+            note if request.status == "accepted" else None,
         )
 
-    async def _ask(self, token: str, options: bytes) -> Mapping[str, Any]:
-        try:
-            message = await self._client.request(snapshot_request_subject(token), options, timeout=ANSWER_TIMEOUT_S)
-        except nats.errors.NoRespondersError as error:
-            raise SnapshotError(
-                "no snapshot-responder answers", remedy="Start `headrace snapshot-responder`."
-            ) from error
-        except (TimeoutError, nats.errors.TimeoutError) as error:
-            raise SnapshotError("the snapshot-responder did not answer in time") from error
-        answer: Mapping[str, Any] = decode(message.data)
-        if answer.get("status") not in {"accepted", "joined"}:
-            raise RefusedError(f"no snapshot of {token}: {str(answer.get('reason')).rstrip('.')}")
-        return answer
+    @contextlib.asynccontextmanager
+    async def _heard(self, request: _Request) -> AsyncIterator[str]:
+        """Listen to what is said of a request; the inbox for its answer."""
+        inbox = self._client.new_inbox()
+        listeners: Mapping[str, Callable[[Msg], Awaitable[None]]] = {
+            inbox: request.answered,
+            snapshot_progress_subject(request.token): request.progressed,
+            meta_subject(request.token): request.ended,
+            snapshot_error_subject(request.token): request.ended,
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            for subject, callback in listeners.items():
+                subscription = await self._client.subscribe(subject, cb=callback)
+                stack.push_async_callback(_unsubscribed, subscription)
+            yield inbox
+
+    async def _last_seq(self, stream: str) -> int:
+        return int((await self._js.stream_info(stream)).state.last_seq)
+
+    async def _end(self, request: _Request, first: int) -> Mapping[str, Any]:
+        """The meta message, as the stream has it behind the sequence from before the request."""
+        places = dict.fromkeys((meta_subject(request.token), snapshot_error_subject(request.token)), first)
+        while True:
+            await request.news_within(LOOK_S)
+            heed_cancellation()
+            for subject in places:
+                async for sequence, body in self._messages(subject, places[subject]):
+                    places[subject] = sequence + 1
+                    if body.get("snapshot_id") == request.snapshot_id and "error" in body:
+                        raise SnapshotError(f"the snapshot failed: {str(body['error']).rstrip('.')}")
+                    if body.get("snapshot_id") == request.snapshot_id:
+                        return body
+
+    async def _messages(self, subject: str, first: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+        with contextlib.suppress(NotFoundError):
+            while True:
+                message = await self._js.get_msg(self._init, first, subject=subject, next=True)
+                first = int(message.seq or 0) + 1
+                yield first - 1, decode(message.data or b"")
 
     async def chunk(self, snapshot: Snapshot, number: int) -> Sequence[Mapping[str, Any]]:
         """The rows of one chunk."""
@@ -149,25 +164,68 @@ class Snapshots:
         raise SnapshotError("the stream does not reach back to a snapshot that others had asked for")
 
 
-class _Silence:
-    def __init__(self) -> None:
-        self.broken()
+@dataclass(slots=True)
+class _Request:
+    """What is heard of one request."""
 
-    def broken(self) -> None:
-        self._since = time.monotonic()
+    token: str
+    progress: Progress
+    snapshot_id: str = ""
+    status: str = ""
+    refusal: HeadraceError | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_at: float = field(default_factory=time.monotonic)
 
-    def check(self) -> None:
-        if time.monotonic() - self._since > SILENCE_S:
+    async def answered(self, message: Msg) -> None:
+        """An answer; another one where an interrupted snapshot began again."""
+        if (message.headers or {}).get("Status"):
+            self.refusal = SnapshotError("no snapshot-responder answers", remedy="Start `headrace snapshot-responder`.")
+        else:
+            answer = decode(message.data)
+            self.snapshot_id, self.status = str(answer["snapshot_id"]), str(answer["status"])
+            self.refusal = _refusal(self.token, answer)
+        self._tell()
+
+    async def progressed(self, message: Msg) -> None:
+        self.heard_at = time.monotonic()
+        body = decode(message.data)
+        self.progress(int(body["rows"]), int(body["rows_estimated"]))
+
+    async def ended(self, message: Msg) -> None:  # noqa: ARG002  # the stream has it
+        self._tell()
+
+    def _tell(self) -> None:
+        self.heard_at = time.monotonic()
+        self.news.set()
+
+    async def until_answered(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while not self.status:
+                    await self.news_within(ANSWER_TIMEOUT_S)
+        except TimeoutError as error:
+            raise SnapshotError("the snapshot-responder did not answer in time") from error
+
+    async def news_within(self, wait_s: float) -> None:
+        """Until something is heard, or for as long; not for ever."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self.news.wait()
+        self.news.clear()
+        if self.refusal is not None:
+            raise self.refusal
+        if time.monotonic() - self.heard_at > SILENCE_S:
             raise SnapshotError(f"nothing was heard of a snapshot for {SILENCE_S:g} s")
 
 
-async def _result(results: Any, snapshot_id: str, silence: _Silence) -> Mapping[str, Any]:
-    while True:
-        silence.check()
-        with contextlib.suppress(TimeoutError, nats.errors.TimeoutError):
-            for message in await results.fetch(10, timeout=FETCH_S):
-                body: Mapping[str, Any] = decode(message.data)
-                if body.get("snapshot_id") == snapshot_id:
-                    if "error" in body:
-                        raise SnapshotError(f"the snapshot failed: {str(body['error']).rstrip('.')}")
-                    return body
+def _refusal(token: str, answer: Mapping[str, Any]) -> HeadraceError | None:
+    if answer.get("status") in {"accepted", "joined"}:
+        return None
+    reason = str(answer.get("reason")).rstrip(".")
+    # Without an id nobody has judged it.
+    return RefusedError(f"no snapshot of {token}: {reason}") if answer.get("snapshot_id") else SnapshotError(reason)
+
+
+async def _unsubscribed(subscription: Subscription) -> None:
+    with contextlib.suppress(nats.errors.Error):
+        await subscription.unsubscribe()

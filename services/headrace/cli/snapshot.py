@@ -85,6 +85,8 @@ def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
         task = progress.add_task(table, total=None, rows="waiting for Spark")
 
         def told(rows: int, estimated: int) -> None:
+            if not (rows or estimated):
+                return
             # An estimate is PostgreSQL's; a bar that is full before the end would be a lie.
             total = max(estimated, rows + 1)
             progress.update(task, completed=rows, total=total, rows=f"{rows:,} of about {total:,} rows")

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 _REPLY_CHARS_MAX = 512
 _NO_INBOXES = frozenset({"cdc", "init", "snapshot", "headrace"})
@@ -20,6 +20,25 @@ _TOKEN = re.compile(r"[^$*>\s\x00-\x1f\x7f][^*>\s\x00-\x1f\x7f]*")
 
 Outcome = TypeVar("Outcome")
 View = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is told at once."""
+
+    snapshot_id: str
+    status: str
+    reason: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {"snapshot_id": self.snapshot_id, "status": self.status, "reason": self.reason}
+
+    def to_a_late_view(self) -> Answer:
+        """For a reply subject that was seen when its outcome was there already.
+
+        The outcome may be an equal request's, whose snapshot is older than what this one noted of the stream's end.
+        """
+        return replace(self, status="joined") if self.status == "accepted" else self
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -38,7 +38,7 @@ from headrace.lifecycle import Scope
 from headrace.metrics import Stats, count, observe, one_of
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Settings
-from headrace.snapshot_responder.answers import Pairing, may_be_told
+from headrace.snapshot_responder.answers import Answer, Pairing, View, may_be_told
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.neighbours import Neighbours
 from headrace.snapshot_responder.results import Results
@@ -57,18 +57,6 @@ _JUDGED_MAX = 4096
 _CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request is told at once."""
-
-    snapshot_id: str
-    status: str
-    reason: str | None = None
-
-    def body(self) -> dict[str, Any]:
-        return {"snapshot_id": self.snapshot_id, "status": self.status, "reason": self.reason}
-
-
 @dataclass(slots=True)
 class Running:
     """A snapshot that was accepted and has not ended, and the requests that wait for it."""
@@ -80,13 +68,15 @@ class Running:
     requests: dict[int, Msg] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
+    # Whether its error message may be there already.
+    failed: bool = False
     # What is being copied now.
     snapshot: Snapshot | None = None
 
     @property
     def joinable(self) -> bool:
-        """Whether who comes now still gets its meta message: it may be read before we know that it is stored."""
-        return not self.cancelled and not (self.snapshot is not None and self.snapshot.ending)
+        """Whether who comes now still hears of its end: that may be read before we know that it is stored."""
+        return not (self.cancelled or self.failed or (self.snapshot is not None and self.snapshot.ending))
 
 
 def new_snapshot_id() -> str:
@@ -143,9 +133,12 @@ class Desk:
         if REPLY_HEADER in (message.headers or {}):
             # Its stored copy has all that is needed.
             return
-        answer = self._pairing.seen((message.subject, message.data), message.reply, time.monotonic())
+        await self._seen((message.subject, message.data), message.reply)
+
+    async def _seen(self, view: View, reply: str) -> None:
+        answer = self._pairing.seen(view, reply, time.monotonic())
         if answer is not None:
-            await self._tell(message.reply, answer)
+            await self._tell(reply, answer.to_a_late_view())
 
     async def take(self, message: Msg) -> None:
         """A request as the work queue hands it out."""
@@ -174,18 +167,33 @@ class Desk:
     async def keep(self) -> None:
         """Keep the held requests from being handed out again, and answer those that were never stored."""
         while True:
-            for (subject, _), reply in self._pairing.expire(time.monotonic()):
-                await self._tell_unstored(subject, reply)
+            for view, reply in self._pairing.expire(time.monotonic()):
+                await self._tell_unstored(view, reply)
             for running in list(self._running.values()):
                 for message in running.requests.values():
                     with contextlib.suppress(NatsError):
                         await message.in_progress()
             await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
 
-    async def _tell_unstored(self, subject: str, reply: str) -> None:
+    async def _tell_unstored(self, view: View, reply: str) -> None:
         with contextlib.suppress(NatsError, APIError, TimeoutError):
-            if not await self._neighbours.have(_token(subject)):
+            if await self._neighbours.have(_token(view[0])):
+                return
+            if await self._are_queued(view[0]):
+                await self._seen(view, reply)
+            else:
                 await self._tell(reply, Answer("", "rejected", "the request could not be stored; ask again"))
+
+    async def _are_queued(self, subject: str) -> bool:
+        """Whether a request of the subject has still to be judged, because those before it take their time."""
+        js, sequence = self._client.jetstream(), 0
+        with contextlib.suppress(NotFoundError):
+            while True:
+                message = await js.get_msg(self._settings.streams.requests, sequence + 1, subject=subject, next=True)
+                sequence = int(message.seq or 0)
+                if sequence not in self._judged:
+                    return True
+        return False
 
     async def close(self) -> None:
         """Give every unfinished request back to the work queue."""
@@ -239,12 +247,24 @@ class Desk:
         except RequestError as error:
             raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
             return await self._reject(message, table_token(PUBLIC, raw), raw, error)
-        for running in self._running.values():
-            if running.request == request and running.joinable:
-                running.requests[sequence] = message
-                count(self._scope.health.stats, "snapshots_requested")
-                return Answer(running.snapshot_id, "joined")
+        if self._equal(request) and await self._begun_before(sequence):
+            return await self._judge_table(message, sequence, request)
+        if running := self._equal(request):
+            running.requests[sequence] = message
+            count(self._scope.health.stats, "snapshots_requested")
+            return Answer(running.snapshot_id, "joined")
         return await self._judge_table(message, sequence, request)
+
+    def _equal(self, request: SnapshotRequest) -> Running | None:
+        """What it can join."""
+        return next((one for one in self._running.values() if one.request == request and one.joinable), None)
+
+    async def _begun_before(self, sequence: int) -> bool:
+        """Whether an earlier responder promised this request a snapshot: that has to end under its own id."""
+        return await self._cell(sequence).read() is not None
+
+    def _cell(self, sequence: int) -> Cell:
+        return Cell(self._state, f"snapshot.{self._settings.source.slot}.{sequence}")
 
     async def _judge_table(self, message: Msg, sequence: int, request: SnapshotRequest) -> Answer | None:
         refusal: HeadraceError | None = None
@@ -270,7 +290,7 @@ class Desk:
         return Answer(snapshot_id, "rejected", str(error))
 
     async def _accept(self, message: Msg, sequence: int, request: SnapshotRequest, reason: str | None) -> Answer | None:
-        cell = Cell(self._state, f"snapshot.{self._settings.source.slot}.{sequence}")
+        cell = self._cell(sequence)
         before = await cell.read()
         if before is not None and before["running"] and not await self._interrupted(message, request, cell):
             return None
@@ -375,6 +395,7 @@ class Desk:
                 return rows
 
     async def _give_up(self, running: Running, error: Exception) -> None:
+        running.failed = True
         count(self._scope.health.stats, "snapshots_failed")
         available = error.available if isinstance(error, RefusedError) else ()
         request = running.request

@@ -86,6 +86,10 @@ class SparkDriver:
             return "stopped"
         return "running" if self._child.ready.done() else "starting"
 
+    async def started(self) -> None:
+        """Return when there is a driver that takes plans; an unused one is stopped as ever."""
+        self._watch_idleness(await self._running())
+
     async def run(self, job: str, plan: bytes) -> Totals:
         """Run a plan to its end; cancelling this cancels it."""
         child = await self._running()

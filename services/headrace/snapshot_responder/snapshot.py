@@ -17,6 +17,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import Header
+from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.contract.events import encode
@@ -29,12 +30,12 @@ from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
-from headrace.snapshot_responder.results import Results
+from headrace.snapshot_responder.results import RETRY_S, Results
 from headrace.snapshot_responder.tickets import Throttle, TicketOffice, tickets_subject
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import HeldSnapshot, held_snapshot
+from headrace.spark.source import ChangedMeanwhileError, HeldSnapshot, describe_table, held_snapshot
 
 log = logs.logger("snapshot-responder")
 
@@ -68,17 +69,29 @@ class Snapshot:
 
     async def run(self) -> int:
         """Copy the table; the number of its rows."""
-        async with held_snapshot(self.settings, self.request) as held:
-            plan = self._plan(held)
-            failpoint("responder.holding")
-            async with self._tickets(plan), self._progress(held):
-                await _unless_lost(self._copy(plan), held.lost)
+        async with self._progress():
+            await self._spark()
+            async with held_snapshot(self.settings, self.request) as held:
+                self.rows_estimated = held.rows_estimated
+                plan = self._plan(held)
+                failpoint("responder.holding")
+                async with self._tickets(plan):
+                    await _unless_lost(self._copy(plan), held.lost)
         await self._verify()
         failpoint("responder.before_meta")
         self.ending = True
         await _wholly(self._publish_meta(held))
         failpoint("responder.after_meta")
         return self.numbers.rows
+
+    async def _spark(self) -> None:
+        """Have Spark ready before anything is held: an ALTER, and all behind it, would wait for a JVM to start."""
+        if self.driver.state == "running":
+            return
+        with contextlib.suppress(ChangedMeanwhileError, DriverLostError):
+            there = await describe_table(self.settings, self.request)
+            if any(storage.pages for storage in there.storages):
+                await self.driver.started()
 
     def _plan(self, held: HeldSnapshot) -> SnapshotPlan:
         settings = self.settings
@@ -133,15 +146,14 @@ class Snapshot:
                 return
 
     @contextlib.asynccontextmanager
-    async def _progress(self, held: HeldSnapshot) -> AsyncIterator[None]:
-        self.rows_estimated = held.rows_estimated
-        task = asyncio.create_task(self._tell_progress(held.rows_estimated), name="snapshot-progress")
+    async def _progress(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._tell_progress(), name="snapshot-progress")
         try:
             yield
         finally:
             task.cancel()
 
-    async def _tell_progress(self, rows_estimated: int) -> None:
+    async def _tell_progress(self) -> None:
         subject = snapshot_progress_subject(self.request.token)
         while True:
             elapsed_s = max(time.monotonic() - self._began, 0.001)
@@ -149,7 +161,7 @@ class Snapshot:
                 "snapshot_id": self.snapshot_id,
                 "table": self.request.table,
                 "rows": self.numbers.rows,
-                "rows_estimated": max(rows_estimated, self.numbers.rows),
+                "rows_estimated": max(self.rows_estimated, self.numbers.rows),
                 "rows_per_s": round(self.numbers.rows / elapsed_s),
             }
             with contextlib.suppress(NatsError):
@@ -166,11 +178,26 @@ class Snapshot:
         body = self._meta(held)
         bridge = self.settings.delivery.compat is Compat.BRIDGE
         told = {key: body[key] for key in _BRIDGE_META} if bridge else body
-        headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
-        await self.client.jetstream().publish(
-            meta_subject(self.request.token), encode(told, self.settings.format.encoding), headers=headers
-        )
+        await self._stored(encode(told, self.settings.format.encoding))
         log.info("snapshot_completed", **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")})
+
+    async def _stored(self, meta: bytes) -> None:
+        """Until it is known to be there: after an answer that was lost, an error would contradict what was read."""
+        results, js = Results(self.client, self.settings), self.client.jetstream()
+        headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
+        while True:
+            try:
+                await js.publish(meta_subject(self.request.token), meta, headers=headers)
+            except APIError:
+                raise
+            except (NatsError, TimeoutError) as error:
+                log.warning("meta_not_acknowledged", snapshot_id=self.snapshot_id, reason=str(error))
+                await asyncio.sleep(RETRY_S)
+                with contextlib.suppress(NatsError, TimeoutError):
+                    if await results.completed(self.request.token, self.snapshot_id):
+                        return
+            else:
+                return
 
     def _meta(self, held: HeldSnapshot) -> dict[str, Any]:
         return {

@@ -1,0 +1,173 @@
+"""A mirror never waits for what does not come: a follower that it keeps from running, a table that nobody told of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from headrace.consumer import Watermark
+from headrace.consumer.event import of_message
+from headrace.contract.events import encode
+from headrace.contract.values import Encoding
+from headrace.jetstream.objects import ensure
+from headrace.mirror import Create, Mirror, Step, Streams, Table, mirror
+from headrace.mirror.book import SEEN, Book, heed_cancellation
+from headrace.mirror.bootstrap import AgainError, Bootstrap
+from headrace.mirror.changes import Changes
+from headrace.mirror.published import Published
+from headrace.mirror.snapshots import RefusedError
+from headrace.mirror.table import Column, Phase, Run, TableState
+from headrace.settings import StreamSettings
+from headrace.testing.plugin import OwnNats
+
+PATIENCE_S = 60.0
+USERS = Table("public", "users", (Column("id", "integer"),), ("id",), ("id",), staging=True)
+
+
+class MemoryTarget:
+    """Keeps marks, and the steps that were written."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, str] = {}
+        self.steps: list[Step] = []
+
+    async def load(self) -> dict[str, str]:
+        return dict(self.marks)
+
+    async def write(self, steps: Sequence[Step]) -> None:
+        self.steps += steps
+
+    async def commit(self, marks: Mapping[str, str | None]) -> None:
+        self.marks = {key: value for key, value in {**self.marks, **marks}.items() if value is not None}
+
+
+@pytest.fixture
+async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
+    server = await own_nats()
+    connection = await nats.connect(server.url)
+    await ensure(connection.jetstream(), StreamSettings())
+    yield connection
+    await connection.close()
+
+
+def insert(lsn: int) -> bytes:
+    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": 0, "last": True}
+    body = {"table": "users", "schema": "public", "source": "s", "operation": "INSERT", "data": {"id": lsn}, "tx": tx}
+    return encode(body, Encoding.MSGPACK)
+
+
+async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Client) -> None:
+    for lsn in range(1, 6):
+        await client.jetstream().publish("cdc.users.insert", insert(lsn))
+    book = Book(MemoryTarget())
+    await book.open()
+    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
+    book.keep_lanes({SEEN: Watermark(stream_seq=2)})
+    # The follower stands inside an array of events, and the next event of the table is beyond.
+    book.subscribed, book.inside = None, True
+    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    await asyncio.sleep(1)
+    assert not bootstrap.done()
+    book.inside = False
+    async with asyncio.timeout(PATIENCE_S):
+        await bootstrap
+    assert book.tables["users"].phase is Phase.FOLLOWING
+
+
+async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.mirror.bootstrap.STUCK_S", 0.5)
+    # Twice the same position, as no publisher of ours would have it.
+    for _ in range(2):
+        await client.jetstream().publish("cdc.users.insert", insert(7))
+    book = Book(MemoryTarget())
+    await book.open()
+    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
+    book.keep_lanes({SEEN: Watermark(stream_seq=2)})
+    book.subscribed = None
+    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    async with asyncio.timeout(PATIENCE_S):
+        while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
+            await asyncio.sleep(0.1)
+    bootstrap.cancel()
+    assert book.tables["users"].phase is Phase.WANTED
+
+
+async def test_a_table_that_is_published_after_the_mirror_began_is_taken_up_without_an_event_of_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "DISCOVER_S", 0.1)
+    every = Mirror(client, MemoryTarget())
+    stopping = asyncio.Event()
+    running = asyncio.create_task(every.run(stopping))
+    bucket = await client.jetstream().key_value(StreamSettings().schemas)
+    async with asyncio.timeout(PATIENCE_S):
+        while every.book.subscribed is not None:  # noqa: ASYNC110  # until it follows
+            await asyncio.sleep(0.05)
+        assert every.book.tables == {}
+        await bucket.put("late", b"{}")
+        while "late" not in every.book.tables:  # noqa: ASYNC110  # a book tells nobody else
+            await asyncio.sleep(0.05)
+    stopping.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await running
+
+
+async def test_published_tables_are_found_without_a_trace_on_the_server(client: Client) -> None:
+    js = client.jetstream()
+    published = Published(client, StreamSettings().schemas)
+    assert await published.tokens(lambda _: True) == []
+    bucket = await js.key_value(StreamSettings().schemas)
+    for token in ("users", "app=2Ftags", "dropped"):
+        await bucket.put(token, b"{}")
+    await bucket.delete("dropped")
+    assert await published.tokens(lambda _: True) == ["app=2Ftags", "users"]
+    assert await published.tokens(lambda token: token != "users") == ["app=2Ftags"]
+    assert (await js.stream_info(f"KV_{StreamSettings().schemas}")).state.consumer_count == 0
+    assert await Published(client, "nosuch").tokens(lambda _: True) == []
+
+
+async def test_a_table_that_came_back_while_it_was_refused_is_not_forgotten(client: Client) -> None:
+    target = MemoryTarget()
+    book = Book(target)
+    await book.open()
+    book.want("public", "users", "published")
+    bootstrap = Bootstrap(book, client, Streams(), "users", lambda *_: None)
+    told = {"table": "users", "schema": "public", "source": "s", "operation": "SCHEMA", "version": 1, "changes": []}
+    columns = [{"name": "id", "data_type": "integer"}]
+    tx = {"xid": 0, "lsn": 5, "ts": None, "seq": 0, "last": False}
+    (event,) = of_message(encode({**told, "columns": columns, "tx": tx}, Encoding.MSGPACK), "cdc.users.schema", 1)
+    assert Changes(book, every_table=True).of([event]) == []
+    with pytest.raises(AgainError):
+        await bootstrap._refused(RefusedError("it was dropped a moment ago"))
+    assert [state.phase for state in book.tables.values()] == [Phase.WANTED]
+    # Asked again, and nothing was heard since.
+    await Bootstrap(book, client, Streams(), "users", lambda *_: None)._refused(RefusedError("dropped"))
+    assert [state.phase for state in book.tables.values()] == [Phase.GONE]
+    assert not [step for step in target.steps if isinstance(step, Create)]
+
+
+async def test_a_cancellation_that_was_swallowed_is_heeded_at_the_next_step() -> None:
+    begun = asyncio.Event()
+
+    async def works() -> None:
+        begun.set()
+        # As asyncio.wait_for does where what it waits for is done in the same moment.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(PATIENCE_S)
+        heed_cancellation()
+        await asyncio.sleep(PATIENCE_S)
+
+    task = asyncio.create_task(works())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    assert task.cancelled()

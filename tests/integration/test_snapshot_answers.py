@@ -1,0 +1,138 @@
+"""Every request hears of an end: whoever asks late, while one fails, or of a responder that died.
+
+The tables are empty, which needs no Spark; an older transaction holds snapshots up for as long as a test wants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import nats
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace.contract.events import decode
+from headrace.contract.naming import snapshot_request_subject
+from headrace.embedded.postgres import SUPERUSER
+from headrace.jetstream.objects import ensure
+from headrace.settings import StreamSettings
+from headrace.snapshot_responder.desk import PAIRING_PATIENCE_S
+from headrace.testing.database import Database
+from headrace.testing.plugin import OwnNats
+from headrace.testing.suite import Suite
+
+RESPONDER = "snapshot-responder"
+PATIENCE_S = 60.0
+
+
+@dataclass
+class World:
+    """A responder, and what ends of snapshots were told."""
+
+    client: Client
+    database: Database
+    suite: Suite
+    starts: int = 0
+    ends: dict[str, str] = field(default_factory=dict)
+    end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def start(self, **settings: str) -> None:
+        self.starts += 1
+        await self.suite.start(RESPONDER, **settings)
+        async with asyncio.timeout(PATIENCE_S):
+            while self.suite.log(RESPONDER).count("event=ready") < self.starts:  # noqa: ASYNC110  # a file gives no event
+                await asyncio.sleep(0.05)
+
+    async def ask(self, payload: bytes = b"") -> dict[str, Any]:
+        answer = await self.client.request(snapshot_request_subject("asked"), payload, timeout=PATIENCE_S)
+        return dict(decode(answer.data))
+
+    async def note(self, message: Msg) -> None:
+        self.ends[str(decode(message.data)["snapshot_id"])] = message.subject.split(".")[1]
+        self.end.set()
+
+    async def ended(self, snapshot_id: str) -> str:
+        async with asyncio.timeout(PATIENCE_S):
+            while snapshot_id not in self.ends:
+                self.end.clear()
+                await self.end.wait()
+        return self.ends[snapshot_id]
+
+    @contextlib.asynccontextmanager
+    async def older_transaction(self) -> AsyncIterator[None]:
+        connection = await asyncpg.connect(self.database.dsn)
+        try:
+            await connection.execute("BEGIN; SELECT pg_current_xact_id()")
+            yield
+        finally:
+            await connection.close()
+
+
+@pytest_asyncio.fixture
+async def world(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[World]:
+    server = await own_nats()
+    client = await nats.connect(server.url)
+    await ensure(client.jetstream(), StreamSettings())
+    await database.execute("CREATE TABLE asked (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE asked")
+    environment = {
+        "PG_HOST": "127.0.0.1",
+        "PG_PORT": str(database.port),
+        "PG_DB": database.name,
+        "POSTGRES_BRIDGE_USER": SUPERUSER,
+        "NATS_URL": server.url,
+        "HEADRACE_PUB": "p",
+        "HEADRACE_SLOT": "s",
+        "HEADRACE_LEASE_TTL_S": "1",
+        "HEADRACE_LOG_LEVEL": "debug",
+    }
+    async with Suite(environment, tmp_path, ()) as suite:
+        made = World(client, database, suite)
+        for subject in ("init.meta.>", "init.error.>"):
+            await client.subscribe(subject, cb=made.note)
+        yield made
+    await client.close()
+
+
+async def test_a_request_that_waits_its_turn_is_not_told_that_it_was_lost(world: World) -> None:
+    await world.start()
+    connection = await asyncpg.connect(world.database.dsn)
+    await connection.execute("BEGIN; LOCK TABLE pg_catalog.pg_publication IN ACCESS EXCLUSIVE MODE")
+    asked = [asyncio.create_task(world.ask(b'{"filter": [["id", ">", %d]]}' % number)) for number in range(2)]
+    # A PostgreSQL that answers late: neither request is judged meanwhile.
+    await asyncio.sleep(PAIRING_PATIENCE_S * 2.5)
+    await connection.close()
+    for task in asked:
+        answer = await task
+        assert answer["status"] == "accepted", answer
+        assert await world.ended(answer["snapshot_id"]) == "meta"
+
+
+async def test_who_asks_when_the_error_arrives_gets_a_snapshot_of_their_own(world: World) -> None:
+    await world.start(HEADRACE_SNAPSHOT_SLOT_WAIT_S="0.1")
+    told: set[str] = set()
+    async with world.older_transaction():
+        for _ in range(20):
+            answer = await world.ask()
+            assert await world.ended(answer["snapshot_id"]) == "error"
+            told.add(answer["snapshot_id"])
+    assert len(told) == 20
+
+
+async def test_what_a_dead_responder_began_ends_under_its_own_id_whoever_asks_before(world: World) -> None:
+    await world.start(HEADRACE_SNAPSHOT_ACK_WAIT_S="8")
+    async with world.older_transaction():
+        begun = await world.ask()
+        await world.suite.kill(RESPONDER)
+        await world.start(HEADRACE_SNAPSHOT_ACK_WAIT_S="8")
+        # Before the request that is there already is handed out again.
+        newer = await world.ask()
+        assert newer["snapshot_id"] != begun["snapshot_id"]
+        assert await world.ended(begun["snapshot_id"]) == "error"
+    assert await world.ended(newer["snapshot_id"]) == "meta"
