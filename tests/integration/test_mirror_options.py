@@ -1,0 +1,171 @@
+"""Mirrors of a suite with options: arrays as lists, columns left out; and what a gap event has them do."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.contract.events import encode
+from headrace.contract.naming import GAP_SUBJECT
+from headrace.contract.values import Encoding
+from headrace.lsn import format_lsn
+from headrace.mirror.book import tables_of
+from headrace.testing.database import Database, fresh_database
+from headrace.testing.line import SETTINGS
+from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.names import Names
+from headrace.testing.servers import SessionServers
+from headrace.testing.suite import Suite
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+LINE = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
+SLOT = "options"
+# The first of them starts a JVM, on whatever machine this is.
+BOOTSTRAP_S = 200.0
+VERIFY_ONCE = ("--wait", "60")
+
+
+@dataclass
+class World:
+    source: Database
+    target: Database
+    environment: dict[str, str]
+    nats_url: str
+
+    def mirror(self, folder: Path, to: str, *tables: str) -> MirrorProcess:
+        options = [word for table in tables for word in ("--table", table)]
+        return MirrorProcess(self.environment, folder, to.split(":", maxsplit=1)[0], to, *options)
+
+
+@async_fixture(scope="module", loop_scope="module")
+async def world(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    postgres, server = session_servers.shared_postgres(18), session_servers.new_nats()
+    await server.start()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(session_servers.discard, server)
+        source = await stack.enter_async_context(fresh_database(postgres, Names.new().other("source")))
+        target = await stack.enter_async_context(fresh_database(postgres, Names.new().other("mirror")))
+        await source.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+        environment = {
+            **SETTINGS,
+            **postgres.environment(),
+            "PG_DB": source.name,
+            "NATS_URL": server.url,
+            "HEADRACE_SLOT": f"{SLOT}_{source.name}",
+            "HEADRACE_SPARK_START_TIMEOUT_S": "300",
+            "HEADRACE_ARRAYS": "list",
+            "HEADRACE_EXCLUDE_COLUMNS": "chosen.secret",
+        }
+        suite = await stack.enter_async_context(Suite(environment, tmp_path_factory.mktemp("world"), LINE))
+        await suite.logged("publisher", "epoch_joined")
+        await suite.logged("snapshot-responder", "event=ready", timeout_s=60)
+        yield World(source, target, environment, server.url)
+
+
+@contextlib.asynccontextmanager
+async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
+    """Mirrors until the end of the block, which they reach in order."""
+    for mirror in mirrors:
+        await mirror.start()
+    try:
+        yield
+        for mirror in mirrors:
+            assert await mirror.stop() == 0, mirror.log[-3000:]
+    finally:
+        for mirror in mirrors:
+            if mirror.runs:
+                await mirror.kill()
+
+
+async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(world: World, tmp_path: Path) -> None:
+    source = world.source
+    await source.execute(
+        "CREATE TABLE chosen "
+        "(id int PRIMARY KEY, secret text, tags text[], grid int[][], at timestamptz[], n numeric[])"
+    )
+    arrays = """ARRAY['a,"b', NULL, '{x}', ''], '{{1,2},{NULL,4}}', ARRAY[now(), 'infinity'], '{1.50,NaN}'"""
+    await source.execute(f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(1, 20) g")
+    await source.execute("INSERT INTO chosen VALUES (100, 'hidden', '{}', NULL, '{}', '{}')")
+    path = tmp_path / "chosen.db"
+    mirrors = [
+        world.mirror(tmp_path, f"sqlite:///{path}", "chosen"),
+        world.mirror(tmp_path, world.target.dsn, "chosen"),
+    ]
+    async with running(*mirrors):
+        for mirror in mirrors:
+            await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
+        await source.execute(f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(30, 40) g")
+        await source.execute("UPDATE chosen SET secret = 'other', tags = tags || 'more'::text WHERE id % 2 = 0")
+        await source.execute("UPDATE chosen SET secret = 'alone' WHERE id = 3; DELETE FROM chosen WHERE id = 5")
+        for mirror in mirrors:
+            code, (verdict,) = await mirror.verified(*VERIFY_ONCE)
+            assert (code, verdict["rows"]) == (0, 31), mirror.log[-3000:]
+            assert "row_missing" not in mirror.log
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(chosen)")]
+    assert columns == ["id", "tags", "grid", "at", "n"]
+    in_postgres = await world.target.fetchval("SELECT tags[1] FROM chosen WHERE id = 30")
+    assert in_postgres == 'a,"b'
+
+
+async def test_after_a_gap_what_was_copied_before_its_end_is_copied_again_and_nothing_else(
+    world: World, tmp_path: Path
+) -> None:
+    source = world.source
+    for table in ("older", "younger"):
+        await source.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); INSERT INTO {table} VALUES (1)")
+    path = tmp_path / "gap.db"
+    older, both = (world.mirror(tmp_path, f"sqlite:///{path}", *tables) for tables in (["older"], ["older", "younger"]))
+    async with running(older):
+        await older.logged("event=bootstrap_done table=older", timeout_s=BOOTSTRAP_S)
+    async with running(both):
+        await both.logged("event=bootstrap_done table=younger", timeout_s=BOOTSTRAP_S)
+        since = {token: state.since for token, state in states(path).items()}
+        assert since["older"] < since["younger"]
+        # A change that the stream lost, which no event will ever bring.
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
+            connection.execute("DELETE FROM older")
+            connection.commit()
+        await tell_of_a_gap(world, since["older"], since["younger"])
+        await both.logged('event=bootstrap_wanted table=older why="a gap in the stream"')
+        await both.logged("event=bootstrap_done table=older", 2, timeout_s=BOOTSTRAP_S)
+        code, verdicts = await both.verified(*VERIFY_ONCE)
+        assert (code, [verdict["rows"] for verdict in verdicts]) == (0, [1, 1])
+        assert both.log.count("event=bootstrap_done table=younger") == 1
+        # Told of again, as after a restart: both have been copied since.
+        await tell_of_a_gap(world, since["older"], since["younger"])
+        await source.execute("INSERT INTO older VALUES (2); INSERT INTO younger VALUES (2)")
+        assert (await both.verified(*VERIFY_ONCE))[0] == 0
+        assert both.log.count("event=bootstrap_done") == 3
+
+
+def states(path: Path) -> Any:
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
+        return tables_of(dict(connection.execute("SELECT key, value FROM headrace_mirror")))
+
+
+async def tell_of_a_gap(world: World, after: int, up_to: int) -> None:
+    """As the publisher tells it, of all that committed in between."""
+    body = {
+        "subject": GAP_SUBJECT,
+        "operation": "GAP",
+        "msg_id": f"{up_to:x}-_gap",
+        "source": world.environment["HEADRACE_SLOT"],
+        "after": format_lsn(after),
+        "up_to": format_lsn(up_to),
+        "reason": "slot_moved",
+        "lsn": up_to,
+        "tx": {"xid": 0, "lsn": up_to, "ts": None, "seq": 0, "last": False},
+    }
+    client = await nats.connect(world.nats_url)
+    await client.jetstream().publish(GAP_SUBJECT, encode(body, Encoding.MSGPACK))
+    await client.close()
