@@ -116,7 +116,7 @@ async def test_every_line_is_stored_once_in_order_though_leaders_step_down_and_d
         await stepped_down((await leader_of(cluster, STREAM)).url)
     leader = await leader_of(cluster, STREAM)
     await leader.kill()
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         assert await program.wait() == 0
     others = [server for server in cluster if server is not leader]
     assert await found(others[0].url) == expected(lines)

@@ -26,6 +26,8 @@ from headrace.lifecycle import Scope
 
 log = logs.logger("state")
 
+_PAUSE_S = 1.0
+
 
 class LostRaceError(HeadraceError):
     """Somebody else wrote the same state first."""
@@ -70,6 +72,20 @@ async def bucket(js: JetStreamContext, name: str) -> KeyValue:
         return await js.key_value(name)
     except BucketNotFoundError as error:
         raise MissingObjectError(f"the KV bucket {name} is missing", remedy="Run `headrace init`.") from error
+
+
+async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> KeyValue | None:
+    """`bucket`, for a service: waits for JetStream to answer; None when the service stops before it does."""
+    while not scope.stopping.is_set():
+        try:
+            found = await bucket(js, name)
+        except (NatsError, APIError, TimeoutError) as error:
+            scope.health.ail("jetstream", str(error) or type(error).__name__)
+            await scope.pause(_PAUSE_S)
+        else:
+            scope.health.heal("jetstream")
+            return found
+    return None
 
 
 class Lease:

@@ -25,7 +25,7 @@ from headrace.archiver.tables import Tables
 from headrace.bus import link
 from headrace.errors import HeadraceError, SettingError
 from headrace.jetstream.objects import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket
+from headrace.jetstream.state import Cell, Lease, bucket_patiently
 from headrace.lifecycle import Scope
 from headrace.metrics import count
 from headrace.service import on_the_bus
@@ -53,23 +53,9 @@ async def run(scope: Scope, settings: Settings) -> None:
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _state(scope: Scope, settings: Settings, client: Client) -> KeyValue | None:
-    """The suite's bucket; None when the service stops before JetStream answers."""
-    while not scope.stopping.is_set():
-        try:
-            found = await bucket(client.jetstream(), settings.streams.state)
-        except (NatsError, APIError, TimeoutError) as error:
-            scope.health.ail("jetstream", str(error) or type(error).__name__)
-            await scope.pause(BACKOFF_S)
-        else:
-            scope.health.heal("jetstream")
-            return found
-    return None
-
-
 async def _hold_lease_and_archive(scope: Scope, settings: Settings, client: Client, store: Store) -> None:
     session = secrets.token_hex(8)
-    state = await _state(scope, settings, client)
+    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
     if state is None:
         return
     slot = settings.source.slot

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NotFoundError
-from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
 from headrace.errors import HeadraceError
 from headrace.jetstream.objects import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket
+from headrace.jetstream.state import Cell, Lease, bucket_patiently
 from headrace.lifecycle import Scope
 from headrace.metrics import Stats, count
 from headrace.publisher.catalog_watch import CatalogWatch
@@ -45,23 +44,9 @@ async def run(scope: Scope, settings: Settings) -> None:
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _state(scope: Scope, settings: Settings, client: Client) -> KeyValue | None:
-    """The suite's bucket; None when the service stops before JetStream answers."""
-    while not scope.stopping.is_set():
-        try:
-            found = await bucket(client.jetstream(), settings.streams.state)
-        except (NatsError, APIError, TimeoutError) as error:
-            scope.health.ail("jetstream", str(error) or type(error).__name__)
-            await scope.pause(BACKOFF_S)
-        else:
-            scope.health.heal("jetstream")
-            return found
-    return None
-
-
 async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Client) -> None:
     session = secrets.token_hex(8)
-    state = await _state(scope, settings, client)
+    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
     if state is None:
         return
     lease = Lease(Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
