@@ -64,6 +64,32 @@ assert source(spark.read, tables="public.items", fromTime="1970-02-20").load(url
 first = whole.orderBy("commit_lsn", "ordinal").first()
 assert (first.table, first.operation, first.after) == ("orders", "insert", '{"id":0,"note":"row 0"}'), first
 assert first.commit_time.year == 1970 and first.unchanged is None
+two = source(spark.read, columns="after,commit_lsn").load(url)
+assert two.columns == ["after", "commit_lsn"] and two.count() == 600
+assert two.orderBy("commit_lsn").first().after.startswith('{"id":')
+assert source(spark.read, tasks="3").load(url).rdd.getNumPartitions() == 1, "too little for more than one task"
+
+# What Spark filters by is not read; the answers are those without pushdown.
+asked = "`table` = 'items' AND commit_lsn > 4000 AND commit_lsn <= 5000 AND commit_time < timestamp'1970-02-18'"
+due = sorted(map(tuple, whole.where(asked).select("commit_lsn", "key").collect()))
+whole_counts = {"commit_lsn > 5000": 100, "commit_lsn <= 1000": 100, "commit_lsn = 1000": 10}
+whole_counts["commit_time >= timestamp'1970-02-20'"] = 100
+spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+found = source(spark.read).load(url).where(asked)
+assert sorted(map(tuple, found.select("commit_lsn", "key").collect())) == due and len(due) == 40, due
+spoiled = Path(url.removeprefix("file://")) / ("%020d.parquet" % 3)
+data = spoiled.read_bytes()
+spoiled.write_bytes(data[:40] + bytes([data[40] ^ 1]) + data[41:])
+for unread in ("commit_lsn > 5000", "commit_lsn <= 1000", "commit_time >= timestamp'1970-02-20'", "commit_lsn = 1000"):
+    assert source(spark.read).load(url).where(unread).count() == whole_counts[unread], unread
+spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+try:
+    source(spark.read).load(url).where("commit_lsn > 5000").count()
+except Exception as error:
+    assert "WalFileCorruptError" in str(error), error
+else:
+    raise AssertionError("without pushdown all is read")
+spoiled.write_bytes(data)
 
 rows = current_state(source(spark.read).load(url + "_state"), "id bigint, note string, big string, doc string")
 found = sorted(tuple(row) for row in rows.collect())

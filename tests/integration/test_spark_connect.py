@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import nats
-import pyspark
 import pytest
 import pytest_asyncio
 
-from headrace.embedded.java import java_for_spark
-from headrace.embedded.ports import free_port
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
 from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings
@@ -27,11 +20,11 @@ from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.responder import jvm_of
+from headrace.testing.spark_connect import connect_server
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-START_TIMEOUT_S = 90.0
 REQUEST = SnapshotRequest("t", "public", "t")
 
 
@@ -51,42 +44,15 @@ async def settings(database: Database, own_nats: OwnNats) -> Settings:
 @pytest.fixture
 def remote(settings: Settings, tmp_path: Path) -> Iterator[str]:
     """A Connect server whose workers reach the test's own PostgreSQL and NATS; its URL."""
-    home, port = Path(pyspark.__file__).parent, free_port()
-    configuration = {"spark.connect.grpc.binding.port": str(port), "spark.connect.grpc.binding.address": "127.0.0.1"}
-    configuration |= {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": str(tmp_path)}
-    options = [part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")]
-    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    environment = (
-        os.environ
-        | java_for_spark(tmp_path).environment()
-        | {
-            "SPARK_HOME": str(home),
-            "PYSPARK_PYTHON": sys.executable,
-            "PG_HOST": "127.0.0.1",
-            "PG_PORT": str(settings.postgres.port),
-            "PG_DB": str(settings.postgres.database),
-            "POSTGRES_BRIDGE_USER": SUPERUSER,
-            "NATS_URL": str(settings.nats.url),
-        }
-    )
-    with (tmp_path / "connect.log").open("wb") as log:
-        process = subprocess.Popen(
-            [home / "bin/spark-submit", "--class", server, "--master", "local[2,4]", *options, "spark-internal"],
-            env=environment,
-            stdout=log,
-            stderr=log,
-            cwd=tmp_path,
-        )
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while b"server started at" not in (tmp_path / "connect.log").read_bytes():
-            assert process.poll() is None, (tmp_path / "connect.log").read_text()[-2000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(20)
+    environment = {
+        "PG_HOST": "127.0.0.1",
+        "PG_PORT": str(settings.postgres.port),
+        "PG_DB": str(settings.postgres.database),
+        "POSTGRES_BRIDGE_USER": SUPERUSER,
+        "NATS_URL": str(settings.nats.url),
+    }
+    with connect_server(tmp_path, environment) as url:
+        yield url
 
 
 async def test_a_snapshot_runs_on_spark_connect_and_its_failures_are_told(

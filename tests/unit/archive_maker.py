@@ -10,7 +10,7 @@ from headrace.archive.columns import SCHEMA
 from headrace.archive.layout import file_name
 from headrace.archive.metadata import ColumnInfo, Gap, SegmentInfo, TableInfo
 from headrace.archive.store import Store
-from headrace.lsn import Position
+from headrace.lsn import ORIGIN, Position
 
 DAY_US = 86_400_000_000
 TABLES = ("orders", "items")
@@ -72,6 +72,7 @@ class Maker:
             rows=count,
             first=Position((first + 1) * 100, 0),
             last=Position((last + 1) * 100, 9),
+            after=before.last if before else ORIGIN,
             time_us=last * DAY_US,
             gap=gap,
             tables=tuple(table_info(name) for name in sorted(described)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from datetime import datetime
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from headrace.archive.reader import Reading, Start
 from headrace.archive.segment import ALL, Selection
 from headrace.archive.steps import Opened, ReaderMetrics, Steps, T, WalReaderOptions
 from headrace.archive.store import ObjectMetadata, Store, Wait
+from headrace.lsn import Position
 
 
 class AsyncWalFile:
@@ -52,14 +53,16 @@ class AsyncWalFile:
             for entry in columns.entries(batch):
                 yield entry
 
-    async def batches(self, selection: Selection = ALL) -> AsyncIterator[pa.RecordBatch]:
-        """The rows in order, as Arrow has them."""
+    async def batches(
+        self, selection: Selection = ALL, columns: Collection[str] | None = None
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """The rows in order, as Arrow has them, with all columns or some."""
         reading = self._reader.reading
-        if not steps.interesting(self.info, reading.options):
-            reading.metrics.files_skipped += 1
+        chosen = reading.chosen(selection)
+        read = await self._reader.run(reading.fetch(self._opened, chosen))
+        if read is None:
             return
-        data = await self._reader.run(steps.whole(self._opened))
-        for batch in reading.batches(self._opened, data, selection):
+        for batch in reading.batches(self._opened, read, chosen, columns):
             yield batch
             # Others want the event loop too: a batch is some ten milliseconds.
             await asyncio.sleep(0)
@@ -107,11 +110,12 @@ class AsyncWalReader:
         from_lsn: int | None = None,
         from_time: datetime | None = None,
         *,
+        after: Position | None = None,
         wait: bool = False,
     ) -> AsyncIterator[AsyncWalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
-        file_id = await self.run(Start(from_id, from_lsn, from_time).first_id(options, seen))
+        file_id = await self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
         while True:
             opened = await self.run(
                 steps.await_file(file_id, options, seen) if wait else steps.open_file(file_id, options, seen)
@@ -127,10 +131,11 @@ class AsyncWalReader:
         from_lsn: int | None = None,
         from_time: datetime | None = None,
         *,
+        after: Position | None = None,
         wait: bool = True,
     ) -> AsyncIterator[RowEntry]:
-        """Rows from a place on, in order; waits at the tail unless told not to."""
-        selection = Start(from_id, from_lsn, from_time).selection
-        async for file in self.files(from_id, from_lsn, from_time, wait=wait):
+        """Rows from a place on, or behind a stored position, in order; waits at the tail unless told not to."""
+        selection = Start(from_id, from_lsn, from_time, after).selection
+        async for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             async for entry in file.entries(selection):
                 yield entry

@@ -7,7 +7,7 @@ unless told to; always the oldest first, so that ids stay without gaps however a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from headrace.archive import layout
 from headrace.archive.registry import Registered, registered
@@ -23,11 +23,16 @@ class Plan:
 
 
 def plan(store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None) -> Plan:
-    """The files that may go; `past_readers` takes no account of who has not read them."""
+    """The files that may go; `past_readers` takes no account of who has not read them.
+
+    How old a file is, its store's own clock says: that of a machine that collects may be wrong.
+    """
     files: list[ObjectMetadata] = [
         item for item in store.ask(Names("")) or [] if layout.file_id(item.location) is not None
     ]
-    before = (now or datetime.now(UTC)) - timedelta(seconds=older_than_s)
+    if len(files) <= 1:
+        return Plan((), ())
+    before = (now or store.now()) - timedelta(seconds=older_than_s)
     readers = registered(store)
     wanted = None if past_readers or not readers else min(reader.next_id for reader in readers)
     remove: list[ObjectMetadata] = []

@@ -22,8 +22,14 @@ class FileTakenError(ArchiveError):
     retry = True
 
 
+class StoreUnfitError(ArchiveError):
+    """The store lets one writer overwrite what another has written."""
+
+    remedy = "Use a store with conditional puts (If-None-Match), or a version of this one that has them."
+
+
 class WalFileCollectedError(ArchiveError):
-    """The file was there once, and was removed by garbage collection."""
+    """The file was there once, and was removed by garbage collection; or the archive begins behind the place."""
 
     remedy = "Go on with the first file that is left (`list`), and load what it lacks from a snapshot."
 
@@ -37,4 +43,7 @@ class WalFileCorruptError(ArchiveError):
 class WalGapError(ArchiveError):
     """The archive tells of changes that it does not have."""
 
-    remedy = "Take a snapshot of the tables that matter, or read on with on_gap='tell'."
+    remedy = (
+        "Take a snapshot of the tables that matter, or read on and be told of it: raise_at_gap=False, gaps=tell in "
+        "Spark, --past-gaps with replay."
+    )

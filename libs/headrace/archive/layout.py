@@ -2,6 +2,8 @@
 
     00000000000000000001.parquet …   log files, ids from 1 without gaps
     readers/{name}.json              registered readers and where each is
+    _writers/once                    made once: whoever would write it again must be refused
+    _writers/clock                   written to learn what time it is where the objects are
 
 The first file that is left and the last one are told by a listing alone: nothing else has to be kept right.
 """
@@ -14,6 +16,8 @@ FIRST_ID = 1
 _DIGITS = 20
 SUFFIX = ".parquet"
 READERS = "readers"
+# They sort behind the files, so that a listing from a file's name on begins with files; Spark takes no notice of them.
+ONCE, CLOCK = "_writers/once", "_writers/clock"
 
 
 def file_name(file_id: int) -> str:

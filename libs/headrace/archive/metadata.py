@@ -73,6 +73,8 @@ class SegmentInfo:
     # Of the rows; where there are none, `last` is that of the files before.
     first: Position = ORIGIN
     last: Position = ORIGIN
+    # The last row of the files before.
+    after: Position | None = None
     # Whether it ends where a transaction does.
     whole: bool = True
     # The latest commit so far, in this file or before; microseconds since 1970.
@@ -85,6 +87,8 @@ class SegmentInfo:
     previous: str = ""
     checksum: str = ""
     checksum_bytes: int = 0
+    # Whether each page has a checksum too, so that a part of the file can be read and trusted.
+    page_checksums: bool = False
     format: int = FORMAT
 
     @property
@@ -113,9 +117,16 @@ def decode(data: bytes) -> SegmentInfo:
         gap = body.pop("gap")
         versions = {name: (version, shape) for name, (version, shape) in body.pop("versions").items()}
         first, last = Position(*body.pop("first")), Position(*body.pop("last"))
+        after = body.pop("after", None)
         known = {name: body[name] for name in SegmentInfo.__slots__ if name in body}
         return SegmentInfo(
-            **known, tables=tables, gap=Gap(**gap) if gap else None, versions=versions, first=first, last=last
+            **known,
+            tables=tables,
+            gap=Gap(**gap) if gap else None,
+            versions=versions,
+            first=first,
+            last=last,
+            after=None if after is None else Position(*after),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise WalFileCorruptError(f"a file's metadata is malformed: {error}") from error

@@ -11,23 +11,23 @@ that were written and (unless told otherwise) at a gap that the archive tells of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 import pyarrow as pa
 
 from headrace.archive import columns, segment, steps
 from headrace.archive.entry import RowEntry
-from headrace.archive.errors import ArchiveError, WalGapError
+from headrace.archive.errors import ArchiveError, WalFileCollectedError, WalGapError
+from headrace.archive.layout import FIRST_ID
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import ALL, Selection
-from headrace.archive.steps import Opened, ReaderMetrics, Seen, Steps, T, WalReaderOptions
+from headrace.archive.steps import Content, Opened, ReaderMetrics, Seen, Steps, T, WalReaderOptions
 from headrace.archive.store import ObjectMetadata, Store, Wait
-from headrace.lsn import format_lsn
+from headrace.lsn import Position, format_lsn
 
 __all__ = ["ObjectMetadata", "WalFile", "WalReader", "WalReaderOptions"]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +37,59 @@ class Start:
     from_id: int | None = None
     from_lsn: int | None = None
     from_time: datetime | None = None
+    # Behind a row that was read before.
+    after: Position | None = None
 
     @property
     def selection(self) -> Selection:
         """The rows of the first files that are before it are left out."""
-        after = None if self.from_lsn is None else (self.from_lsn - 1, 1 << 62)
+        after = self.after if self.from_lsn is None else (self.from_lsn - 1, 1 << 62)
         return Selection(after=after, from_time_us=None if self.from_time is None else self._time_us)
 
     @property
     def _time_us(self) -> int:
         assert self.from_time is not None, "asked only where there is one"
-        moment = self.from_time if self.from_time.tzinfo else self.from_time.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // timedelta(microseconds=1)
+        return segment.time_us(self.from_time)
+
+    def lost(self, opened: Opened) -> str | None:
+        """Why the first file that is left lacks what this place asks for; None where it has all of it."""
+        info = opened.info
+        begins = f"file {info.id}, the first one, begins at {format_lsn(info.from_lsn)}"
+        if info.id > FIRST_ID and info.after is not None and (self.from_lsn is not None or self.after is not None):
+            asked = self.after or Position((self.from_lsn or 0) - 1, 1 << 62)
+            return begins if asked < info.after else None
+        lsn = self.from_lsn if self.from_lsn is not None else (self.after.lsn if self.after else None)
+        if lsn is not None and lsn < info.from_lsn:
+            return begins
+        if self.from_time is not None and info.id > FIRST_ID:
+            first = segment.first_time_us(opened.tail)
+            if first is None or self._time_us < first:
+                return f"files before {info.id} were removed by garbage collection"
+        return None
 
     def past(self, info: SegmentInfo) -> bool:
         """Whether the place is in this file, or before."""
         if self.from_lsn is not None:
             return info.last.lsn >= self.from_lsn
+        if self.after is not None:
+            return info.last > self.after
         if self.from_time is not None:
             return info.time_us >= self._time_us
         return True
 
     def first_id(self, options: WalReaderOptions, seen: Seen) -> Steps[int]:
-        if sum(given is not None for given in (self.from_id, self.from_lsn, self.from_time)) > 1:
-            raise ArchiveError("begin from an id, an LSN or a time: more than one was given")
+        given = [place for place in (self.from_id, self.from_lsn, self.from_time, self.after) if place is not None]
+        if len(given) > 1:
+            raise ArchiveError("begin from an id, an LSN, a time or behind a position: more than one was given")
         if self.from_id is not None:
             return self.from_id
-        found: int = yield from steps.find(self.past, options, seen)
+        if not given:
+            return (yield from steps.first_left())
+        found, first = yield from steps.find(self.past, options, seen)
+        why = None if first is None or found > first.info.id else self.lost(first)
+        if why is not None:
+            asked = format_lsn(self.from_lsn) if self.from_lsn is not None else given[0]
+            raise WalFileCollectedError(f"the archive does not reach back to {asked}: {why}")
         return found
 
 
@@ -83,12 +109,30 @@ class Reading:
                 f"{format_lsn(info.gap.up_to)} is not in the archive ({info.gap.reason})"
             )
 
-    def batches(self, opened: Opened, data: bytes, selection: Selection) -> Iterator[pa.RecordBatch]:
-        if self.options.verify:
-            segment.verify(data, opened.info)
+    def chosen(self, selection: Selection) -> Selection:
+        """What the reader's options leave of it."""
+        return replace(selection, tables=selection.tables or self.options.wanted)
+
+    def fetch(self, opened: Opened, chosen: Selection) -> Steps[Content | None]:
+        """What has to be read of a file; None where no row of it is wanted."""
+        if not steps.interesting(opened.info, chosen):
+            self.metrics.files_skipped += 1
+            return None
+        found = segment.groups(opened.tail, chosen)
+        if not found.wanted:
+            self.metrics.files_skipped += 1
+            return None
         self.metrics.files += 1
-        chosen = Selection(self.options.wanted, selection.after, selection.from_time_us)
-        for batch in segment.batches(data, chosen):
+        self.metrics.groups_skipped += found.count - len(found.wanted)
+        read = yield from steps.content(opened, found, self.options)
+        return read
+
+    def batches(
+        self, opened: Opened, read: Content, chosen: Selection, columns: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        if self.options.verify and read.whole:
+            segment.verify(read.data, opened.info)
+        for batch in segment.batches(read.data, chosen, columns, page_checksums=self.options.verify and not read.whole):
             self.metrics.rows += batch.num_rows
             yield batch
 
@@ -126,13 +170,13 @@ class WalFile:
         for batch in self.batches(selection):
             yield from columns.entries(batch)
 
-    def batches(self, selection: Selection = ALL) -> Iterator[pa.RecordBatch]:
-        """The rows in order, as Arrow has them."""
+    def batches(self, selection: Selection = ALL, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows in order, as Arrow has them, with all columns or some."""
         reading = self._reader.reading
-        if not steps.interesting(self.info, reading.options):
-            reading.metrics.files_skipped += 1
-            return
-        yield from reading.batches(self._opened, self._reader.run(steps.whole(self._opened)), selection)
+        chosen = reading.chosen(selection)
+        read = self._reader.run(reading.fetch(self._opened, chosen))
+        if read is not None:
+            yield from reading.batches(self._opened, read, chosen, columns)
 
 
 class WalReader:
@@ -177,11 +221,12 @@ class WalReader:
         from_lsn: int | None = None,
         from_time: datetime | None = None,
         *,
+        after: Position | None = None,
         wait: bool = False,
     ) -> Iterator[WalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
-        file_id = self.run(Start(from_id, from_lsn, from_time).first_id(options, seen))
+        file_id = self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
         while True:
             opened = self.run(
                 steps.await_file(file_id, options, seen) if wait else steps.open_file(file_id, options, seen)
@@ -197,9 +242,10 @@ class WalReader:
         from_lsn: int | None = None,
         from_time: datetime | None = None,
         *,
+        after: Position | None = None,
         wait: bool = True,
     ) -> Iterator[RowEntry]:
-        """Rows from a place on, in order; blocks at the tail unless told not to."""
-        selection = Start(from_id, from_lsn, from_time).selection
-        for file in self.files(from_id, from_lsn, from_time, wait=wait):
+        """Rows from a place on, or behind a stored position, in order; blocks at the tail unless told not to."""
+        selection = Start(from_id, from_lsn, from_time, after).selection
+        for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             yield from file.entries(selection)

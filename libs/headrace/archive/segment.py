@@ -1,7 +1,7 @@
 """A file's bytes: written from rows and metadata, and read back. Pure.
 
-The checksum covers all bytes before the footer, and stands in it. Statistics are written for what readers prune by, and
-not for the JSON texts, where they would be long and useless.
+The checksum covers all bytes before the footer, and stands in it; each page has one of its own, for who reads a part.
+Statistics are written for what readers prune by, and not for the JSON texts, where they would be long and useless.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ _STATISTICS = ["commit_lsn", "ordinal", "lsn", "xid", "commit_time", "schema", "
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
 _TAIL = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Bounds = Mapping[str, tuple[Any, Any]]
 
 
 def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
@@ -38,11 +41,12 @@ def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         compression_level=1,
         use_dictionary=_DICTIONARIES,  # type: ignore[arg-type]  # its stub forgot the names
         write_statistics=_STATISTICS,
+        write_page_checksum=True,
     ) as writer:
         if rows.num_rows:
             writer.write_table(rows, row_group_size=GROUP_ROWS)
         with sink.getbuffer() as written:
-            info = replace(info, checksum=_checksum(written), checksum_bytes=len(written))
+            info = replace(info, checksum=_checksum(written), checksum_bytes=len(written), page_checksums=True)
         writer.add_key_value_metadata({metadata.KEY.decode(): metadata.encode(info).decode()})
     return sink.getvalue(), info
 
@@ -63,18 +67,22 @@ def footer_bytes(tail: bytes) -> int:
 
 def info_of(tail: bytes) -> SegmentInfo:
     """A file's metadata, from bytes at its end that hold the whole footer."""
-    # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
-    footer = tail[-footer_bytes(tail) :]
-    try:
-        kept = pq.read_metadata(pa.BufferReader(_MAGIC + footer)).metadata or {}
-    except (pa.ArrowInvalid, OSError) as error:
-        raise WalFileCorruptError(f"a file's footer can't be read: {error}") from error
+    kept = _footer(tail).metadata or {}
     if metadata.KEY not in kept:
         raise WalFileCorruptError("a Parquet file that is not of an archive")
     return metadata.decode(kept[metadata.KEY])
 
 
-def verify(data: bytes, info: SegmentInfo) -> None:
+def _footer(tail: bytes) -> pq.FileMetaData:
+    # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
+    footer = tail[-footer_bytes(tail) :]
+    try:
+        return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise WalFileCorruptError(f"a file's footer can't be read: {error}") from error
+
+
+def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
     """Raise where the bytes are not those that were written."""
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
@@ -83,72 +91,197 @@ def verify(data: bytes, info: SegmentInfo) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not decoded."""
+    """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not decoded.
 
-    tables: Collection[tuple[str, str]] = ()
+    Rows that no commit time is known of (messages outside transactions, gaps) are never left out by time.
+    """
+
+    # Of a table without its schema, any is meant that is called so.
+    tables: Collection[tuple[str | None, str]] = ()
+    # Behind this position, and of commits before this LSN.
     after: tuple[int, int] | None = None
+    before_lsn: int | None = None
     from_time_us: int | None = None
+    before_time_us: int | None = None
 
     def wants(self, group: Any) -> bool:
         """Whether a row group may have rows that are wanted, by its statistics."""
         bounds = _bounds(group)
-        if self.after is not None and "commit_lsn" in bounds and bounds["commit_lsn"][1] < self.after[0]:
-            return False
+        return self._wants_lsn(bounds) and self._wants_time(bounds) and self._wants_table(bounds)
+
+    def _wants_lsn(self, bounds: Bounds) -> bool:
+        if "commit_lsn" not in bounds:
+            return True
+        low, high = bounds["commit_lsn"]
+        return not (
+            (self.after is not None and high < self.after[0])
+            or (self.before_lsn is not None and low >= self.before_lsn)
+        )
+
+    def _wants_time(self, bounds: Bounds) -> bool:
+        # Where a time is missing, there are no bounds: see `_bounds`.
+        if "commit_time" not in bounds:
+            return True
+        low, high = (time_us(moment) for moment in bounds["commit_time"])
+        return not (
+            (self.from_time_us is not None and high < self.from_time_us)
+            or (self.before_time_us is not None and low >= self.before_time_us)
+        )
+
+    def _wants_table(self, bounds: Bounds) -> bool:
         if not self.tables or "table" not in bounds:
             return True
         low, high = bounds["table"]
         return any(low <= table <= high for _, table in self.tables)
 
+    def wants_table(self, schema: str, name: str) -> bool:
+        """Whether a table's rows are wanted."""
+        return not self.tables or (schema, name) in self.tables or (None, name) in self.tables
+
+    @property
+    def columns(self) -> list[str]:
+        """What must be read to choose rows."""
+        return [
+            *(("commit_lsn", "ordinal") if self.after is not None or self.before_lsn is not None else ()),
+            *(("commit_time",) if self.from_time_us is not None or self.before_time_us is not None else ()),
+            *(WORDS if self.tables else ()),
+        ]
+
 
 ALL = Selection()
 
 
-def _bounds(group: Any) -> dict[str, tuple[Any, Any]]:
-    columns = (group.column(place) for place in range(group.num_columns))
-    return {
-        column.path_in_schema: (column.statistics.min, column.statistics.max)
-        for column in columns
-        if column.statistics is not None and column.statistics.has_min_max
-    }
+def time_us(moment: datetime) -> int:
+    """Microseconds since 1970, as files have times; a time without a zone is UTC's."""
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
-def batches(data: bytes, selection: Selection = ALL, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def _bounds(group: Any) -> Bounds:
+    """What a row group's values lie between; nothing of a column of times that lacks some."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for place in range(group.num_columns):
+        column = group.column(place)
+        known = column.statistics
+        if known is None or not known.has_min_max:
+            continue
+        if column.path_in_schema == "commit_time" and (not known.has_null_count or known.null_count):
+            continue
+        found[column.path_in_schema] = (known.min, known.max)
+    return found
+
+
+def first_time_us(tail: bytes) -> int | None:
+    """The earliest commit time of a file's rows; None where some have none."""
+    footer = _footer(tail)
+    groups = [_bounds(footer.row_group(place)) for place in range(footer.num_row_groups)]
+    if not groups or any("commit_time" not in bounds for bounds in groups):
+        return None
+    return min(time_us(bounds["commit_time"][0]) for bounds in groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A file's row groups that may have wanted rows, and the bytes from the first to the last of them."""
+
+    wanted: tuple[int, ...]
+    count: int
+    start: int
+    stop: int
+
+
+def groups(tail: bytes, selection: Selection) -> Groups:
+    """What has to be read, from bytes at the file's end that hold the whole footer."""
+    footer = _footer(tail)
+    every = [footer.row_group(place) for place in range(footer.num_row_groups)]
+    wanted = tuple(place for place, group in enumerate(every) if selection.wants(group))
+    spans = [_span(every[place]) for place in wanted]
+    start, stop = min((start for start, _ in spans), default=0), max((stop for _, stop in spans), default=0)
+    return Groups(wanted, len(every), start, stop)
+
+
+def _span(group: Any) -> tuple[int, int]:
+    """Where a row group's pages begin and end in the file."""
+    starts, stops = [], []
+    for place in range(group.num_columns):
+        column = group.column(place)
+        start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        starts.append(start)
+        stops.append(start + column.total_compressed_size)
+    return min(starts), max(stops)
+
+
+def assembled(size: int, start: int, part: bytes, tail: bytes) -> bytearray:
+    """A file of which only a part and the end were fetched: nothing is where nothing will be read."""
+    data = bytearray(size)
+    data[start : start + len(part)] = part
+    data[size - len(tail) :] = tail
+    return data
+
+
+def batches(
+    data: bytes | bytearray,
+    selection: Selection = ALL,
+    columns: Collection[str] | None = None,
+    *,
+    page_checksums: bool = False,
+) -> Iterator[pa.RecordBatch]:
     """A file's rows in order, some ten thousand at a time; words come as dictionaries."""
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=list(WORDS))
-        groups = [place for place in range(file.num_row_groups) if selection.wants(file.metadata.row_group(place))]
-        if not groups:
+        file = pq.ParquetFile(
+            pa.BufferReader(data), read_dictionary=list(WORDS), page_checksum_verification=page_checksums
+        )
+        wanted = [place for place in range(file.num_row_groups) if selection.wants(file.metadata.row_group(place))]
+        if not wanted:
             return
-        for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=groups, columns=columns, use_threads=False):
+        shown = None if columns is None else [name for name in SCHEMA.names if name in columns]
+        read = None if shown is None else sorted({*shown, *selection.columns})
+        for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=wanted, columns=read, use_threads=False):
             chosen = _chosen(batch, selection)
             if chosen.num_rows:
-                yield chosen
+                yield chosen if shown is None else chosen.select(shown)
     except (pa.ArrowInvalid, OSError) as error:
         raise WalFileCorruptError(f"a file can't be read: {error}") from error
 
 
 def _chosen(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+    if selection == ALL:
+        return batch
     import pyarrow.compute  # noqa: PLC0415  # half of pyarrow's import, for those who choose
 
     # Its stubs know of fewer operands than it takes.
     pc: Any = pyarrow.compute
-    if selection.after is not None:
-        lsn, ordinal = selection.after
-        same = pc.and_(pc.equal(batch.column("commit_lsn"), lsn), pc.greater(batch.column("ordinal"), ordinal))
-        batch = batch.filter(pc.or_(pc.greater(batch.column("commit_lsn"), lsn), same))
-    if selection.from_time_us is not None and batch.num_rows:
-        times = batch.column("commit_time").cast(pa.int64())
-        batch = batch.filter(pc.fill_null(pc.greater_equal(times, selection.from_time_us), True))
+    batch = _by_lsn(pc, batch, selection)
+    batch = _by_time(pc, batch, selection)
     if selection.tables and batch.num_rows:
         batch = batch.filter(_of_tables(pc, batch, selection.tables))
     return batch
 
 
-def _of_tables(pc: Any, batch: pa.RecordBatch, tables: Collection[tuple[str, str]]) -> Any:
+def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+    if selection.after is not None:
+        lsn, ordinal = selection.after
+        same = pc.and_(pc.equal(batch.column("commit_lsn"), lsn), pc.greater(batch.column("ordinal"), ordinal))
+        batch = batch.filter(pc.or_(pc.greater(batch.column("commit_lsn"), lsn), same))
+    if selection.before_lsn is not None and batch.num_rows:
+        batch = batch.filter(pc.less(batch.column("commit_lsn"), selection.before_lsn))
+    return batch
+
+
+def _by_time(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+    for bound, holds in ((selection.from_time_us, pc.greater_equal), (selection.before_time_us, pc.less)):
+        if bound is not None and batch.num_rows:
+            times = batch.column("commit_time").cast(pa.int64())
+            batch = batch.filter(pc.fill_null(holds(times, bound), True))
+    return batch
+
+
+def _of_tables(pc: Any, batch: pa.RecordBatch, tables: Collection[tuple[str | None, str]]) -> Any:
     """Rows of these tables, and what concerns every table: gaps."""
     schema, table = batch.column("schema").cast(pa.string()), batch.column("table").cast(pa.string())
     wanted = pc.equal(batch.column("operation").cast(pa.string()), "gap")
     for schema_name, name in tables:
-        both = pc.and_(pc.equal(schema, schema_name), pc.equal(table, name))
+        named = pc.equal(table, name)
+        both = named if schema_name is None else pc.and_(pc.equal(schema, schema_name), named)
         wanted = pc.or_(wanted, pc.fill_null(both, False))
     return wanted

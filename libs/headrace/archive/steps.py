@@ -5,7 +5,7 @@ One text for the blocking reader and the asynchronous one. Pure: what carries th
 
 A file that is not there either was never written or was collected. Ids have no gaps, and garbage collection never takes
 the last file: a file with a higher id tells that it was collected. A reader that holds the file before the one it asks
-for, and asked not long ago, need not look: its polling costs one request.
+for, and looked not long ago, need not look: its polling costs one request.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 from headrace.archive import layout, segment
 from headrace.archive.errors import WalFileCollectedError
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.store import Fetched, Get, Head, Names, ObjectMetadata, Request, Wait
+from headrace.archive.segment import Groups, Selection
+from headrace.archive.store import Fetched, Get, Head, Names, ObjectMetadata, Range, Request, Wait
 
 T = TypeVar("T")
 Steps = Generator[Request, Any, T]
+FIND_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ class ReaderMetrics:
     not_found: int = 0
     bytes: int = 0
     files: int = 0
+    # Not read at all, and of the others the row groups that were not.
     files_skipped: int = 0
+    groups_skipped: int = 0
     rows: int = 0
 
     def count(self, answer: object) -> None:
@@ -67,7 +71,7 @@ class ReaderMetrics:
 
 @dataclass(slots=True)
 class Seen:
-    """The highest file that a reader found, and when."""
+    """The highest file that a reader found, and when it was known to be the last."""
 
     file_id: int = 0
     at: float = float("-inf")
@@ -97,40 +101,72 @@ def open_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Open
     fetched: Fetched | None = yield Get(name, options.tail_bytes)
     if fetched is None:
         fresh = file_id == seen.file_id + 1 and time.monotonic() - seen.at < options.recheck_s
-        if not fresh and (yield from is_collected(file_id)):
-            raise WalFileCollectedError(f"file {file_id} was removed by garbage collection")
-        return None
+        if fresh or not (yield from _has_later(file_id)):
+            if not fresh:
+                seen.note(file_id - 1)
+            return None
+        # Files are made in order: one that was made between the two requests is there now.
+        fetched = yield Get(name, options.tail_bytes)
+        if fetched is None:
+            raise _collected(file_id)
     need = segment.footer_bytes(fetched.data)
     if need > len(fetched.data):
         # A footer of very many tables.
         fetched = yield Get(name, need)
         if fetched is None:
-            raise WalFileCollectedError(f"file {file_id} was removed by garbage collection")
+            raise _collected(file_id)
     seen.note(file_id)
     return Opened(segment.info_of(fetched.data), fetched.metadata, fetched.data)
 
 
-def is_collected(file_id: int) -> Steps[bool]:
-    """Whether a file that is missing was there once: then there is one with a higher id."""
+def _collected(file_id: int) -> WalFileCollectedError:
+    return WalFileCollectedError(f"file {file_id} was removed by garbage collection")
+
+
+def _has_later(file_id: int) -> Steps[bool]:
+    """Whether there is a file with a higher id."""
     later: list[ObjectMetadata] = yield Names(layout.file_name(file_id), 1)
     return any(layout.file_id(item.location) is not None for item in later)
 
 
 def list_files(first: int, stop: int | None) -> Steps[list[tuple[int, ObjectMetadata]]]:
     """The files that are there, from an id to before another."""
+    listed = yield from _list_files(first, stop)
+    if listed and listed[-1][0] - listed[0][0] >= len(listed):
+        # A folder that is read while files are made may show a later one without an earlier one: once more it can't.
+        listed = yield from _list_files(first, listed[-1][0] + 1)
+    return listed
+
+
+def _list_files(first: int, stop: int | None) -> Steps[list[tuple[int, ObjectMetadata]]]:
     found: list[ObjectMetadata] = yield Names(layout.file_name(max(first, layout.FIRST_ID) - 1))
     numbered = [(layout.file_id(item.location), item) for item in found]
     return [(number, item) for number, item in numbered if number is not None and (stop is None or number < stop)]
 
 
-def whole(opened: Opened) -> Steps[bytes]:
-    """A file's bytes."""
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file's bytes: all of them, or those with the row groups that are wanted, and nothing between."""
+
+    data: bytes | bytearray
+    whole: bool
+
+
+def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[Content]:
+    """What must be read of a file. Its checksum needs all of it; without it, pages have their own."""
     if opened.data is not None:
-        return opened.data
-    fetched: Fetched | None = yield Get(layout.file_name(opened.info.id))
+        return Content(opened.data, True)
+    size, name = opened.object.size, layout.file_name(opened.info.id)
+    part = chosen.stop - chosen.start
+    if part <= size // 2 and (opened.info.page_checksums or not options.verify):
+        piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
+        if piece is None:
+            raise _collected(opened.info.id)
+        return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False)
+    fetched: Fetched | None = yield Get(name)
     if fetched is None:
-        raise WalFileCollectedError(f"file {opened.info.id} was removed by garbage collection")
-    return fetched.data
+        raise _collected(opened.info.id)
+    return Content(fetched.data, True)
 
 
 def head(file_id: int) -> Steps[ObjectMetadata | None]:
@@ -138,23 +174,51 @@ def head(file_id: int) -> Steps[ObjectMetadata | None]:
     return found
 
 
-def find(past: Callable[[SegmentInfo], bool], options: WalReaderOptions, seen: Seen) -> Steps[int]:
+def first_left() -> Steps[int]:
+    """The id of the first file that is left; of the first of all where there is none yet."""
+    found: list[ObjectMetadata] = yield Names(layout.file_name(layout.FIRST_ID - 1), 1)
+    number = layout.file_id(found[0].location) if found else layout.FIRST_ID
+    if number is None:
+        # Something else lies among the files.
+        listed = yield from list_files(layout.FIRST_ID, None)
+        number = listed[0][0] if listed else layout.FIRST_ID
+    return number
+
+
+def find(
+    past: Callable[[SegmentInfo], bool], options: WalReaderOptions, seen: Seen
+) -> Steps[tuple[int, Opened | None]]:
     """The id of the first file that `past` is true of, by halving; the one after the last file where it is of none.
 
-    `past` must stay true once it is.
+    `past` must stay true once it is. With the id comes the file, where it is the first one that is left.
     """
-    files = yield from list_files(layout.FIRST_ID, None)
-    low, high = 0, len(files)
+    for _ in range(FIND_ATTEMPTS):
+        files = yield from list_files(layout.FIRST_ID, None)
+        try:
+            return (yield from _halved(files, past, options, seen))
+        except WalFileCollectedError:
+            # Collected since it was listed: what is left now is what counts.
+            continue
+    raise WalFileCollectedError("files are removed faster than a place is found among them")
+
+
+def _halved(
+    files: list[tuple[int, ObjectMetadata]],
+    past: Callable[[SegmentInfo], bool],
+    options: WalReaderOptions,
+    seen: Seen,
+) -> Steps[tuple[int, Opened | None]]:
+    low, high, first = 0, len(files), None
     while low < high:
         middle = (low + high) // 2
         opened = yield from open_file(files[middle][0], options, seen)
         if opened is not None and past(opened.info):
-            high = middle
+            high, first = middle, opened if middle == 0 else None
         else:
             low = middle + 1
     if low < len(files):
-        return files[low][0]
-    return files[-1][0] + 1 if files else layout.FIRST_ID
+        return files[low][0], first
+    return (files[-1][0] + 1 if files else layout.FIRST_ID), None
 
 
 def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened]:
@@ -166,9 +230,16 @@ def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Ope
         yield Wait(options.poll_interval_s)
 
 
-def interesting(info: SegmentInfo, options: WalReaderOptions) -> bool:
+def interesting(info: SegmentInfo, selection: Selection) -> bool:
     """Whether a file may have rows that are wanted: by its own account alone."""
-    if info.gap is not None or not options.tables:
+    # What a gap lacks may have been anywhere in it.
+    low = info.first.lsn if info.gap is None else info.gap.after
+    if selection.before_lsn is not None and low >= selection.before_lsn:
+        return False
+    if selection.after is not None and info.last <= selection.after:
+        return False
+    if selection.from_time_us is not None and info.time_us < selection.from_time_us:
+        return False
+    if info.gap is not None or not selection.tables:
         return True
-    there = {(table.schema, table.table) for table in info.tables}
-    return any(table in there for table in options.wanted)
+    return any(selection.wants_table(table.schema, table.table) for table in info.tables)

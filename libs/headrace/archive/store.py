@@ -1,6 +1,7 @@
 """The object store, by obstore: what the archive asks of it, blocking and not.
 
-Promises that `put_new` never overwrites, and that with a local folder what it wrote is on the disk when it returns.
+Promises that `put_new` never overwrites where `prepare` did not refuse the store, and that with a local folder what it
+wrote is on the disk when it returns.
 Owns the translation of obstore's errors, the only ones that leave here being ours.
 """
 
@@ -12,7 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,13 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, LocalStore, from_url
 
-from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
+from headrace.archive import layout
+from headrace.archive.errors import ArchiveUnreachableError, FileTakenError, StoreUnfitError
 
 LIST_MAX = 1000
+# A draft that is older is nobody's: no put takes so long.
+DRAFT_AGE_S = 3600.0
+_DRAFT = "."
 _FAILURES = (exceptions.BaseError, OSError, ValueError)
 
 
@@ -52,6 +57,15 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
+class Range:
+    """Ask for a part of an object."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Ask for an object's metadata."""
 
@@ -73,7 +87,7 @@ class Wait:
     seconds: float
 
 
-Request = Get | Head | Names | Wait
+Request = Get | Range | Head | Names | Wait
 
 
 class Store:
@@ -98,6 +112,8 @@ class Store:
                 case Get(name, size):
                     whole = None if self.tells_tail else self._metadata(obstore.head(self._store, name)).size
                     return self._fetched(obstore.get(self._store, name, options=_tail(size or 0, whole)))
+                case Range(name, start, stop):
+                    return self._fetched(obstore.get(self._store, name, options={"range": (start, stop)}))
                 case Head(name):
                     return self._metadata(obstore.head(self._store, name))
                 case Names(after, limit):
@@ -122,6 +138,9 @@ class Store:
                         whole = self._metadata(await obstore.head_async(self._store, name)).size
                     ranged = await obstore.get_async(self._store, name, options=_tail(size or 0, whole))
                     return await self._fetched_async(ranged)
+                case Range(name, start, stop):
+                    part = await obstore.get_async(self._store, name, options={"range": (start, stop)})
+                    return await self._fetched_async(part)
                 case Head(name):
                     return self._metadata(await obstore.head_async(self._store, name))
                 case _:
@@ -137,6 +156,27 @@ class Store:
         with self._errors(Head(name)):
             obstore.put(self._store, name, data, mode="create", use_multipart=False)
 
+    def prepare(self) -> None:
+        """Before the first `put_new`: raise where it could overwrite, and remove what kills left."""
+        if self._folder is not None:
+            self._sweep(self._folder)
+            return
+        # Some stores take the condition and ignore it: then two writers would both be told that a file is theirs.
+        for _ in range(2):
+            try:
+                self.put_new(layout.ONCE, b"made once\n")
+            except FileTakenError:
+                return
+        raise StoreUnfitError(f"{self.url}: {layout.ONCE} was made twice, though it may be only where it is not there")
+
+    def now(self) -> datetime:
+        """What time it is by the clock that dates the objects, which may not be this machine's."""
+        self.put(layout.CLOCK, b"")
+        item: ObjectMetadata | None = self.ask(Head(layout.CLOCK))
+        if item is None:
+            raise ArchiveUnreachableError(f"{self.url}: {layout.CLOCK} was written and is not there")
+        return item.last_modified
+
     def put(self, name: str, data: bytes) -> None:
         """Write an object anew, for small state that is read as a whole."""
         with self._errors(Head(name)):
@@ -149,7 +189,7 @@ class Store:
 
     def _link_new(self, path: Path, data: bytes) -> None:
         """On a disk before it has its name: a machine that fails leaves the file whole, or none."""
-        draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+        draft = path.with_name(f"{_DRAFT}{path.name}.{secrets.token_hex(6)}")
         try:
             with draft.open("xb") as file:
                 file.write(data)
@@ -167,6 +207,14 @@ class Store:
             raise ArchiveUnreachableError(f"{path} can't be written: {error.strerror}") from error
         finally:
             draft.unlink(missing_ok=True)
+
+    def _sweep(self, folder: Path) -> None:
+        """Drafts of files that a kill kept from getting their names."""
+        before = (datetime.now(UTC) - timedelta(seconds=DRAFT_AGE_S)).timestamp()
+        with contextlib.suppress(OSError):
+            for draft in folder.glob(f"{_DRAFT}*{layout.SUFFIX}.*"):
+                if draft.stat().st_mtime < before:
+                    draft.unlink(missing_ok=True)
 
     def _fetched(self, result: Any) -> Fetched:
         return Fetched(self._metadata(result.meta), bytes(result.bytes()))

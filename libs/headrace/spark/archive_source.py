@@ -4,16 +4,22 @@
     changes = spark.read.format("headrace.archive").option("tables", "public.orders").load("s3://bucket/archive")
     stream = spark.readStream.format("headrace.archive").load("s3://bucket/archive")
 
-Options: `tables` (comma-separated), `fromId`, `fromLsn`, `fromTime`, `toId` (exclusive; batch alone), `gaps` (`fail`,
-or `tell` for rows with the operation `gap`), `filesPerTask`, for streams `maxFilesPerTrigger` and `reader` (a name to
+Options: `tables` and `columns` (comma-separated), `fromId`, `fromLsn`, `fromTime`, `toId` (exclusive; batch alone),
+`gaps` (`fail`, or `tell` for rows with the operation `gap`), `tasks` (how many at least, where there is enough to read;
+by default the planning machine's cores) and `filesPerTask`, for streams `maxFilesPerTrigger` and `reader` (a name to
 register, so that garbage collection leaves what the stream has not read), `store.…` (obstore's options, such as
 `store.endpoint`). Credentials come from the environment of Spark's Python workers. Rows of one task are in commit
 order; no row passes through the driver.
+
+Spark does not tell a Python Data Source which columns a query needs: name them. What it filters by, it tells where
+`spark.sql.python.filterPushdown.enabled` is set; files and row groups without such rows are then not read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -21,22 +27,28 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headrace.archive import WalReader, WalReaderOptions, segment
-from headrace.archive.columns import SCHEMA
+from headrace.archive import WalReader, WalReaderOptions, steps
+from headrace.archive.columns import NAMES, SCHEMA
 from headrace.archive.errors import ArchiveError, WalFileCollectedError
 from headrace.archive.reader import Start
+from headrace.archive.segment import Selection
+from headrace.archive.store import ObjectMetadata
 from headrace.lsn import parse_lsn
+from headrace.spark.archive_filters import narrowed
 
-DDL = (
-    "commit_lsn bigint, ordinal bigint, lsn bigint, xid bigint, commit_time timestamp, `schema` string, "
-    "`table` string, operation string, key string, before string, after string, unchanged array<string>, "
-    "schema_version int"
-)
+TYPES = dict.fromkeys(NAMES, "bigint") | {
+    "commit_time": "timestamp",
+    **dict.fromkeys(("schema", "table", "operation", "key", "before", "after"), "string"),
+    "unchanged": "array<string>",
+    "schema_version": "int",
+}
 # As Spark has them: everything may be null, and a list's items are called elements.
 _LIST = pa.list_(pa.field("element", pa.string()))
 _SPARK = pa.schema([(field.name, _LIST if field.name == "unchanged" else field.type) for field in SCHEMA])
 FILES_PER_TASK = 16
-TASK_BYTES = 32 * 1024 * 1024
+# A task's files are as large together; fewer, where cores would have nothing to do.
+TASK_BYTES, TASK_BYTES_MIN = 32 * 1024 * 1024, 512 * 1024
+_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class SourceOptions:
     files_per_task: int = FILES_PER_TASK
     files_per_trigger: int | None = None
     name: str | None = None
+    columns: tuple[str, ...] = NAMES
+    tasks: int = 1
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -60,7 +74,10 @@ class SourceOptions:
         if gaps not in ("fail", "tell"):
             raise ArchiveError(f"the option gaps is {gaps!r}", remedy="Set it to fail or tell.")
         store = {name.removeprefix("store."): value for name, value in options.items() if name.startswith("store.")}
-        tables = tuple(table.strip() for table in options.get("tables", "").split(",") if table.strip())
+        tables, columns = _listed(options, "tables"), _listed(options, "columns") or NAMES
+        unknown = [name for name in columns if name not in NAMES]
+        if unknown:
+            raise ArchiveError(f"an archive has no column {unknown[0]}", remedy=f"It has {', '.join(NAMES)}.")
         lsn, moment = options.get("fromlsn"), options.get("fromtime")
         return cls(
             options["path"],
@@ -74,6 +91,8 @@ class SourceOptions:
             _number(options, "filespertask") or FILES_PER_TASK,
             _number(options, "maxfilespertrigger"),
             options.get("reader"),
+            columns,
+            _number(options, "tasks") or len(os.sched_getaffinity(0)),
         )
 
     def wal_reader(self) -> WalReader:
@@ -82,6 +101,10 @@ class SourceOptions:
     def first_id(self, reader: WalReader) -> int:
         """Where reading begins: the place that was asked for, else the first file that is left."""
         return reader.run(self.start.first_id(reader.reading.options, reader.reading.seen))
+
+
+def _listed(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in options.get(name, "").split(",") if item.strip())
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:
@@ -96,10 +119,12 @@ class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no t
         return "headrace.archive"
 
     def schema(self) -> str:
-        return DDL
+        return ", ".join(f"`{name}` {TYPES[name]}" for name in SourceOptions.parse(dict(self.options)).columns)
 
-    def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always the same
-        return ArchiveReader(SourceOptions.parse(dict(self.options)))
+    def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always that of `schema`
+        # Without pushdown, Spark refuses a reader that could take filters.
+        kind = FilteringReader if _PUSHING in sys.modules else ArchiveReader
+        return kind(SourceOptions.parse(dict(self.options)))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: ARG002, N802  # Spark's name
         # Streams need a newer Spark than batches do.
@@ -116,35 +141,44 @@ class FilesPartition(InputPartition):  # type: ignore[misc]  # as above
     stop: int
 
 
-def partitions(reader: WalReader, first: int, stop: int | None, files_per_task: int) -> list[FilesPartition]:
+def partitions(options: SourceOptions, reader: WalReader, first: int, stop: int | None) -> list[FilesPartition]:
     """Tasks of some files each, small ones together; raises where a file is missing that was there once."""
     listed = reader.list(first, stop)
     ids = [file_id for file_id, _ in listed]
     due = range(first, stop if stop is not None else first + len(ids))
     if ids != list(due):
         raise WalFileCollectedError(f"of files {first} to {due.stop - 1}, {len(due) - len(ids)} are there no more")
+    return grouped(listed, options.tasks, options.files_per_task)
+
+
+def grouped(listed: Sequence[tuple[int, ObjectMetadata]], tasks: int, files_per_task: int) -> list[FilesPartition]:
+    """Files that follow each other, shared out by their bytes."""
+    total = sum(item.size for _, item in listed)
+    each = max(TASK_BYTES_MIN, min(TASK_BYTES, -(-total // tasks)))
     made: list[FilesPartition] = []
-    held = 0
+    before = 0
     for file_id, item in listed:
-        if made and made[-1].stop - made[-1].first < files_per_task and held + item.size <= TASK_BYTES:
-            made[-1].stop, held = file_id + 1, held + item.size
+        if made and before < len(made) * each and made[-1].stop - made[-1].first < files_per_task:
+            made[-1].stop = file_id + 1
         else:
             made.append(FilesPartition(file_id, file_id + 1))
-            held = item.size
+        before += item.size
     return made
 
 
-def rows(options: SourceOptions, partition: FilesPartition, *, from_start: bool) -> Iterator[pa.RecordBatch]:
-    """A task's rows. What is before the place that was asked for is left out of the first files."""
+def rows(options: SourceOptions, partition: FilesPartition, selection: Selection) -> Iterator[pa.RecordBatch]:
+    """A task's rows, as Spark has them."""
     reader = options.wal_reader()
-    selection = options.start.selection if from_start else segment.ALL
+    chosen = reader.reading.chosen(selection)
+    shape = pa.schema([_SPARK.field(name) for name in options.columns])
     for file_id in range(partition.first, partition.stop):
         file = reader.get(file_id)
         if file is None:
             raise WalFileCollectedError(f"file {file_id} was there when the query was planned")
-        reader.reading.check(file.info)
-        for batch in file.batches(selection):
-            yield batch.cast(_SPARK)
+        if steps.interesting(file.info, chosen):
+            reader.reading.check(file.info)
+        for batch in file.batches(chosen, options.columns):
+            yield batch.select(list(options.columns)).cast(shape)
 
 
 class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
@@ -152,15 +186,42 @@ class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        # What is before the place that was asked for is left out, wherever it is.
+        self._selection = options.start.selection
 
     def partitions(self) -> list[FilesPartition]:
         reader = self._options.wal_reader()
-        first = self._options.first_id(reader)
-        stop = self._options.to_id
+        first, stop = self._first_id(reader), self._options.to_id
         if stop is not None and stop > first:
             listed = reader.list(first, stop)
             stop = listed[-1][0] + 1 if listed else first
-        return partitions(reader, first, stop, self._options.files_per_task) or [FilesPartition(first, first)]
+        return partitions(self._options, reader, first, stop) or [FilesPartition(first, first)]
+
+    def _first_id(self, reader: WalReader) -> int:
+        return self._options.first_id(reader)
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-        return rows(self._options, partition, from_start=True)
+        return rows(self._options, partition, self._selection)
+
+
+class FilteringReader(ArchiveReader):
+    """Reads only what Spark's filters may want."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
+        self._selection = narrowed(self._selection, filters)
+        # Spark filters again: what is read is what may be wanted, and not more exact than it must be.
+        return filters
+
+    def _first_id(self, reader: WalReader) -> int:
+        """The first file that may have what is wanted, never one before the place that was asked for."""
+        asked, first = self._selection, super()._first_id(reader)
+        if asked.after is None and asked.from_time_us is None:
+            return first
+        found, _ = reader.run(
+            steps.find(
+                lambda info: steps.interesting(info, Selection(after=asked.after, from_time_us=asked.from_time_us)),
+                reader.reading.options,
+                reader.reading.seen,
+            )
+        )
+        return max(first, found)

@@ -56,11 +56,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
     def partitions(self, start: Offset, end: Offset) -> list[FilesPartition]:
         if start["id"] >= end["id"]:
             return []
-        return partitions(self._files(), start["id"], end["id"], self._options.files_per_task)
+        return partitions(self._options, self._files(), start["id"], end["id"])
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
         # What is before the place that was asked for can only be in the first files; it is left out wherever it is.
-        return rows(self._options, partition, from_start=True)
+        return rows(self._options, partition, self._options.start.selection)
 
     def commit(self, end: Offset) -> None:
         if self._options.name is not None:

@@ -194,9 +194,11 @@ class Builder:
         if take is not None:
             take(lsn, message)
 
-    def tell_gap(self, gap: Gap) -> Sealed:
+    def tell_gap(self, gap: Gap, now_us: int) -> Sealed:
         """A file that says what is missing; only where nothing is open."""
         assert not self.rows, "a gap is told before anything that follows it"
+        # When what is missing was committed nobody knows, only that it was before now: who begins at a time finds this.
+        self._time_us = max(self._time_us, now_us)
         # Before the first change that may follow: a commit's record may begin where the last one ended.
         position = Position(gap.up_to - 1, 0)
         body = orjson.dumps({"after": gap.after, "up_to": gap.up_to, "reason": gap.reason})

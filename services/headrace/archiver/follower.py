@@ -31,7 +31,7 @@ from headrace.bus.receiver import FrameReceiver
 from headrace.failpoint import failpoint
 from headrace.jetstream.state import Cell
 from headrace.lifecycle import Scope
-from headrace.lsn import format_lsn
+from headrace.lsn import ORIGIN, format_lsn
 from headrace.metrics import Stats, count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Commit, Relation
@@ -69,8 +69,10 @@ class Follower:
     async def run(self) -> None:
         """Follow until the service stops; raises when the outcome of something is in doubt."""
         self._mark = await read_mark(self._cell)
+        await asyncio.to_thread(self._store.prepare)
         info = await asyncio.to_thread(last_info, self._store, self._mark.file)
         self._place = place_of(info, self._mark, self._store.url, self._source)
+        await self._remember()
         self._builder = Builder(self._place.begun(), self._limits)
         self._scope.health.heal("store")
         log.info("place_found", file=self._place.next_id - 1, known=format_lsn(self._place.known_lsn))
@@ -142,7 +144,7 @@ class Follower:
         if gap is not None:
             log.error("gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason)
             count(self._stats, "archive_gaps")
-            await self._write(self._builder.tell_gap(gap))
+            await self._write(self._builder.tell_gap(gap, time.time_ns() // 1000))
         self._scope.health.started()
         self._scope.health.heal("bus")
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
@@ -190,9 +192,19 @@ class Follower:
         if now - self._marked_at < self._settings.bus.progress_interval_s and not self._scope.stopping.is_set():
             return
         self._marked_at = now
-        await self._cell.write(Mark(self._place.archive, self._place.next_id - 1, lsn, self._store.url).encode())
+        await self._write_mark(lsn)
         self._place = replace(self._place, known_lsn=lsn)
         await self._confirm()
+
+    async def _remember(self) -> None:
+        """That this archive has files: one that has none is not taken for new later."""
+        known = self._mark.file and (self._mark.archive, self._mark.url) == (self._place.archive, self._store.url)
+        if self._place.info is not None and not known:
+            await self._write_mark(self._place.known_lsn)
+
+    async def _write_mark(self, lsn: int) -> None:
+        self._mark = Mark(self._place.archive, self._place.next_id - 1, lsn, self._store.url)
+        await self._cell.write(self._mark.encode())
 
     async def _seal(self) -> None:
         """Close the open file and write it, once the one before is written."""
@@ -220,6 +232,7 @@ class Follower:
             self._place, info=info, known_lsn=max(self._place.known_lsn, info.end_lsn), next_id=info.next_id
         )
         self.progressed = True
+        await self._remember()
         _tell(self._stats, info, len(data))
         await self._confirm()
 
@@ -254,6 +267,7 @@ class Follower:
             first=sealed.first,
             last=sealed.last,
             whole=sealed.whole,
+            after=before.last if before else ORIGIN,
             time_us=sealed.time_us,
             gap=sealed.gap,
             tables=sealed.tables,

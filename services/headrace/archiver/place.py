@@ -29,9 +29,19 @@ class ArchiveDivergedError(ArchiveError):
     remedy = "Point HEADRACE_ARCHIVE_URL at a new, empty place; the old archive stays as it is."
 
 
+class ArchiveVanishedError(ArchiveError):
+    """The archive had files, and has none: they were removed, or its volume is not mounted."""
+
+    retry = True
+    remedy = (
+        "Mount or restore it: the archiver goes on by itself. Or point HEADRACE_ARCHIVE_URL at a new, empty place, "
+        "where an archive begins anew."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What passed up to here without a change since this file."""
+    """What passed up to here without a change since this file; and that this file was there."""
 
     archive: str
     file: int
@@ -90,8 +100,10 @@ def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Pla
     if info is None:
         if mark.url != url:
             return Place(secrets.token_hex(8), None, 0)
-        # With files gone that were there, ids go on, and what they held is a gap.
-        return Place(mark.archive, None, mark.lsn, mark.file + 1)
+        if mark.file:
+            # What else was in them nobody knows: to go on would double it, or leave it out.
+            raise ArchiveVanishedError(f"the archive {url} had file {mark.file}, and has no files now")
+        return Place(mark.archive, None, mark.lsn)
     if info.source != source:
         raise ArchiveDivergedError(f"the archive {url} is of the source {info.source}, not of {source}")
     fits = mark.archive == info.archive and mark.file == info.id

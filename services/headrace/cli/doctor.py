@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli import doctor_nats, doctor_postgres
+from headrace.cli import doctor_archive, doctor_nats, doctor_postgres
 from headrace.cli.checks import Check, State
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
@@ -23,7 +23,9 @@ _MARKS = {State.OK: ("✓", "green"), State.WARN: ("!", "yellow"), State.FAIL: (
 
 async def run(settings: Settings, *, as_json: bool) -> None:
     """Make all checks, show them, and end with the exit code that they earn."""
-    groups = await asyncio.gather(doctor_postgres.examine(settings), doctor_nats.examine(settings))
+    groups = await asyncio.gather(
+        doctor_postgres.examine(settings), doctor_nats.examine(settings), doctor_archive.examine(settings)
+    )
     checks = [check for group in groups for check in group.checks]
     failed = sum(check.state is State.FAIL for check in checks)
     if as_json:

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from headrace.archive import RowEntry, SegmentInfo, WalReader, WalReaderOptions
 from headrace.archive.errors import ArchiveError
@@ -52,11 +54,23 @@ class Range:
     tables: tuple[str, ...] = ()
     past_gaps: bool = False
 
-    def rows(self) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+    def source(self) -> str:
+        """Whose changes they are."""
+        file = next(WalReader(self.url).files(), None)
+        return "" if file is None else file.info.source
+
+    def rows(self, done: Position = ORIGIN) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+        """Rows of the range, beginning where an earlier run ended; raises where files between are gone."""
         begin, end = place(self.begin), place(self.end)
         options = WalReaderOptions(tables=self.tables, raise_at_gap=not self.past_gaps)
         reader = WalReader(self.url, options)
-        for file in reader.files(**begin):  # type: ignore[arg-type]  # each place has its own type
+        lsn = begin.get("from_lsn", 0)
+        if done > ORIGIN and begin.keys() <= {"from_lsn"} and isinstance(lsn, int) and lsn <= done.lsn:
+            # From its transaction's first row on: ids count the rows of a WAL record.
+            begin, files = {"from_lsn": done.lsn}, reader.files(after=done)
+        else:
+            files = reader.files(**begin)  # type: ignore[arg-type]  # each place has its own type
+        for file in files:
             if file.id >= end.get("from_id", 1 << 62):  # type: ignore[operator]  # an id is a number
                 return
             for entry in file.entries(_start(begin).selection):
@@ -80,32 +94,49 @@ async def into_jetstream(settings: Settings, chosen: Range, stream: str, prefix:
     """Publish the range; how many events were new."""
     client = await connect_once(settings.nats, "headrace replay")
     try:
-        js = client.jetstream()
-        try:
-            await js.stream_info(stream)
-        except NotFoundError:
-            await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
-        last_id, done = "", ORIGIN
-        seq = (await js.stream_info(stream)).state.last_seq
-        if seq:
-            message = await js.get_msg(stream, seq)
-            last = next(iter(of_message(message.data or b"", message.subject or "", seq)))
-            last_id, done = str(last.payload["msg_id"]), last.position
-        count = 0
-        due = (event for event in Payloads().of(chosen.rows()) if event.position > done)
-        while window := list(islice(due, WINDOW)):
-            answers = []
-            for event in window:
-                # Each names its predecessor, so that nothing is stored behind a hole.
-                headers = {"Nats-Msg-Id": event.msg_id, **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {})}
-                subject = f"{prefix}.{event.subject}"
-                answers.append(await js.publish_async(subject, event.payload, stream=stream, headers=headers))
-                last_id = event.msg_id
-            await asyncio.gather(*answers)
-            count += len(window)
-        return count
+        return await _publish(client.jetstream(), chosen, stream, prefix)
+    except (NatsError, APIError, TimeoutError) as error:
+        raise ReplayError(
+            f"the stream {stream} took no more: {str(error) or type(error).__name__}",
+            remedy="Begin again, with the same options: it goes on where it was.",
+        ) from error
     finally:
         await client.close()
+
+
+async def _publish(js: JetStreamContext, chosen: Range, stream: str, prefix: str) -> int:
+    try:
+        await js.stream_info(stream)
+    except NotFoundError:
+        await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
+    last_id, done = await _tail(js, stream)
+    count = 0
+    due = (event for event in Payloads().of(chosen.rows(done)) if event.position > done)
+    while window := list(islice(due, WINDOW)):
+        answers = []
+        for event in window:
+            # Each names its predecessor, so that nothing is stored behind a hole.
+            headers = {"Nats-Msg-Id": event.msg_id, **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {})}
+            subject = f"{prefix}.{event.subject}"
+            answers.append(await js.publish_async(subject, event.payload, stream=stream, headers=headers))
+            last_id = event.msg_id
+        if any(answer.duplicate for answer in await asyncio.gather(*answers)):
+            raise ReplayError(
+                f"the stream {stream} had these events a moment ago, and takes them for duplicates",
+                remedy="Wait for its duplicate window, purge it and replay again; or replay into another stream.",
+            )
+        count += len(window)
+    return count
+
+
+async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
+    """The id and the position of a stream's last event."""
+    state = (await js.stream_info(stream)).state
+    if not state.messages:
+        return "", ORIGIN
+    message = await js.get_msg(stream, state.last_seq)
+    last = next(iter(of_message(message.data or b"", message.subject or "", state.last_seq)))
+    return str(last.payload["msg_id"]), last.position
 
 
 async def into_database(chosen: Range, target_url: str) -> int:
@@ -114,7 +145,8 @@ async def into_database(chosen: Range, target_url: str) -> int:
         book = Book(target)
         await book.open()
         player = _Player(book)
-        for event in Payloads().of(chosen.rows()):
+        done = player.done_of(await asyncio.to_thread(chosen.source))
+        for event in Payloads().of(chosen.rows(done)):
             if event.table is not None and event.position > player.done_of(event.info.source):
                 player.take(event)
             if len(player.steps) >= ROWS_A_COMMIT:

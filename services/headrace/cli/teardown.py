@@ -1,7 +1,7 @@
 """`headrace teardown`: removes what `headrace init` made, the slot first, since it is what holds WAL.
 
 Promises: asks before it removes anything; ends only a reader of ours; leaves a publication, stream or bucket that
-others made; says what it removed and what it left.
+others made, and the archive's files; says what it removed and what it left.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ async def run(settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger:
             screen.made("event trigger", "headrace_ddl", "dropped")
     if streams:
         await _delete_streams(settings, screen, plan)
+    if settings.archive.url:
+        screen.title(f"Archive {settings.archive.url}")
+        screen.kept(
+            "files", "all", "left: they are yours to remove; a new slot tells a gap there, or wants a new place"
+        )
 
 
 async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: bool) -> Plan:

@@ -1,0 +1,104 @@
+"""What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a `Selection` out. Pure.
+
+Promises a selection that leaves out no row that the filters want. It may leave more: Spark applies its filters itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from headrace.archive.segment import Selection, time_us
+
+_TO_EQUAL = ("EqualTo", "EqualNullSafe")
+# Beyond it is what an int64 can't hold, and no bound.
+_MOST = (1 << 63) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A column's values that are wanted: from the least to the greatest, where there are such."""
+
+    least: int | None = None
+    most: int | None = None
+
+
+_ORDERED: Mapping[str, Callable[[int], Bounds]] = {
+    "GreaterThan": lambda value: Bounds(least=value + 1),
+    "GreaterThanOrEqual": lambda value: Bounds(least=value),
+    "LessThan": lambda value: Bounds(most=value - 1),
+    "LessThanOrEqual": lambda value: Bounds(most=value),
+}
+
+
+def narrowed(selection: Selection, filters: Iterable[Any]) -> Selection:
+    """The selection without what the filters leave out."""
+    for each in filters:
+        path: tuple[str, ...] = getattr(each, "attribute", ())
+        if len(path) != 1:
+            continue
+        selection = _narrowed(selection, path[0], each)
+    return selection
+
+
+def _narrowed(selection: Selection, column: str, asked: Any) -> Selection:
+    if column == "table":
+        return _of_tables(selection, [value for value in _values(asked) if isinstance(value, str)])
+    bounds = _bounds(asked) if column in {"commit_lsn", "commit_time"} else None
+    if bounds is None:
+        return selection
+    end = None if bounds.most is None or bounds.most > _MOST else bounds.most + 1
+    if column == "commit_lsn":
+        after = None if bounds.least is None else (bounds.least - 1, 1 << 62)
+        return replace(
+            selection,
+            after=max(filter(None, (selection.after, after)), default=None),
+            before_lsn=_earlier(selection.before_lsn, end),
+        )
+    later = [moment for moment in (selection.from_time_us, bounds.least) if moment is not None]
+    return replace(
+        selection,
+        from_time_us=max(later, default=None),
+        before_time_us=_earlier(selection.before_time_us, end),
+    )
+
+
+def _earlier(bound: int | None, other: int | None) -> int | None:
+    return min((value for value in (bound, other) if value is not None), default=None)
+
+
+def _of_tables(selection: Selection, names: list[str]) -> Selection:
+    if not names:
+        return selection
+    if not selection.tables:
+        return replace(selection, tables=tuple((None, name) for name in names))
+    both = tuple(table for table in selection.tables if table[1] in names)
+    # Of none, nothing is asked: that is Spark's to find out, since here it would mean all.
+    return replace(selection, tables=both) if both else selection
+
+
+def _values(asked: Any) -> Sequence[Any]:
+    """The values that a filter by equality wants; none of another filter."""
+    kind = type(asked).__name__
+    if kind in _TO_EQUAL:
+        return (asked.value,)
+    return tuple(asked.value) if kind == "In" else ()
+
+
+def _bounds(asked: Any) -> Bounds | None:
+    """What a filter by order wants of a column of numbers or times; None where it can't be told."""
+    values = [_number(value) for value in _values(asked)]
+    known = [value for value in values if value is not None]
+    if values:
+        return Bounds(min(known), max(known)) if len(known) == len(values) else None
+    value, made = _number(getattr(asked, "value", None)), _ORDERED.get(type(asked).__name__)
+    return None if value is None or made is None else made(value)
+
+
+def _number(value: object) -> int | None:
+    """A value as files have it: LSNs are numbers, times are microseconds."""
+    if isinstance(value, datetime):
+        return time_us(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
