@@ -101,6 +101,16 @@ class FrameSender:
         return max(self._floor_lsn, min(self._confirmers[name].confirmed_lsn for name in self._awaited))
 
     @property
+    def held_by(self) -> str | None:
+        """The confirmer that alone keeps the confirmed LSN from going on; None where it is nobody, or several."""
+        if not self.open:
+            return None
+        known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
+        least = min(known.values())
+        late = [name for name, lsn in known.items() if lsn == least]
+        return late[0] if len(late) == 1 < len(known) else None
+
+    @property
     def has_credit(self) -> bool:
         return self.open and self.in_flight_bytes < self._in_flight_bytes_max
 

@@ -105,6 +105,9 @@ class WalReader:
         self._told_at = 0.0
         self._pinged_at = 0.0
         self._heard_at = 0.0
+        # Who alone holds up the slot, where, and since when.
+        self._held: tuple[str | None, int] = (None, 0)
+        self._held_at = 0.0
 
     def refresh(self, stats: Stats) -> None:
         stats["in_flight_bytes"] = self._sender.in_flight_bytes
@@ -402,6 +405,15 @@ class WalReader:
             count(self._stats, "confirmers_dropped")
             log.warning("confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s)
 
+    def _tell_who_holds(self, now: float) -> None:
+        """A required archive may keep the slot from going on for ever: that must be seen where it is not."""
+        name, lsn, archive = self._sender.held_by, self._sender.confirmed_lsn, self._settings.archive
+        if name in {None, PUBLISHER} or (name, lsn) != self._held:
+            self._held, self._held_at = (name, lsn), now
+            self._scope.health.heal("confirm")
+        elif now - self._held_at > archive.patience_s + archive.file_age_max_s:
+            self._scope.health.ail("confirm", f"the slot waits at {format_lsn(lsn)} for {name}")
+
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()
         due = now - self._told_at >= self._settings.bus.status_interval_s
@@ -410,6 +422,7 @@ class WalReader:
         if now - self._pinged_at >= PING_INTERVAL_S and self._client.is_connected:
             self._pinged_at = now
             self._let_go_of_the_late()
+            self._tell_who_holds(now)
             await self._client.publish(self._frames, self._sender.ping())
 
     async def _tell(self, connection: ReplicationConnection) -> None:

@@ -1,0 +1,93 @@
+"""A required archive holds the slot, and everybody says so; what it leaves behind is the operator's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from headrace.archive import WalReader
+from headrace.embedded.ports import free_port
+from headrace.testing.database import Database
+from headrace.testing.oracle import stored
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.process import command
+from headrace.testing.suite import Suite
+from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    archived,
+    changes,
+    environment,
+    prepare,
+)
+
+ROWS = 50
+
+
+async def reasons(port: int, until: str | None, timeout_s: float = 60.0) -> dict[str, str]:
+    """Why wal-reader is not ready, once it names a part (or, with None, once nothing is)."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(timeout_s):
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                found: dict[str, str] = (await answer.json())["reasons"]
+            if (until in found) if until else not found:
+                return found
+            await asyncio.sleep(0.2)
+
+
+async def confirmed(database: Database, slot: str) -> int:
+    query = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1"
+    return int(await database.fetchval(query, slot))
+
+
+async def archiver_check(settings: dict[str, str]) -> dict[str, Any]:
+    outcome = await command(settings, "doctor", "--json", timeout_s=120)
+    checks: list[dict[str, Any]] = json.loads(outcome.out)["checks"]
+    return next(check for check in checks if check["name"] == "archiver")
+
+
+async def published(nats_url: str, rows: int) -> None:
+    async with asyncio.timeout(60):
+        while sum(event.payload["operation"] == "INSERT" for event in await stored(nats_url)) < rows:  # noqa: ASYNC110  # a stream's length gives no event
+            await asyncio.sleep(0.2)
+
+
+async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    url, port = f"file://{tmp_path}/archive", free_port()
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="1"
+    )
+    slot = settings["HEADRACE_SLOT"]
+    async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
+        await suite.start("wal-reader", HEADRACE_HTTP_PORT=str(port))
+        await suite.logged("archiver", "epoch_joined", timeout_s=60)
+        await suite.kill("archiver")
+        await database.execute(f"INSERT INTO orders SELECT g, g, 'held' FROM generate_series(1, {ROWS}) g")
+        await published(nats_server.url, ROWS)
+        held = await reasons(port, "confirm")
+        assert "for archiver" in held["confirm"]
+        committed = await oracle.changes()
+        assert await confirmed(database, slot) <= committed[0].position.lsn, "the archive has nothing of it"
+        check = await archiver_check(settings)
+        assert check["state"] == "fail"
+        assert "the slot keeps all WAL" in check["found"]
+        assert "headrace archiver" in check["remedy"]
+
+        await suite.start("archiver")
+        assert changes(await archived(url, committed)) == committed
+        await reasons(port, None)
+        async with asyncio.timeout(60):
+            while await confirmed(database, slot) <= committed[-1].position.lsn:  # noqa: ASYNC110  # a slot gives no event
+                await asyncio.sleep(0.2)
+        assert (await archiver_check(settings))["state"] == "ok"
+        gone = await command(settings, "teardown", "--yes", "--streams", timeout_s=120)
+        assert "yours to remove" in gone.out, gone
+        assert len(changes(WalReader(url).follow(wait=False))) == ROWS
+    await database.close()
