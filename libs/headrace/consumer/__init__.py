@@ -11,7 +11,8 @@ point repeats nothing and loses nothing.
 """
 
 from headrace.consumer.event import Event
-from headrace.consumer.follow import Consumer, RetentionGapError, Start, Subscription, follow
+from headrace.consumer.follow import Consumer, Start, Subscription, follow
+from headrace.consumer.pull import RetentionGapError, StreamMissingError, TakenOverError
 from headrace.consumer.transactions import MixedError, Transaction, Transactions
 from headrace.consumer.watermark import FileWatermarks, MemoryWatermarks, Watermark, WatermarkStore
 
@@ -23,7 +24,9 @@ __all__ = [
     "MixedError",
     "RetentionGapError",
     "Start",
+    "StreamMissingError",
     "Subscription",
+    "TakenOverError",
     "Transaction",
     "Transactions",
     "Watermark",

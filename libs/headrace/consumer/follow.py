@@ -11,46 +11,26 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamState
-from nats.js.errors import NotFoundError
+from nats.js.api import StreamInfo
+from nats.js.errors import BadRequestError, NotFoundError
 
 from headrace.consumer.event import Event, of_message
+from headrace.consumer.pull import Delivered, Pull, RetentionGapError, StreamMissingError
 from headrace.consumer.watermark import Watermark, WatermarkStore
+from headrace.contract.dictionaries import ZSTD_MAGIC
 from headrace.contract.events import decode
-from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.large import LargeStore
 
-FETCH_MESSAGES = 500
 FETCH_WAIT_S = 1.0
 GAP_CHECK_S = 5.0
-INACTIVE_S = 60.0
 ACK_MESSAGES = 100
-ACK_PENDING_MAX = 20_000
-ACK_WAIT_S = 300.0
-
-
-class StreamMissingError(HeadraceError):
-    """The change stream isn't there."""
-
-    remedy = "Start the suite (`headrace up`), or `headrace init`; HEADRACE_STREAM names the stream."
-
-
-class RetentionGapError(HeadraceError):
-    """The stream no longer holds messages that this consumer has not seen."""
-
-    remedy = "Bootstrap the tables again from a snapshot, then follow from its LSN."
-
-    def __init__(self, first_lost: int, last_lost: int) -> None:
-        super().__init__(f"stream sequences {first_lost} to {last_lost} were discarded before they were read")
-        self.first_lost = first_lost
-        self.last_lost = last_lost
+OPENINGS = 3
 
 
 class Start(StrEnum):
@@ -78,13 +58,16 @@ class Consumer:
     _js: JetStreamContext
     _subscription: Subscription
     _store: WatermarkStore
-    _pull: JetStreamContext.PullSubscription
+    _pull: Pull
     _marks: dict[str, Watermark]
-    # Everything of the stream up to this sequence was seen, or does not concern us.
+    # Everything of the stream up to this sequence was done, or does not concern us; and the same for what was read.
     _seen_seq: int
-    _ready: deque[tuple[Event, Msg]] = field(default_factory=deque)
-    _current: tuple[Event, Msg] | None = None
-    _unacknowledged: list[Msg] = field(default_factory=list)
+    _read_seq: int
+    _unread: deque[Delivered] = field(default_factory=deque)
+    _ready: deque[Event] = field(default_factory=deque)
+    # Given out and not done.
+    _current: Event | None = None
+    _unacknowledged: int = 0
     _checked_at: float = 0.0
     _dictionaries: DictionaryReader = field(init=False)
 
@@ -99,7 +82,7 @@ class Consumer:
     @property
     def has_more(self) -> bool:
         """Whether more has come already, so that the next one takes no waiting."""
-        return bool(self._ready)
+        return bool(self._ready) or self._pull.has_more
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -112,22 +95,25 @@ class Consumer:
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
         """The next event that is not applied yet; None when none came within `wait_s`."""
-        if await self.peek(wait_s) is None:
+        event = await self.peek(wait_s)
+        if event is None:
             return None
-        event, message = self._ready[0]
-        # Before it is taken: what can't be had now can be asked for again.
-        self._current = (await self._whole(event), message)
+        if "reference" in event.payload:
+            # Before it is taken: what can't be had now can be asked for again.
+            event = await self._whole(event)
         self._ready.popleft()
-        return self._current[0]
+        self._current = event
+        return event
 
     async def peek(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
         """What `next` will give out, without taking it (and as the message has it, be it a reference)."""
-        if not self._ready:
+        ready = self._ready
+        if not ready:
             await self._fetch(wait_s)
-        while self._ready:
-            if not self._applied(self._ready[0][0]):
-                return self._ready[0][0]
-            await self._close(*self._ready.popleft())
+        while ready:
+            if not self._applied(ready[0]):
+                return ready[0]
+            await self._close(ready.popleft())
         return None
 
     async def take(self, wait_s: float = FETCH_WAIT_S) -> list[Event]:
@@ -136,11 +122,11 @@ class Consumer:
         For a follower that keeps its watermark in its own transactions: it calls no `done`, and after any failure it
         follows anew from there.
         """
-        taken: list[Event] = []
         if await self.peek(wait_s) is None:
-            return taken
+            return []
+        taken = []
         while self._ready:
-            event, _ = self._ready[0]
+            event = self._ready[0]
             if not self._applied(event):
                 taken.append(await self._whole(event) if "reference" in event.payload else event)
             self._ready.popleft()
@@ -153,45 +139,50 @@ class Consumer:
 
         So are those given out before it and not said to be done yet, if they are named.
         """
-        assert self._current is not None, "done() before an event was taken"
-        assert self._current[0] is event, "done() must name the event that was given out last"
-        advancing = next((one for one in (event, *reversed(with_those_before)) if one.advances), None)
+        assert self._current is event, "done() must name the event that was given out last"
+        advancing = (
+            event if event.advances else next((one for one in reversed(with_those_before) if one.advances), None)
+        )
         if advancing is not None:
             mark = Watermark(advancing.position, event.stream_seq if event.closes else self._seen_seq)
             self._marks[advancing.lane] = mark
             await self._store.save(advancing.lane, mark)
-        await self._close(*self._current)
+        self._current = None
+        await self._close(event)
 
     def _applied(self, event: Event) -> bool:
         """Whether it is done already. A schema event stands beside positions: its version says whether it is news."""
-        return event.advances and event.position <= self._marks.get(event.lane, Watermark()).position
+        mark = self._marks.get(event.lane)
+        return mark is not None and event.position <= mark.position and event.advances
 
-    async def _close(self, event: Event, message: Msg) -> None:
+    async def _close(self, event: Event) -> None:
         if event.closes:
             self._seen_seq = max(self._seen_seq, event.stream_seq)
-            self._unacknowledged.append(message)
-            if not self._ready or len(self._unacknowledged) >= ACK_MESSAGES:
+            self._unacknowledged += 1
+            if not self._ready or self._unacknowledged >= ACK_MESSAGES:
                 await self.acknowledge()
 
     async def acknowledge(self) -> None:
         """Tell the server how far a durable consumer is; the last acknowledgement covers those before it."""
         if self._unacknowledged and self._subscription.durable is not None:
-            await self._unacknowledged[-1].ack()
-        self._unacknowledged.clear()
+            await self._pull.done(self._seen_seq)
+        self._unacknowledged = 0
 
     async def _fetch(self, wait_s: float) -> None:
-        try:
-            messages = await self._pull.fetch(FETCH_MESSAGES, timeout=wait_s)
-        except TimeoutError:
-            messages = []
-        if messages and messages[0].metadata.sequence.stream > self._seen_seq + 1:
-            await self._check_gap(messages[0].metadata.sequence.stream)
-        elif not messages and time.monotonic() - self._checked_at > GAP_CHECK_S:
-            await self._check_gap(None)
-        for message in messages:
-            await self._dictionaries.learn_for(message.data)
-            for event in of_message(message.data, message.subject, message.metadata.sequence.stream):
-                self._ready.append((event, message))
+        unread = self._unread
+        if not unread:
+            unread += await self._pull.read(wait_s)
+            if unread:
+                await self._check_between(unread)
+            elif time.monotonic() - self._checked_at > GAP_CHECK_S:
+                await self._check_idle()
+        while unread:
+            stream_seq, subject, payload = unread[0]
+            if payload[:4] == ZSTD_MAGIC:
+                await self._dictionaries.learn_for(payload)
+            self._ready += of_message(payload, subject.decode(), stream_seq)
+            # Only now: what can't be read is not passed over by asking again.
+            unread.popleft()
 
     async def _whole(self, event: Event) -> Event:
         """The event itself, where the message only refers to it."""
@@ -199,21 +190,44 @@ class Consumer:
         if not isinstance(reference, Mapping):
             return event
         large = LargeStore(self._js, str(reference["bucket"]))
-        return replace(event, payload=decode(await large.get(str(reference["name"]))))
+        return event._replace(payload=decode(await large.get(str(reference["name"]))))
 
-    async def _check_gap(self, next_seq: int | None) -> None:
-        """What lies between what was seen and what comes next must still be in the stream (or have been)."""
+    async def _check_between(self, messages: Sequence[Delivered]) -> None:
+        """What lies between what was read and what came now must still be in the stream: then no filter wants it."""
+        first, last = messages[0][0], messages[-1][0]
+        at = self._read_seq or first - 1
+        self._read_seq = last
+        if last - at == len(messages):
+            return
+        for stream_seq, _, _ in messages:
+            if stream_seq != at + 1:
+                break
+            at += 1
+        state = (await self._js.stream_info(self._subscription.stream)).state
+        self._checked_at = time.monotonic()
+        if state.first_seq > at + 1:
+            raise RetentionGapError(at + 1, state.first_seq - 1)
+        self._pass_to(first - 1)
+
+    async def _check_idle(self) -> None:
+        """What the stream has beyond what was read either comes, or matches none of our filters; it isn't lost."""
         self._checked_at = time.monotonic()
         state = (await self._js.stream_info(self._subscription.stream)).state
-        if self._seen_seq and state.first_seq > self._seen_seq + 1:
-            raise RetentionGapError(self._seen_seq + 1, state.first_seq - 1)
-        if self._seen_seq > state.last_seq:
-            raise RetentionGapError(state.last_seq + 1, self._seen_seq)
-        if next_seq is not None:
-            self._seen_seq = next_seq - 1
-        elif (await self._pull.consumer_info()).num_pending == 0:
-            # Caught up: what is in the stream and did not come here matches none of our filters.
-            self._seen_seq = max(self._seen_seq, state.last_seq)
+        left = await self._pull.outstanding()
+        if left is None:
+            return
+        if self._read_seq > state.last_seq:
+            raise RetentionGapError(state.last_seq + 1, self._read_seq, rewritten=True)
+        if self._read_seq and state.first_seq > self._read_seq + 1:
+            raise RetentionGapError(self._read_seq + 1, state.first_seq - 1)
+        if left == 0:
+            self._read_seq = max(self._read_seq, state.last_seq)
+            self._pass_to(self._read_seq)
+
+    def _pass_to(self, stream_seq: int) -> None:
+        """Nothing up to here is left to do, unless something that was given out is."""
+        if self._current is None:
+            self._seen_seq = max(self._seen_seq, stream_seq)
 
 
 @contextlib.asynccontextmanager
@@ -226,31 +240,49 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
     """
     js = client.jetstream()
     marks = await store.load()
-    try:
-        state = (await js.stream_info(subscription.stream)).state
-    except NotFoundError as error:
-        raise StreamMissingError(f"stream {subscription.stream} does not exist") from error
+    info = await _stream(js, subscription.stream)
     seen = max((mark.stream_seq for mark in marks.values()), default=0)
     if subscription.durable is not None:
         acknowledged = await _acknowledged(js, subscription.stream, subscription.durable)
         seen = seen or acknowledged
-    if seen and state.first_seq > seen + 1:
-        raise RetentionGapError(seen + 1, state.first_seq - 1)
-    if seen > state.last_seq:
+    if seen and info.state.first_seq > seen + 1:
+        raise RetentionGapError(seen + 1, info.state.first_seq - 1)
+    if seen > info.state.last_seq:
         # The stream was made anew, or is an older copy: what it had beyond its end is not what comes there now.
-        raise RetentionGapError(state.last_seq + 1, seen)
-    pull = await js.pull_subscribe(
-        "", durable=subscription.durable, stream=subscription.stream, config=_config(subscription, seen)
-    )
-    if not seen:
-        seen = _before_start(subscription, state)
-    consumer = Consumer(js, subscription, store, pull, marks, seen)
+        raise RetentionGapError(info.state.last_seq + 1, seen, rewritten=True)
+    seen = seen or _before_start(subscription, info)
+    pull = await _opened(client, subscription, seen, info)
+    consumer = Consumer(js, subscription, store, pull, marks, seen, seen)
     try:
         yield consumer
     finally:
         with contextlib.suppress(Exception):
             await consumer.acknowledge()
-            await pull.unsubscribe()
+            await pull.close()
+
+
+async def _stream(js: JetStreamContext, stream: str) -> StreamInfo:
+    try:
+        return await js.stream_info(stream)
+    except NotFoundError as error:
+        raise StreamMissingError(f"stream {stream} does not exist") from error
+
+
+async def _opened(client: Client, subscription: Subscription, seen: int, info: StreamInfo) -> Pull:
+    """The reading behind what was seen; where a reader that is being taken over was quicker, once more."""
+    for opening in range(OPENINGS):
+        start = seen + 1 if seen else subscription.start_seq
+        pull = Pull(client, subscription.stream, subscription.filters, subscription.durable, start)
+        try:
+            await pull.open(info.created)
+        except BadRequestError:
+            await pull.close()
+            if subscription.durable is None or opening == OPENINGS - 1:
+                raise
+            await client.jetstream().delete_consumer(subscription.stream, subscription.durable)
+        else:
+            return pull
+    raise AssertionError("the last opening returns or raises")
 
 
 async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int:
@@ -266,26 +298,8 @@ async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int:
     return int(info.ack_floor.stream_seq) if info.ack_floor else 0
 
 
-def _before_start(subscription: Subscription, state: StreamState) -> int:
+def _before_start(subscription: Subscription, info: StreamInfo) -> int:
+    """What a consumer without a watermark passes over; 0 for whatever is there first, when it comes to that."""
     if subscription.start_seq is not None:
         return subscription.start_seq - 1
-    return int(state.last_seq) if subscription.start is Start.NEW else max(0, int(state.first_seq) - 1)
-
-
-def _config(subscription: Subscription, seen: int) -> ConsumerConfig:
-    durable = subscription.durable is not None
-    config = ConsumerConfig(
-        durable_name=subscription.durable,
-        filter_subjects=list(subscription.filters) or None,
-        ack_policy=AckPolicy.ALL if durable else AckPolicy.NONE,
-        ack_wait=ACK_WAIT_S if durable else None,
-        max_ack_pending=ACK_PENDING_MAX if durable else None,
-        inactive_threshold=None if durable else INACTIVE_S,
-    )
-    start_seq = seen + 1 if seen else subscription.start_seq
-    if start_seq is not None:
-        config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, start_seq
-    else:
-        new = subscription.start is Start.NEW
-        config.deliver_policy = DeliverPolicy.NEW if new else DeliverPolicy.ALL
-    return config
+    return int(info.state.last_seq) if subscription.start is Start.NEW else 0

@@ -18,8 +18,7 @@ from nats.errors import Error as NatsError
 from nats.js.errors import APIError, NotFoundError
 
 from headrace import log as logs
-from headrace.consumer import RetentionGapError
-from headrace.consumer.follow import StreamMissingError
+from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.contract.naming import split_table_token, table_token
 from headrace.errors import HeadraceError
 from headrace.metrics import Stats, count

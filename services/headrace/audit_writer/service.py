@@ -24,8 +24,7 @@ from headrace.audit.settings import AuditSettings, load_audit
 from headrace.audit_writer.page import Page
 from headrace.audit_writer.session import Marks, opened
 from headrace.bus import link
-from headrace.consumer import RetentionGapError, Subscription, follow
-from headrace.consumer.follow import StreamMissingError
+from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
 from headrace.errors import HeadraceError
 from headrace.health import application, serving
 from headrace.lifecycle import Scope
@@ -116,8 +115,8 @@ class AuditWriter:
         count(self._scope.health.stats, "audit_gaps")
         # The state as it was committed last: the session that ended may have been ahead of it.
         await destination.prepare()
-        if gap.last_lost <= destination.state.stream_seq:
-            # The stream ends before where the trail is: another one, read from its start and judged by positions.
+        if gap.rewritten:
+            # Another stream, or an older copy that was written on: read from its start, and judged by positions.
             await destination.note_gap(
                 0, f"the stream was made anew; what it held from {gap.first_lost} on may be lost"
             )

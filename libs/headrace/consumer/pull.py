@@ -1,0 +1,363 @@
+"""One reading of a stream from a sequence on, by a consumer of the server's that is made anew whenever there is doubt.
+
+Promises: messages in stream order, each once, and none left out that the server gave to its consumer: what it counted
+and did not come here (a connection that broke, a server that died, a consumer that was deleted, silence where there
+should be heartbeats) is asked for again. A stream that is another one by then, or an older copy of it, is a
+`RetentionGapError`. What is asked for and not yet read is bounded in messages and bytes. Never decodes a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import orjson
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.errors import NotFoundError, ServiceUnavailableError
+
+from headrace import log as logs
+from headrace.consumer.window import Window, place, status
+from headrace.errors import DecodeError, HeadraceError
+from headrace.jetstream import bulk
+
+log = logs.logger("consumer")
+
+MESSAGES_MAX = 4000
+BYTES_MAX = 4 << 20
+# What is read at a time.
+READ_MESSAGES, READ_BYTES = 500, 1 << 20
+EXPIRES_S = 30.0
+HEARTBEAT_S = 5.0
+SILENCE_S = 2.5 * HEARTBEAT_S
+LOOK_S = 1.0
+RETRY_S, RETRY_S_MAX = 0.1, 2.0
+TROUBLE_S = 10.0
+INACTIVE_S = 60.0
+ACK_WAIT_S = 300.0
+# More than a transaction that is read whole has messages.
+ACK_PENDING_MAX = 250_000
+_OVERHEAD_BYTES = 64 * 1024
+_READER = "headrace_reader"
+
+
+class StreamMissingError(HeadraceError):
+    """The change stream isn't there."""
+
+    remedy = "Start the suite (`headrace up`), or `headrace init`; HEADRACE_STREAM names the stream."
+
+
+class RetentionGapError(HeadraceError):
+    """The stream no longer holds messages that this consumer has not seen."""
+
+    remedy = "Bootstrap the tables again from a snapshot, then follow from its LSN."
+
+    def __init__(self, first_lost: int, last_lost: int, *, rewritten: bool = False) -> None:
+        if rewritten:
+            super().__init__(f"the stream is another one, or an older copy, from sequence {first_lost} on")
+        else:
+            super().__init__(f"stream sequences {first_lost} to {last_lost} were discarded before they were read")
+        self.first_lost = first_lost
+        self.last_lost = last_lost
+        # Whether what was read is not what the stream has: positions say what of it is new, sequences don't.
+        self.rewritten = rewritten
+
+
+class TakenOverError(HeadraceError):
+    """Another reader has opened this durable consumer."""
+
+    remedy = "One reader at a time follows under a name: stop one of them, or give it another name."
+
+
+# A message of the stream: its sequence there, its subject, its payload.
+Delivered = tuple[int, bytes, bytes]
+
+
+@dataclass(slots=True)
+class Pull:
+    """An open reading; `start_seq` is the first message wanted, None for the first there is."""
+
+    client: Client
+    stream: str
+    filters: tuple[str, ...]
+    durable: str | None
+    start_seq: int | None
+    messages_max: int = MESSAGES_MAX
+    bytes_max: int = BYTES_MAX
+    _js: JetStreamContext = field(init=False)
+    _window: Window = field(init=False)
+    _name: str = ""
+    _inbox: str = ""
+    _listening: bulk.Listening | None = None
+    _created: object = None
+    _held: deque[Delivered] = field(default_factory=deque)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    # The last message that came, and when it was stored; a message is done when it may be acknowledged.
+    _received: int = 0
+    _stored: bytes = b""
+    _done: int = 0
+    # Of the consumer as it is now: how many messages it gave, and what acknowledges them.
+    _given: int = 0
+    _replies: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _doubt: str | None = None
+    _rewritten: bool = False
+    _reconnects: int = 0
+    _heard_at: float = 0.0
+    _trouble_since: float | None = None
+    _retry_at: float = 0.0
+    _retry_s: float = RETRY_S
+
+    def __post_init__(self) -> None:
+        self._js = self.client.jetstream()
+        # A request must have room for the largest message that there can be.
+        size = max(self.bytes_max, 2 * (self.client.max_payload + _OVERHEAD_BYTES))
+        self._window = Window(self.messages_max, size)
+        if self.start_seq is not None:
+            self._received = self._done = self.start_seq - 1
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has come that is not read."""
+        return bool(self._held)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether nothing comes until there is a new consumer."""
+        return self._doubt is not None
+
+    async def open(self, created: object) -> None:
+        """Make the consumer, and ask for its first messages; `created` says which stream this is."""
+        self._created = created
+        await self._make()
+
+    async def close(self) -> None:
+        """Give the consumer up; a durable one stays, for the next time."""
+        await self._leave()
+        if self.durable is None and self.client.is_connected:
+            with contextlib.suppress(NatsError, OSError):
+                # Nobody waits for the answer: what is not deleted now is by the server, unused for a minute.
+                subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
+                await self.client.publish(subject, reply=self._inbox)
+
+    async def read(self, wait_s: float) -> list[Delivered]:
+        """Some of what has come, in order; empty where nothing came in time."""
+        if not self._held:
+            await self._wait(wait_s)
+        held, size = self._held, 0
+        found: list[Delivered] = []
+        while held and len(found) < READ_MESSAGES and size < READ_BYTES:
+            found.append(held.popleft())
+            size += len(found[-1][2])
+        self._window.read(len(found), size)
+        if not self.in_doubt:
+            await self._ask()
+        return found
+
+    async def done(self, stream_seq: int) -> None:
+        """All messages up to this one may be acknowledged."""
+        self._done = stream_seq
+        reply = b""
+        while self._replies and self._replies[0][0] <= stream_seq:
+            reply = self._replies.popleft()[1]
+        if reply:
+            await self.client.publish(reply.decode(), b"+ACK")
+
+    async def outstanding(self) -> int | None:
+        """How many messages the stream has for us that have not been read; None while some are on their way."""
+        if self.in_doubt:
+            return None
+        try:
+            info = await self._js.consumer_info(self.stream, self._name)
+        except NotFoundError:
+            return None
+        given = info.delivered.consumer_seq if info.delivered else 0
+        return int(info.num_pending or 0) if given == self._given and not self._held else None
+
+    async def _wait(self, wait_s: float) -> None:
+        deadline = time.monotonic() + wait_s
+        while not self._held:
+            await self._attend()
+            left = min(deadline - time.monotonic(), LOOK_S)
+            if left <= 0 or self._held:
+                return
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+            if self._window.asked and time.monotonic() - self._heard_at > SILENCE_S:
+                self._suspect("nothing was heard, not even a heartbeat")
+
+    def _suspect(self, why: str) -> None:
+        """From here on nothing that comes is taken, until there is a new consumer."""
+        self._doubt = self._doubt or why
+        self._news.set()
+
+    async def _attend(self) -> None:
+        """Put right what can be put right now."""
+        if self._doubt is None and self.client.stats["reconnects"] != self._reconnects:
+            self._suspect("the connection was lost")
+        if self._rewritten:
+            raise RetentionGapError(self._received, self._received, rewritten=True)
+        if self._doubt is None:
+            await self._ask()
+        elif self.client.is_connected and time.monotonic() >= self._retry_at:
+            await self._again(self._doubt)
+
+    async def _again(self, why: str) -> None:
+        """A new consumer, from where the last one was."""
+        log.info("consumer_again", stream=self.stream, reason=why, stream_seq=self._received)
+        try:
+            await self._leave()
+            await self._check_stream()
+            await self._give_up()
+            await self._make()
+        except (NatsError, ServiceUnavailableError, OSError):
+            now = time.monotonic()
+            self._trouble_since = self._trouble_since or now
+            if now - self._trouble_since > TROUBLE_S:
+                raise
+            self._retry_at, self._retry_s = now + self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)
+        else:
+            self._trouble_since, self._retry_at, self._retry_s = None, 0.0, RETRY_S
+
+    async def _info(self) -> StreamInfo:
+        try:
+            return await self._js.stream_info(self.stream)
+        except NotFoundError as error:
+            raise StreamMissingError(f"stream {self.stream} does not exist") from error
+
+    async def _check_stream(self) -> None:
+        """What was read must be what the stream has; what was not must be there still."""
+        info = await self._info()
+        if info.created != self._created or info.state.last_seq < self._received:
+            raise RetentionGapError(min(self._received, info.state.last_seq) + 1, self._received, rewritten=True)
+        if self._received and info.state.first_seq > self._received + 1:
+            raise RetentionGapError(self._received + 1, info.state.first_seq - 1)
+
+    async def _give_up(self) -> None:
+        """Delete the consumer as it was; one that another reader has made under this name is not ours to delete."""
+        try:
+            info = await self._js.consumer_info(self.stream, self._name)
+        except NotFoundError:
+            return
+        if (info.config.metadata or {}).get(_READER) != self._inbox:
+            raise TakenOverError(f"{self._name} of stream {self.stream} is another reader's now")
+        with contextlib.suppress(NotFoundError):
+            await self._js.delete_consumer(self.stream, self._name)
+
+    async def _make(self) -> None:
+        """A consumer, and an inbox of its own: what the one before still sends goes nowhere.
+
+        It begins with the last message that came, to see that the stream has it still, or before it with what is not
+        done yet, so that this can be acknowledged.
+        """
+        self._inbox = self.client.new_inbox()
+        self._name = self.durable or secrets.token_hex(11)
+        self._reconnects = self.client.stats["reconnects"]
+        self._listening = await bulk.listen(self.client, self._inbox, self._hear)
+        await self._js.add_consumer(self.stream, config=self._config())
+        self._given, self._doubt = 0, None
+        self._replies.clear()
+        self._window.forget()
+        await self._ask()
+
+    def _config(self) -> ConsumerConfig:
+        durable = self.durable is not None
+        config = ConsumerConfig(
+            name=self._name,
+            durable_name=self.durable,
+            filter_subjects=list(self.filters) or None,
+            ack_policy=AckPolicy.ALL if durable else AckPolicy.NONE,
+            ack_wait=ACK_WAIT_S if durable else None,
+            max_ack_pending=ACK_PENDING_MAX if durable else None,
+            inactive_threshold=None if durable else INACTIVE_S,
+            deliver_policy=DeliverPolicy.ALL,
+            metadata={_READER: self._inbox},
+        )
+        if start := self._start():
+            config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, start
+        return config
+
+    def _start(self) -> int:
+        """The first sequence to be given; 0 for the first there is."""
+        if not self._stored:
+            return self.start_seq or 0
+        return min(self._done + 1, self._received) if self.durable else self._received
+
+    async def _leave(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with contextlib.suppress(NatsError, OSError):
+                await listening.end()
+
+    async def _ask(self) -> None:
+        """Keep as much on its way as there is room for."""
+        if (room := self._window.ask()) is None:
+            return
+        messages, size = room
+        wanted = {"batch": messages, "expires": int(EXPIRES_S * 1e9), "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
+        self._heard_at = time.monotonic()
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._name}"
+        body = orjson.dumps({**wanted, "max_bytes": size} if size else wanted)
+        await self.client.publish(subject, body, reply=self._inbox)
+
+    def _hear(self, arrivals: list[bulk.Arrival]) -> None:
+        """What one read of the socket brought."""
+        self._heard_at = time.monotonic()
+        before = len(self._held)
+        came, size = self._given, 0
+        try:
+            for subject, reply, header, payload in arrivals:
+                if self._doubt is not None:
+                    break
+                if reply:
+                    # As the server counts them against what was asked for.
+                    size += len(payload) + len(header) + len(subject) + len(reply)
+                    self._take(subject, reply, payload)
+                else:
+                    self._window.arrived(self._given - came, size)
+                    came, size = self._given, 0
+                    self._answered(header)
+        except DecodeError as error:
+            self._suspect(str(error))
+        self._window.arrived(self._given - came, size)
+        if len(self._held) > before:
+            self._news.set()
+
+    def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
+        stream_seq, number, stored = place(reply)
+        if number != self._given + 1:
+            self._suspect(f"message {number} of the consumer came where {self._given + 1} was due")
+            return
+        self._given = number
+        if self.durable is not None:
+            self._replies.append((stream_seq, reply))
+        if stream_seq > self._received:
+            self._received, self._stored = stream_seq, stored
+            self._held.append((stream_seq, subject, payload))
+            self._window.hold(1, len(payload))
+        elif stream_seq == self._received and stored != self._stored != b"":
+            # Asked for to see that it is there still; others before it are given again to be acknowledged.
+            self._rewritten = True
+            self._suspect("the stream has another message in the place of the last one")
+
+    def _answered(self, header: bytes) -> None:
+        """The server says something about a request."""
+        said = status(header)
+        if said is not None and said.is_heartbeat:
+            if said.given is not None and said.given > self._given:
+                self._suspect(f"the consumer has given {said.given} messages, and {self._given} came")
+        elif said is not None and said.pending is not None and said.ends_request:
+            self._window.ended(*said.pending, too_small=said.is_too_small)
+            # Room for another request.
+            self._news.set()
+        else:
+            self._suspect(f"the server answered {said}")
+            # Deleted by who opens the same name: what it makes in its place must not be in its way.
+            self._retry_at = time.monotonic() + (RETRY_S_MAX if self.durable else 0)

@@ -1,0 +1,171 @@
+"""Messages of chosen subscriptions as their bytes, all that one read of the socket brought at a time.
+
+nats-py takes some 25 µs to make an object of each message and to queue it; whoever follows a stream needs none of that.
+A subscription made here gets tuples of bytes, split off before nats-py's parser sees them; everything else on the
+connection is left to that parser, one whole command at a time, so that it is the oracle of the test. Beside `wire` the
+only place that touches what nats-py keeps to itself.
+
+Promises: the messages of a subscription in the order in which the server sent them, none twice, none left out while the
+connection holds; nothing of a connection that broke is taken for a part of the next. Whoever listens bounds what may
+come (by the requests of a pull), since nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.errors import ProtocolError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
+
+_CRLF = b"\r\n"
+# Commands that bring a message, and of how many words they are with a reply subject.
+_MESSAGES = {b"MSG": 5, b"HMSG": 6}
+
+
+# A message as it came: subject, reply, header (with NATS/1.0 and all; empty where it has none), payload. A plain tuple:
+# to name its fields would cost as much as to find them.
+Arrival = tuple[bytes, bytes, bytes, bytes]
+# Called with what one read brought; must neither raise nor wait.
+Listener = Callable[[list[Arrival]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A subscription whose messages go to a listener."""
+
+    _client: Client
+    _subscription: Subscription
+
+    async def end(self) -> None:
+        """Nothing more is heard, from now on; the server is told if it is there."""
+        parser = _parser(self._client)
+        parser.listeners.pop(_sid(self._subscription), None)
+        if not self._client.is_closed and not self._client.is_draining:
+            await self._subscription.unsubscribe()
+
+
+async def listen(client: Client, subject: str, listener: Listener) -> Listening:
+    """Subscribe; from here on, and across reconnects, the listener gets what comes."""
+    subscription = await client.subscribe(subject)
+    _parser(client).listeners[_sid(subscription)] = listener
+    return Listening(client, subscription)
+
+
+def _sid(subscription: Subscription) -> bytes:
+    return b"%d" % subscription._id  # noqa: SLF001  # the public object doesn't tell what the wire calls it
+
+
+def _parser(client: Client) -> BulkParser:
+    parser = client._ps  # noqa: SLF001  # there is no public way to see bytes
+    if not isinstance(parser, BulkParser):
+        parser = client._ps = BulkParser(client, parser)  # noqa: SLF001  # as above
+    return parser
+
+
+class BulkParser(Parser):
+    """In the place of nats-py's parser, which it is for all but some subscriptions."""
+
+    def __init__(self, client: Client, before: Parser) -> None:
+        self.listeners: dict[bytes, Listener] = {}
+        self._life = 0
+        super().__init__(client)
+        self._before: Parser | None = before
+
+    def reset(self) -> None:
+        """A new connection: nothing of the old one is left."""
+        super().reset()
+        self._before = None
+        self._life += 1
+        # Of a command that has not come whole: its pieces, and how many bytes are worth another look.
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._wanted = 0
+
+    async def parse(self, data: bytes = b"") -> None:
+        """What the connection read."""
+        if self._before is not None:
+            data = self._take_over(self._before) + data
+        if self.state != AWAITING_CONTROL_LINE:
+            # The rest of a message that the parser before this one had begun.
+            rest = self.needed + len(_CRLF) - len(self.buf)
+            data, begun = data[rest:], data[:rest]
+            await super().parse(begun)
+        self._pieces.append(data)
+        self._held += len(data)
+        if self._held < self._wanted:
+            return
+        data = data if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces, self._held, self._wanted = [], 0, 0
+        try:
+            await self._parse(data)
+        except (ValueError, IndexError) as error:
+            raise ProtocolError("nats: malformed MSG") from error
+
+    def _take_over(self, before: Parser) -> bytes:
+        """Its state, and the bytes that it has not used; it is never asked again."""
+        self._before = None
+        self.state, self.needed, self.header_needed = before.state, before.needed, before.header_needed
+        self.msg_arg = before.msg_arg
+        if self.state == AWAITING_CONTROL_LINE:
+            return bytes(before.buf)
+        self.buf = before.buf
+        return b""
+
+    async def _parse(self, data: bytes) -> None:
+        """Hand on every command that is whole, and keep the rest."""
+        at, life = 0, self._life
+        while at < len(data):
+            at = self._hear(data, at)
+            if at == len(data):
+                return
+            end = _end(data, at)
+            if end > len(data):
+                self._pieces, self._held, self._wanted = [data[at:]], len(data) - at, end - at
+                return
+            await super().parse(data[at:end])
+            if self._life != life:
+                # It said that the connection is over; what follows is of no use, and no part of the next one.
+                return
+            at = end
+
+    def _hear(self, data: bytes, at: int) -> int:
+        """Give the listeners all that comes for them from here on, up to what is another's or not whole; its place."""
+        listeners, find, size = self.listeners, data.find, len(data)
+        heard: list[Arrival] = []
+        of = b""
+        while (line := find(_CRLF, at)) >= 0:
+            words = data[at:line].split()
+            if len(words) < 4 or words[2] not in listeners or words[0] not in _MESSAGES:
+                break
+            begin = line + 2
+            end = begin + int(words[-1])
+            if end + 2 > size:
+                break
+            if words[2] != of:
+                self._give(of, heard)
+                heard, of = [], words[2]
+            cut = begin + int(words[-2]) if words[0] == b"HMSG" else begin
+            reply = words[3] if len(words) == _MESSAGES[words[0]] else b""
+            heard.append((words[1], reply, data[begin:cut], data[cut:end]))
+            at = end + 2
+        self._give(of, heard)
+        return at
+
+    def _give(self, sid: bytes, heard: list[Arrival]) -> None:
+        if heard:
+            self.nc.stats["in_msgs"] += len(heard)
+            self.nc.stats["in_bytes"] += sum([len(payload) for *_, payload in heard])
+            self.listeners[sid](heard)
+
+
+def _end(data: bytes, at: int) -> int:
+    """Where the command that begins here ends; beyond the data where it has not come whole."""
+    line = data.find(_CRLF, at)
+    if line < 0:
+        return len(data) + 1
+    words = data[at:line].split()
+    body = int(words[-1]) + len(_CRLF) if words and words[0] in _MESSAGES else 0
+    return line + len(_CRLF) + body
