@@ -225,7 +225,7 @@ async def test_a_server_that_falls_silent_is_asked_anew(client: Client, monkeypa
         assert numbers(await read(pulled, 10)) == list(range(10))
 
 
-async def test_a_slow_reader_holds_no_more_than_its_window(client: Client) -> None:
+async def test_a_slow_reader_holds_no_more_than_its_room(client: Client) -> None:
     await fill(client, 5000, size=2000)
     async with reading(client, messages_max=1000) as pulled:
         found = 0
@@ -236,7 +236,7 @@ async def test_a_slow_reader_holds_no_more_than_its_window(client: Client) -> No
             assert info.delivered is not None
             assert info.delivered.consumer_seq - found <= 1000
     async with reading(client) as pulled:
-        pulled._window.bytes_max = 200_000
+        pulled._room.bytes_max = 200_000
         await pulled.read(PATIENCE_S)
         async with asyncio.timeout(PATIENCE_S):
             while len(await read(pulled, 1)) and pulled._received < 5000:
@@ -244,13 +244,13 @@ async def test_a_slow_reader_holds_no_more_than_its_window(client: Client) -> No
                 assert sum(len(payload) for *_, payload in pulled._held) <= 200_000 + pull.BYTES_MAX * 2
 
 
-async def test_a_message_larger_than_the_window_comes_too_and_those_around_it(client: Client) -> None:
+async def test_a_message_larger_than_the_room_comes_too_and_those_around_it(client: Client) -> None:
     await fill(client, 10)
     await fill(client, 3, first=10, size=500_000)
     await fill(client, 10, first=13)
     info = await client.jetstream().stream_info("CDC")
     pulled = Pull(client, "CDC", (), None, None)
-    pulled._window.bytes_max = 100_000
+    pulled._room.bytes_max = 100_000
     await pulled.open(info.created)
     found = await read(pulled, 23)
     await pulled.close()

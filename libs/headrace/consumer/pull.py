@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
-from headrace.consumer.window import Window, place, status
+from headrace.consumer.room import Room, place, status
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream import bulk
 
@@ -91,7 +91,7 @@ class Pull:
     messages_max: int = MESSAGES_MAX
     bytes_max: int = BYTES_MAX
     _js: JetStreamContext = field(init=False)
-    _window: Window = field(init=False)
+    _room: Room = field(init=False)
     _name: str = ""
     _inbox: str = ""
     _listening: bulk.Listening | None = None
@@ -117,7 +117,7 @@ class Pull:
         self._js = self.client.jetstream()
         # A request must have room for the largest message that there can be.
         size = max(self.bytes_max, 2 * (self.client.max_payload + _OVERHEAD_BYTES))
-        self._window = Window(self.messages_max, size)
+        self._room = Room(self.messages_max, size)
         if self.start_seq is not None:
             self._received = self._done = self.start_seq - 1
 
@@ -154,7 +154,7 @@ class Pull:
         while held and len(found) < READ_MESSAGES and size < READ_BYTES:
             found.append(held.popleft())
             size += len(found[-1][2])
-        self._window.read(len(found), size)
+        self._room.read(len(found), size)
         if not self.in_doubt:
             await self._ask()
         return found
@@ -190,7 +190,7 @@ class Pull:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._news.wait()
-            if self._window.asked and time.monotonic() - self._heard_at > SILENCE_S:
+            if self._room.asked and time.monotonic() - self._heard_at > SILENCE_S:
                 self._suspect("nothing was heard, not even a heartbeat")
 
     def _suspect(self, why: str) -> None:
@@ -264,7 +264,7 @@ class Pull:
         await self._js.add_consumer(self.stream, config=self._config())
         self._given, self._doubt = 0, None
         self._replies.clear()
-        self._window.forget()
+        self._room.forget()
         await self._ask()
 
     def _config(self) -> ConsumerConfig:
@@ -298,7 +298,7 @@ class Pull:
 
     async def _ask(self) -> None:
         """Keep as much on its way as there is room for."""
-        if (room := self._window.ask()) is None:
+        if (room := self._room.ask()) is None:
             return
         messages, size = room
         wanted = {"batch": messages, "expires": int(EXPIRES_S * 1e9), "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
@@ -321,12 +321,12 @@ class Pull:
                     size += len(payload) + len(header) + len(subject) + len(reply)
                     self._take(subject, reply, payload)
                 else:
-                    self._window.arrived(self._given - came, size)
+                    self._room.arrived(self._given - came, size)
                     came, size = self._given, 0
                     self._answered(header)
         except DecodeError as error:
             self._suspect(str(error))
-        self._window.arrived(self._given - came, size)
+        self._room.arrived(self._given - came, size)
         if len(self._held) > before:
             self._news.set()
 
@@ -341,7 +341,7 @@ class Pull:
         if stream_seq > self._received:
             self._received, self._stored = stream_seq, stored
             self._held.append((stream_seq, subject, payload))
-            self._window.hold(1, len(payload))
+            self._room.hold(1, len(payload))
         elif stream_seq == self._received and stored != self._stored != b"":
             # Asked for to see that it is there still; others before it are given again to be acknowledged.
             self._rewritten = True
@@ -354,7 +354,7 @@ class Pull:
             if said.given is not None and said.given > self._given:
                 self._suspect(f"the consumer has given {said.given} messages, and {self._given} came")
         elif said is not None and said.pending is not None and said.ends_request:
-            self._window.ended(*said.pending, too_small=said.is_too_small)
+            self._room.ended(*said.pending, too_small=said.is_too_small)
             # Room for another request.
             self._news.set()
         else:

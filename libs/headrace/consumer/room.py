@@ -70,7 +70,7 @@ def status(header: bytes) -> Status | None:
 
 
 @dataclass(slots=True)
-class Window:
+class Room:
     """Room for so many messages and bytes, asked for or held."""
 
     messages_max: int

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumer.window import Status, Window, place, status
+from headrace.consumer.room import Room, Status, place, status
 from headrace.errors import DecodeError
 
 MESSAGES_MAX, BYTES_MAX = 20, 1000
 
-# What happens to a window: so much of what is asked for comes, is read, or is told not to come.
+# What happens to a room: so much of what is asked for comes, is read, or is told not to come.
 steps = st.lists(st.tuples(st.sampled_from(["come", "read", "end", "ask"]), st.integers(0, 30), st.integers(0, 400)))
 
 
@@ -19,49 +19,49 @@ steps = st.lists(st.tuples(st.sampled_from(["come", "read", "end", "ask"]), st.i
 def test_what_is_asked_for_and_held_never_exceeds_the_bounds_and_never_stands_still(
     done: list[tuple[str, int, int]],
 ) -> None:
-    window, held = Window(MESSAGES_MAX, BYTES_MAX), []
+    room, held = Room(MESSAGES_MAX, BYTES_MAX), []
     for what, number, size in done:
         if what == "come":
-            for _ in range(min(number, window.asked)):
-                one = min(size, window.asked_bytes)
-                window.arrived(1, one)
-                window.hold(1, one)
+            for _ in range(min(number, room.asked)):
+                one = min(size, room.asked_bytes)
+                room.arrived(1, one)
+                room.hold(1, one)
                 held.append(one)
         elif what == "read":
             for one in held[:number]:
-                window.read(1, one)
+                room.read(1, one)
             del held[:number]
         elif what == "end":
-            window.ended(min(number, window.asked), min(size, window.asked_bytes))
+            room.ended(min(number, room.asked), min(size, room.asked_bytes))
         else:
-            window.ask()
-        assert window.asked + window.held <= MESSAGES_MAX
-        assert window.asked_bytes + window.held_bytes <= BYTES_MAX
-        assert window.held == len(held)
+            room.ask()
+        assert room.asked + room.held <= MESSAGES_MAX
+        assert room.asked_bytes + room.held_bytes <= BYTES_MAX
+        assert room.held == len(held)
     for one in held:
-        window.read(1, one)
-    assert window.asked or window.ask()
+        room.read(1, one)
+    assert room.asked or room.ask()
 
 
 def test_a_message_larger_than_the_window_is_asked_for_alone_and_of_any_size() -> None:
-    window = Window(MESSAGES_MAX, BYTES_MAX)
-    assert window.ask() == (20, 1000)
-    window.ended(20, 1000, too_small=True)
-    assert window.ask() == (1, 0)
-    assert window.ask() is None
-    window.arrived(1, 5000)
-    window.hold(1, 5000)
-    assert window.ask() is None
-    window.read(1, 5000)
-    assert window.ask() == (20, 1000)
+    room = Room(MESSAGES_MAX, BYTES_MAX)
+    assert room.ask() == (20, 1000)
+    room.ended(20, 1000, too_small=True)
+    assert room.ask() == (1, 0)
+    assert room.ask() is None
+    room.arrived(1, 5000)
+    room.hold(1, 5000)
+    assert room.ask() is None
+    room.read(1, 5000)
+    assert room.ask() == (20, 1000)
 
 
 def test_a_request_that_ends_for_its_bytes_after_some_messages_is_followed_by_another_like_it() -> None:
-    window = Window(MESSAGES_MAX, BYTES_MAX)
-    window.ask()
-    window.arrived(3, 900)
-    window.ended(17, 100, too_small=True)
-    assert window.ask() == (20, 1000)
+    room = Room(MESSAGES_MAX, BYTES_MAX)
+    room.ask()
+    room.arrived(3, 900)
+    room.ended(17, 100, too_small=True)
+    assert room.ask() == (20, 1000)
 
 
 def test_a_reply_subject_names_the_place_with_and_without_a_domain() -> None:
