@@ -7,14 +7,14 @@ import asyncio
 import os
 
 from rich.console import Console
-from tests.bench import backlog, latency, plots, result, snapshot, snapshot_memory, startup, suites, workloads
+from tests.bench import audit, backlog, latency, plots, result, snapshot, snapshot_memory, startup, suites, workloads
 from tests.bench.machine import Machine, machine
 from tests.bench.result import Figure
 
 FULL_ROWS = 1_000_000
 # Wide enough for every column, also where the output is a pipe.
 _WIDTH = 150
-PARTS = ("drain", "latency", "start", "snapshot", "workloads", "suites")
+PARTS = ("drain", "latency", "start", "snapshot", "workloads", "suites", "audit")
 QUICK_PARTS = ("drain", "latency", "start", "snapshot")
 
 
@@ -38,6 +38,7 @@ async def _part(
         "snapshot": lambda: snapshot.measure(servers, rows, environment),
         "snapshot-memory": lambda: snapshot_memory.measure(servers, 10 * rows, environment),
         "workloads": lambda: workloads.measure(servers, share, arguments.workloads.split(","), environment),
+        "audit": lambda: audit.measure(servers, rows, environment),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
     return await measures[part]()
