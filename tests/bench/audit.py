@@ -47,9 +47,13 @@ class Trail:
     suite: Suite
     name: str
 
+    @property
+    def table(self) -> str:
+        return f"audit_{self.name}.changes"
+
     async def rows(self) -> int:
         """How many changes are in the trail."""
-        return int(await self.machine.database.fetchval(f"SELECT count(*) FROM changes_{self.name}"))
+        return int(await self.machine.database.fetchval(f"SELECT count(*) FROM {self.table}"))
 
     async def reaches(self, rows: int) -> None:
         """Wait until the trail has so many."""
@@ -75,14 +79,13 @@ class Trail:
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
     """All of them, each on a stream that holds nothing else."""
-    made = [
-        _backlog(machine, "single", rows, [_EACH.format(first=1, last=rows)], environment),
-        _backlog(machine, "thousands", rows, _by_thousands(rows), environment),
-        _live(machine, rows // 2, environment),
-        _idle(machine, environment),
-        _huge(machine, rows, environment),
+    return [
+        *await _backlog(machine, "single", rows, [_EACH.format(first=1, last=rows)], environment),
+        *await _backlog(machine, "thousands", rows, _by_thousands(rows), environment),
+        *await _live(machine, rows // 2, environment),
+        *await _idle(machine, environment),
+        *await _huge(machine, rows, environment),
     ]
-    return [figure for one in made for figure in await one]
 
 
 def _by_thousands(rows: int) -> list[str]:
@@ -95,7 +98,7 @@ async def _line(machine: Machine, name: str, environment: dict[str, str]) -> Asy
     database, slot = machine.database, f"audited_{name}"
     await database.execute(f"DROP TABLE IF EXISTS {TABLE}; DROP PUBLICATION IF EXISTS {TABLE}; {_SETUP}")
     await database.execute(f"CREATE PUBLICATION {TABLE} FOR TABLE {TABLE}")
-    more = {"HEADRACE_PUB": TABLE, "HEADRACE_AUDIT_TABLE": f"changes_{name}", "HEADRACE_CDC_BYTES_MAX": str(1 << 33)}
+    more = {"HEADRACE_PUB": TABLE, "HEADRACE_AUDIT_SCHEMA": f"audit_{name}", "HEADRACE_CDC_BYTES_MAX": str(1 << 33)}
     folder = machine.folder / slot
     folder.mkdir()
     async with Suite(machine.environment(slot, **more, **environment), folder) as suite:
@@ -133,7 +136,7 @@ async def _backlog(
         seconds = time.monotonic() - began
         cpu = {one: (cpu_s(pid) - before[one]) / (rows - done) * 1e6 for one, pid in pids.items()}
         speed, peak = (rows - done) / seconds, rss_max_mib(pids["audit-writer"])
-    limit = rows / await _copied(machine, f"changes_{name}")
+    limit = rows / await _copied(machine, trail.table)
     title = f"audit, backlog, {'single-row transactions' if name == 'single' else '1,000-row transactions'}"
     return [_figure(title, speed, BACKLOG_PER_S, cpu, {"audit-writer": peak}, limit)]
 
@@ -190,7 +193,7 @@ async def _idle(machine: Machine, environment: dict[str, str]) -> list[Figure]:
         await trail.writes()
         samples = []
         async with machine.database.acquire() as session:
-            seen = await session.prepare(f"SELECT count(*) FROM changes_{trail.name} WHERE primary_key = $1")
+            seen = await session.prepare(f"SELECT count(*) FROM {trail.table} WHERE primary_key = $1")
             for number in range(IDLE_COMMITS):
                 await session.execute(_ROWS.format(first=number, last=number))
                 began = time.monotonic()
