@@ -1,7 +1,7 @@
 """Who may come in at an HTTP port, and how long anyone may stay: bounds that hold whoever is outside.
 
 Promises: no more than `CONNECTIONS_MAX` connections; one that has not sent a request's head in time is closed; a
-request that takes too long is answered with 503. Bodies are bounded by the application.
+request that takes too long is answered with 503; no answer tells a version. Bodies are bounded by the application.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from aiohttp import web
+from aiohttp import web, web_response
+
+# Which version answers is nobody's business; aiohttp has no setting for it.
+web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
 
 CONNECTIONS_MAX = 128
 HEAD_TIMEOUT_S = 10.0

@@ -86,3 +86,17 @@ async def test_an_answer_that_does_not_come_is_a_503(monkeypatch: pytest.MonkeyP
         code, text = await ask(at, "/never")
     assert code == 503
     assert "remedy" in text
+
+
+@pytest.mark.parametrize(
+    "said", ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /no HTTP/1.1\r\nHost: x\r\n\r\n", "no\r\n\r\n"]
+)
+async def test_no_answer_tells_which_version_answers(said: str) -> None:
+    async with port(Door()) as at:
+        reader, writer = await asyncio.open_connection("127.0.0.1", at)
+        writer.write(said.replace("HTTP/1.1\r\n", "HTTP/1.1\r\nConnection: close\r\n").encode())
+        async with asyncio.timeout(30):
+            answer = (await reader.read()).decode()
+        writer.close()
+    assert answer.startswith("HTTP/1.")
+    assert not [name for name in ("aiohttp", "python", "traceback") if name in answer.lower()], answer

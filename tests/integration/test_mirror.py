@@ -265,6 +265,25 @@ async def test_a_mirror_that_fell_behind_the_streams_retention_bootstraps_again(
         assert (code, verdict["rows"]) == (0, 51)
 
 
+async def test_a_slot_that_was_lost_and_made_anew_makes_a_mirror_bootstrap_again(world: World, tmp_path: Path) -> None:
+    await world.source.execute("CREATE TABLE holed (id int PRIMARY KEY); INSERT INTO holed VALUES (1)")
+    mirror, slot = world.mirror(tmp_path, f"sqlite:///{tmp_path}/holed.db", "holed"), world.environment["HEADRACE_SLOT"]
+    async with running(mirror):
+        await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
+        await world.source.execute("INSERT INTO holed VALUES (2)")
+        assert (await mirror.verified(*VERIFY_ONCE))[0] == 0
+        await world.suite.stop("wal-reader")
+        # What is in no slot is in no stream either.
+        await world.source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        await world.source.execute("INSERT INTO holed VALUES (3); DELETE FROM holed WHERE id = 1")
+        await world.suite.start("wal-reader")
+        await mirror.logged("event=bootstrap_done", 2, timeout_s=BOOTSTRAP_S)
+        await world.source.execute("INSERT INTO holed VALUES (4)")
+        code, (verdict,) = await mirror.verified(*VERIFY_ONCE)
+        assert (code, verdict["rows"]) == (0, 3)
+        assert "a gap in the stream" in mirror.log
+
+
 async def test_a_restart_goes_on_without_a_bootstrap_and_readers_see_whole_transactions(
     world: World, tmp_path: Path
 ) -> None:
