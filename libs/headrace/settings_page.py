@@ -14,6 +14,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from headrace.audit.settings import AuditSettings
 from headrace.settings import Settings
 
 _TITLES = {
@@ -28,6 +29,7 @@ _TITLES = {
     "watch": "Watching",
     "otel": "OpenTelemetry",
     "process": "Every process",
+    "audit": "Audit trail",
 }
 # Options of the services' commands, where they have one.
 FLAGS = {
@@ -53,18 +55,24 @@ A secret may come from a file: set `{NAME}_FILE` to its path instead of `{NAME}`
 end in `_S` are seconds, those that end in `_BYTES` or `_BYTES_MAX` are bytes. Lists are separated by commas. What is
 not set for PostgreSQL, libpq's own variables decide (`PGHOST`, `PGSSLMODE`, `PGSERVICE`, `PGPASSFILE`, …).
 
-This page is generated from the declarations in `libs/headrace/settings.py`; don't edit it.
+This page is generated from the declarations in `libs/headrace/settings.py` and, for the audit trail, in
+`libs/headrace/audit/settings.py`; don't edit it.
 """
 
 
 def page() -> str:
     """The whole page."""
     parts = [_PARAGRAPH]
-    for group in fields(Settings):
-        kind = get_type_hints(Settings)[group.name]
-        parts.append(f"## {_TITLES.get(group.name, group.name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n")
+    for name, kind in groups().items():
+        parts.append(f"## {_TITLES.get(name, name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n")
         parts.append("\n".join(["| variable | default | what it is |", "|---|---|---|", *_rows(kind)]) + "\n")
     return "\n".join(parts)
+
+
+def groups() -> dict[str, Any]:
+    """Every group of settings by its name: those of all services, and the audit trail's own."""
+    hints = get_type_hints(Settings)
+    return {group.name: hints[group.name] for group in fields(Settings)} | {"audit": AuditSettings}
 
 
 def _rows(kind: type) -> Iterator[str]:

@@ -24,6 +24,7 @@ from headrace.testing.audit import AuditOracle
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
 
 AUDIT = "audit-writer"
@@ -190,6 +191,28 @@ async def until_rows(audited: Audited, rows: int) -> None:
                 return
         assert time.monotonic() < deadline, audited.suite.log(AUDIT)[-3000:]
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.slow
+async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middle_of_a_commit(audited: Audited) -> None:
+    async with Proxy(lambda: audited.server.port) as proxy:
+        silent = {"DEST_DB_PORT": str(proxy.port), "HEADRACE_AUDIT_COMMIT_TIMEOUT_S": "2"}
+        await audited.suite.start(AUDIT, **silent)
+        enough = asyncio.Event()
+        writer = asyncio.create_task(write(audited.source, enough, seed=4))
+        await until_rows(audited, 1)
+        for _ in range(2):
+            since = len(audited.suite.log(AUDIT))
+            # What was committed is committed, and nobody is told.
+            proxy.lose(from_server=True)
+            await not_ready(audited, "did not answer in time", since)
+            proxy.heal()
+            held = await audited.destination.fetchval("SELECT count(*) FROM changes")
+            await until_rows(audited, held + 1)
+        enough.set()
+        await writer
+        await audited.settled()
+        assert audited.suite.running(AUDIT)
 
 
 async def test_a_huge_transaction_with_ddl_inside_and_its_context_at_the_end_is_exact(audited: Audited) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,12 @@ from headrace.audit.rows import KeyBook, RowMaker
 from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Batch, Stitcher
 from headrace.consumer import Event
+from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import Position
 from headrace.settings import PostgresSettings
+from headrace.testing.certificates import Authority
 from headrace.testing.database import Database
+from headrace.testing.tls_front import TlsFront
 
 ZEMIS = """
 CREATE TABLE changes (
@@ -119,3 +124,53 @@ async def test_a_second_writer_stands_by_and_a_late_one_is_fenced(
     with pytest.raises(FencedError):
         await late.write(batch(10, datetime.now(UTC)))
     assert await database.fetchval("SELECT count(*) FROM changes") == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "trusted", "named", "stranger"),
+    [
+        ("disable", False, False, False),
+        ("prefer", True, True, True),
+        # As libpq has it: with an authority at hand it is asked.
+        ("require", True, True, False),
+        ("verify-ca", True, True, False),
+        ("verify-full", True, False, False),
+    ],
+)
+async def test_the_destinations_ssl_modes_do_what_libpq_documents(  # a table of cases
+    database: Database, tmp_path: Path, mode: str, trusted: bool, named: bool, stranger: bool
+) -> None:
+    """A server that speaks nothing but TLS: with a certificate of ours, with one for another host, and a stranger's."""
+    ours, theirs = Authority(tmp_path), Authority(tmp_path, "stranger")
+    pairs = (
+        ours.server("right"),
+        ours.server("other", hosts=("elsewhere",), addresses=False),
+        theirs.server("strange"),
+    )
+    for pair, expected in zip(pairs, (trusted, named, stranger), strict=True):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(pair.certificate, pair.key)
+        async with TlsFront(lambda: database.port, context, plain=False) as front:
+            audit = load_audit(
+                {
+                    "DEST_DB_HOST": "127.0.0.1",
+                    "DEST_DB_PORT": str(front.port),
+                    "DEST_DB_SSL_MODE": mode,
+                    "DEST_DB_SSL_ROOT_CERT": str(ours.certificate),
+                }
+            )
+            source = PostgresSettings(database=database.name, user=database.user, connect_timeout_s=10)
+            try:
+                connection = await connect(audit, source, "test")
+            except HeadraceError:
+                assert not expected, pair.certificate
+            else:
+                assert expected, pair.certificate
+                assert await connection.fetchval("SELECT 1") == 1
+                connection.terminate()
+
+
+async def test_a_root_certificate_that_cannot_be_read_is_named(database: Database) -> None:
+    audit = load_audit({"DEST_DB_SSL_MODE": "verify-full", "DEST_DB_SSL_ROOT_CERT": "missing.pem"})
+    with pytest.raises(SettingError, match=r"missing\.pem"):
+        await connect(audit, PostgresSettings(host="127.0.0.1", port=database.port), "test")

@@ -22,6 +22,7 @@ from headrace.audit.stitching import Batch, Open
 from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
 from headrace.audit.values import unreadable
 from headrace.contract.values import SESSION_SETTINGS
+from headrace.errors import SettingError
 from headrace.failpoint import failpoint
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.connection import PostgresError, PostgresRefusedError, explained
@@ -67,17 +68,25 @@ class State:
 
 
 def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
-    if settings.ssl_mode is None or settings.ssl_root_cert is None:
-        return None if settings.ssl_mode is None else str(settings.ssl_mode)
-    context = ssl.create_default_context(cafile=settings.ssl_root_cert)
-    context.check_hostname = settings.ssl_mode is SslMode.VERIFY_FULL
-    if settings.ssl_mode not in {SslMode.VERIFY_CA, SslMode.VERIFY_FULL}:
-        context.verify_mode = ssl.CERT_NONE
+    """As libpq has it: an authority that is named is asked by `require` too, and by `disable` and `prefer` never."""
+    mode = settings.ssl_mode
+    if mode in {None, SslMode.DISABLE, SslMode.PREFER} or settings.ssl_root_cert is None:
+        return None if mode is None else str(mode)
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_root_cert)
+    except OSError as error:
+        raise SettingError(
+            f"DEST_DB_SSL_ROOT_CERT={settings.ssl_root_cert!r} can't be read: {error.strerror or error}",
+            remedy="Name a file of certificates in PEM.",
+        ) from error
+    context.check_hostname = mode is SslMode.VERIFY_FULL
     return context
 
 
-async def connect(settings: AuditSettings, source: PostgresSettings, application: str) -> asyncpg.Connection:
-    """A connection to the destination."""
+async def connect(
+    settings: AuditSettings, source: PostgresSettings, application: str, command_timeout_s: float | None = None
+) -> asyncpg.Connection:
+    """A connection to the destination; a command that takes longer is a `TimeoutError`."""
     to = settings.destination(source)
     given: dict[str, Any] = {"host": to.host, "port": to.port, "user": to.user, "password": to.password}
     given |= {"database": to.database, "ssl": _ssl(settings)}
@@ -85,6 +94,7 @@ async def connect(settings: AuditSettings, source: PostgresSettings, application
         return await asyncpg.connect(
             **{name: value for name, value in given.items() if value is not None},
             timeout=to.connect_timeout_s,
+            command_timeout=command_timeout_s,
             server_settings={"application_name": application, **SESSION_SETTINGS, **_KEEPALIVES},
         )
     except asyncpg.PostgresError as error:

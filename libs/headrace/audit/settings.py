@@ -34,7 +34,7 @@ class SslMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    """What the audit-writer does, and where."""
+    """What the audit-writer does, and where (docs/audit.md)."""
 
     enabled: bool = setting("HEADRACE_AUDIT", False, "`headrace up` runs the audit-writer too")
     host: str | None = setting("DEST_DB_HOST", None, "the destination's host; unset: the source's server")
@@ -48,7 +48,9 @@ class AuditSettings:
     table: str = setting("HEADRACE_AUDIT_TABLE", "changes", "the audit table's name")
     tables: tuple[str, ...] = setting("HEADRACE_AUDIT_TABLES", (), "tables to audit: table, schema.table, schema.*")
     redact: tuple[str, ...] = setting("HEADRACE_AUDIT_REDACT", (), "columns never written: table.column")
-    insert_as: str = setting("HEADRACE_AUDIT_INSERT_AS", "CREATE", "the operation of an insert: CREATE, as Bemi's")
+    insert_as: str = setting(
+        "HEADRACE_AUDIT_INSERT_AS", "CREATE", "an insert's operation: CREATE, as Bemi's, or INSERT"
+    )
     partitions: Partitions = setting("HEADRACE_AUDIT_PARTITIONS", Partitions.NONE, "month: a partition for each")
     keep_days: int | None = setting("HEADRACE_AUDIT_KEEP_DAYS", None, "older rows are removed", least=1)
     wide_indexes: bool = setting("HEADRACE_AUDIT_WIDE_INDEXES", False, "GIN indexes on before and after too")
@@ -56,6 +58,7 @@ class AuditSettings:
     batch_bytes_max: int = setting("HEADRACE_AUDIT_BATCH_BYTES_MAX", 8 << 20, "bytes of them", least=1024)
     whole_rows_max: int = setting("HEADRACE_AUDIT_WHOLE_ROWS_MAX", 50_000, "larger transactions in parts", least=1)
     whole_bytes_max: int = setting("HEADRACE_AUDIT_WHOLE_BYTES_MAX", 32 << 20, "bytes of such a one", least=1024)
+    commit_timeout_s: float = setting("HEADRACE_AUDIT_COMMIT_TIMEOUT_S", 120.0, "then it connects anew", least=1)
     token: str | None = setting("HEADRACE_AUDIT_TOKEN", None, "for the page, beyond loopback", secret=True)
     health_port: int | None = setting("HEALTH_PORT", None, "answers 200 on any path, as Zemi's", least=0)
     metrics_port: int | None = setting("METRICS_PORT", None, "serves /metrics there too", least=0)

@@ -84,7 +84,9 @@ class AuditWriter:
 
     @contextlib.asynccontextmanager
     async def _destination(self) -> AsyncIterator[Destination]:
-        connection = await connect(self._audit, self._settings.postgres, f"headrace {SERVICE}")
+        # A server that is gone without a word would else be waited for without end.
+        timeout_s = self._audit.commit_timeout_s
+        connection = await connect(self._audit, self._settings.postgres, f"headrace {SERVICE}", timeout_s)
         try:
             yield Destination(connection, self._audit, self._settings.source.slot)
         finally:
@@ -132,6 +134,8 @@ class AuditWriter:
             raise link.BusClosedError("the NATS client gave up") from error
         stream = isinstance(error, NatsError | APIError | StreamMissingError)
         message = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) else str(error)
+        if not message and isinstance(error, TimeoutError):
+            message = "it did not answer in time"
         self._scope.health.ail("stream" if stream else "destination", message or type(error).__name__)
         count(self._scope.health.stats, "audit_recoveries")
 
