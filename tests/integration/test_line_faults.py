@@ -279,6 +279,26 @@ async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(lin
         await line.rows_delivered()
 
 
+async def test_progress_that_the_suite_did_not_write_is_refused_and_once_removed_found_in_the_stream(
+    line: Line,
+) -> None:
+    await line.insert(0, 100)
+    await line.rows_delivered()
+    await line.suite.stop("publisher")
+    client = await nats.connect(line.nats.url)
+    state = await client.jetstream().key_value("headrace_state")
+    # As an answer of the server that was sent astray would be.
+    await state.put("progress.headrace", b'{"type": "io.nats.jetstream.api.v1.stream_info_response"}')
+    await line.suite.start("publisher")
+    assert await line.suite.exit_code("publisher", 30) == 1
+    assert "ForeignStateError" in line.suite.log("publisher")
+    await state.purge("progress.headrace")
+    await client.close()
+    await line.suite.start("publisher")
+    await line.insert(100, 100)
+    await line.rows_delivered()
+
+
 async def test_two_publishers_started_at_once_agree(line: Line, tmp_path: Path) -> None:
     await line.suite.kill("publisher")
     (tmp_path / "other").mkdir()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from nats.aio.client import Client
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
+from nats.aio.transport import TcpTransport
 from nats.errors import AuthorizationError, NoServersError
 from nats.errors import Error as NatsError
 
@@ -83,6 +85,33 @@ def _wants_tls(settings: NatsSettings) -> bool:
     return bool(asked) or any(urlsplit(url).scheme in ("tls", "wss") for url in servers(settings))
 
 
+class _Transport(TcpTransport):
+    """nats-py's, but for how it fails.
+
+    To write to a connection that was reset a moment ago is a RuntimeError in uvloop. nats-py foresees an OSError: any
+    other ends its reconnecting for good.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # nats-py's
+
+    def write(self, payload: bytes) -> None:
+        with _as_reset():
+            super().write(payload)  # type: ignore[no-untyped-call]  # nats-py's
+
+    def writelines(self, payload: list[bytes]) -> None:
+        with _as_reset():
+            super().writelines(payload)  # type: ignore[no-untyped-call]  # nats-py's
+
+
+@contextlib.contextmanager
+def _as_reset() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConnectionResetError(str(error)) from error
+
+
 class _Client(Client):
     """nats-py's client speaks TLS when the server's first line asks for it: one that left it out would get it all."""
 
@@ -97,6 +126,15 @@ class _Client(Client):
         if self._tls_wanted and not encrypted:
             raise NatsError("nats: the server offers no TLS")
         return bytes(super()._connect_command())
+
+    async def _connect_to_server(self, s: Any) -> None:
+        if self._transport or s.uri.scheme in ("ws", "wss"):
+            await super()._connect_to_server(s)
+            return
+        s.last_attempt = time.monotonic()
+        transport = _Transport()
+        await transport.connect(s.uri, buffer_size=DEFAULT_BUFFER_SIZE, connect_timeout=self.options["connect_timeout"])
+        self._transport = transport
 
     async def connect_or_leave(self, options: Mapping[str, Any]) -> None:
         """Connect; a connection that was refused is not left open, as nats-py leaves it."""

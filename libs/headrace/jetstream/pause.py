@@ -6,19 +6,19 @@ record that was not signed with it is not obeyed. What a pause does is the publi
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import msgpack
 from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
 from headrace.bus import link, signed
 from headrace.errors import HeadraceError
-from headrace.jetstream.state import Cell
+from headrace.jetstream.state import Cell, ForeignStateError
 from headrace.settings import Settings
 
 REASON_CHARACTERS_MAX = 200
@@ -63,14 +63,15 @@ async def read(bucket: KeyValue, settings: Settings) -> Pause:
         if record["slot"] != settings.source.slot or not signed.is_signed(settings.process.shutdown_token, record):
             raise PauseRefusedError("somebody without the token wrote that the suite be paused or resumed")
         return Pause(bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"]))
-    except (KeyError, TypeError, ValueError, AttributeError, msgpack.UnpackException) as error:
+    except (KeyError, TypeError, ValueError, ForeignStateError) as error:
         raise PauseRefusedError("what stands where a pause is kept is none") from error
 
 
 async def write(client: Client, bucket: KeyValue, settings: Settings, wanted: Pause) -> None:
     """Keep the word, and wake the publisher."""
     cell = _cell(bucket, settings)
-    await cell.read()
+    with contextlib.suppress(ForeignStateError):
+        await cell.read()
     record = {
         "slot": settings.source.slot,
         "paused": wanted.paused,

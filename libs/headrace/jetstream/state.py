@@ -35,6 +35,15 @@ class LostRaceError(HeadraceError):
     retry = True
 
 
+class ForeignStateError(HeadraceError):
+    """A key of the state bucket holds what the suite did not write."""
+
+    remedy = (
+        "Find out who may write to the bucket (docs/security.md), then remove the key: nats kv purge. What matters is "
+        "found again in the stream and the slot."
+    )
+
+
 @dataclass(slots=True)
 class Cell:
     """One key: its value as last read or written here, and the revision that a write must replace."""
@@ -52,9 +61,18 @@ class Cell:
             entry_of_deletion = getattr(missing, "entry", None)
             self.value, self.revision = None, (entry_of_deletion.revision or 0) if entry_of_deletion else 0
             return None
-        self.value = msgpack.unpackb(entry.value or b"")
         self.revision = entry.revision or 0
+        self.value = self._read(entry.value or b"")
         return self.value
+
+    def _read(self, data: bytes) -> Mapping[str, Any]:
+        try:
+            value = msgpack.unpackb(data)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise ForeignStateError(f"{self.key} of the state bucket is not the suite's own writing") from error
+        if not isinstance(value, dict):
+            raise ForeignStateError(f"{self.key} of the state bucket is a {type(value).__name__}, and no record")
+        return value
 
     async def write(self, value: Mapping[str, Any]) -> None:
         try:

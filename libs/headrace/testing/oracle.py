@@ -92,7 +92,10 @@ async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
     try:
         js = client.jetstream()
         left = (await js.stream_info(stream)).state.messages
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
+        # Reading a page may take this long where the machine does other things too.
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True, inactive_threshold=60.0
+        )
         consumer = await js.pull_subscribe("", stream=stream, config=config)
         found: list[Msg] = []
         while left:
