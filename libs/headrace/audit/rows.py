@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import orjson
 
-from headrace.audit.values import EMPTY, escaped, row_json
+from headrace.audit.values import EMPTY, escaped, escaped_row
 from headrace.consumer.event import Event
 from headrace.contract.selection import Selection
 
@@ -38,6 +39,7 @@ REDACTED = "[redacted]"
 # A B-tree's entry has at most 2,704 bytes.
 KEY_BYTES_MAX, _KEY_CHARACTERS = 1000, 200
 _NULL = b"\\N"
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Names = tuple[str, str]
 
@@ -92,37 +94,34 @@ class RowMaker:
 
     def line(self, event: Event, queued_at: bytes) -> bytes:
         """A change's fields up to its context."""
-        payload = event.payload
-        lsn, seq = event.position
+        payload, (lsn, seq), operation = event.payload, event.position, event.operation
         if lsn != self._lsn:
             self._begin(lsn, payload["tx"])
         names = (event.schema, event.table)
-        data = payload.get("data") or {}
-        before, after, unchanged = _sides(event.operation, data, payload.get("old"), payload.get("unchanged"))
+        data = payload.get("data") or _NOTHING
+        if operation == "INSERT":
+            before, after, unchanged = _NOTHING, data, payload.get("unchanged")
+        else:
+            before, after, unchanged = _sides(operation, data, payload.get("old"), payload.get("unchanged"))
         hidden = self._hidden.get(names)
         if hidden is None:
             hidden = self._hidden[names] = self.redact.hidden_columns(*names)
         if hidden:
             before, after = _redacted(before, hidden), _redacted(after, hidden)
         low = b"%016x" % (self._low | seq << 14)
-        return b"".join(
-            (
-                self._id_head,
-                low[:4],
-                b"-",
-                low[4:],
-                self._heads.get((*names, event.operation)) or self._head(event),
-                escaped(row_json(before)) if before else EMPTY,
-                b"\t",
-                escaped(row_json(after)) if after else EMPTY,
-                b"\t",
-                _key_text(after or before, before, self.book.keys.get(names, ())),
-                self._committed,
-                b"%d" % seq,
-                self._xid,
-                queued_at,
-                b"\t" + _array(unchanged) + b"\t" if unchanged else b"\t\\N\t",
-            )
+        return b"%b%b-%b%b%b\t%b\t%b%b%d%b%b%b" % (
+            self._id_head,
+            low[:4],
+            low[4:],
+            self._heads.get((event.schema, event.table, operation)) or self._head(event),
+            escaped_row(before) if before else EMPTY,
+            escaped_row(after) if after else EMPTY,
+            _key_text(after or before, before, self.book.keys.get(names, ())),
+            self._committed,
+            seq,
+            self._xid,
+            queued_at,
+            b"\t" + _array(unchanged) + b"\t" if unchanged else b"\t\\N\t",
         )
 
     def _begin(self, lsn: int, tx: Mapping[str, Any]) -> None:
@@ -151,8 +150,6 @@ def _sides(
     operation: str, data: Mapping[str, Any], old: Mapping[str, Any] | None, unchanged: list[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str] | None]:
     """What was before, what is after, and which columns of the latter nobody knows."""
-    if operation == "INSERT":
-        return {}, data, unchanged
     if operation == "UPDATE":
         before = old or {}
         if not unchanged:
@@ -174,6 +171,8 @@ def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: tuple[s
     """The key's value; of several columns, their JSON array."""
     if not key or not values:
         return _NULL
+    if len(key) == 1 and type(only := values.get(key[0])) is int:
+        return b"%d" % only
     found = [values[name] if name in values else before.get(name) for name in key]
     text = _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
     raw = text.encode(errors="replace")

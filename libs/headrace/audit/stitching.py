@@ -118,22 +118,30 @@ class Stitcher:
         """The next event; `line` is its row, None for one that has none."""
         if event.lane != event.source:
             raise MixedDeliveryError(f"{event.subject} carries arrays of one table's events")
-        if event.position.lsn != self._lsn:
-            self._begin(event.position.lsn)
+        lsn = event.position.lsn
+        if lsn != self._lsn:
+            self._begin(lsn)
         if event.operation == "MESSAGE" and event.payload.get("prefix") == PREFIX:
             self._hear(event)
+        tx = event.payload["tx"]
         if line is not None:
             self._rows.append(line)
             self._contexts.append(self._encoded if self._first_at is not None else None)
             self._bytes += len(line)
-            self._whole.committed_at = str(event.payload["tx"]["ts"])
-            self._whole.months.add(self._whole.committed_at[:7])
-        if event.payload["tx"]["last"]:
+            self._at(str(tx["ts"]))
+        if tx["last"]:
             self._end()
-            self._whole.transactions += 1
-            self._whole.position, self._whole.stream_seq = event.position, event.stream_seq
+            whole = self._whole
+            whole.transactions += 1
+            whole.position, whole.stream_seq = event.position, event.stream_seq
         elif len(self._rows) >= self.whole_rows_max or self._bytes >= self.whole_bytes_max:
             self._part(event)
+
+    def _at(self, committed_at: str) -> None:
+        whole = self._whole
+        if committed_at != whole.committed_at:
+            whole.committed_at = committed_at
+            whole.months.add(committed_at[:7])
 
     def gap(self, stream_seq: int, reason: str) -> None:
         """Something is missing before what comes next."""
@@ -155,7 +163,8 @@ class Stitcher:
 
     def _begin(self, lsn: int) -> None:
         # What was left open ended with an event that isn't followed any more (a gap): its rows are as they are.
-        self._end()
+        if self._rows or self._first_at is not None or self.open is not None:
+            self._end()
         self._lsn = lsn
 
     def _hear(self, event: Event) -> None:
@@ -173,6 +182,10 @@ class Stitcher:
 
     def _end(self) -> None:
         """Give the rows before the first message the only context there was, if there was one."""
+        if self._first_at is None and self.open is None:
+            self._whole.open = None
+            self._move(EMPTY)
+            return
         only = self._encoded if self._first_at is not None and not self._several else EMPTY
         if self.open is not None and self._context is not None and self._first_at is not None and not self._several:
             self._whole.patches.append(Patch(self._lsn, self._first_at, context_json(self._context)))
@@ -190,6 +203,9 @@ class Stitcher:
     def _move(self, early: bytes) -> None:
         whole = self._whole
         whole.lines += self._rows
-        whole.contexts += [early if one is None else one for one in self._contexts]
+        if self._first_at is None:
+            whole.contexts += [early] * len(self._rows)
+        else:
+            whole.contexts += [early if one is None else one for one in self._contexts]
         self._whole_bytes += self._bytes
         self._rows, self._contexts, self._bytes = [], [], 0

@@ -49,6 +49,12 @@ def unreadable(text: str, reason: str) -> bytes:
     return row_json({"_unreadable": reason, TEXT_KEY: text})
 
 
+def escaped_row(values: Mapping[str, Any]) -> bytes:
+    """`row_json` as a field of COPY's text format: of what is escaped there, such JSON has the backslash alone."""
+    text = row_json(values)
+    return text.replace(b"\\", b"\\\\") if b"\\" in text else text
+
+
 def escaped(text: bytes) -> bytes:
     """A field of COPY's text format."""
     text = text.replace(b"\\", b"\\\\") if b"\\" in text else text

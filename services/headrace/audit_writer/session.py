@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -30,6 +31,8 @@ WAIT_S = 0.5
 # rarely, since to keep it is a change itself.
 IDLE_S, OWN_S = 10.0, 600.0
 _GAP, _SCHEMA = "GAP", "SCHEMA"
+# What a table's changes are: the audit's own doing, rows of the trail, or neither.
+_OWN, _WANTED, _OTHER = "own", "wanted", "other"
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "TRUNCATE"})
 
 
@@ -64,6 +67,8 @@ class Session:
     worked: bool = False
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _what: dict[tuple[int, str, str], str] = field(default_factory=dict)
+    _rows: Counter[str] = field(default_factory=Counter)
     _learned: dict[Names, tuple[str, ...]] = field(default_factory=dict)
     _kept_at: float = field(default_factory=time.monotonic)
     _foreign: bool = False
@@ -112,15 +117,23 @@ class Session:
         for event in events:
             if event.source == self.source:
                 self._take(event, queued_at)
+        for operation, number in self._rows.items():
+            count_in(self.scope.health.stats, "audit_rows", operation.lower(), number)
+        self._rows.clear()
 
     def _take(self, event: Event, queued_at: bytes) -> None:
         if event.operation in _CHANGES:
-            own = (event.payload["relation_id"], event.schema, event.table) in self.destination.own
-            wanted = not own and self.selection.wants(event.schema, event.table)
-            self._foreign = self._foreign or not own
+            table = (event.payload["relation_id"], event.schema, event.table)
+            what = self._what.get(table)
+            if what is None or what is _OWN:
+                # Which tables are the audit's own may change with a month.
+                what = self._what[table] = self._what_is(*table)
+            if what is not _OWN:
+                self._foreign = True
+            wanted = what is _WANTED
             self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)
             if wanted:
-                count_in(self.scope.health.stats, "audit_rows", event.operation.lower())
+                self._rows[event.operation] += 1
         elif event.operation == _SCHEMA:
             names = self.book.learn(event.payload)
             self._learned[names] = self.book.keys[names]
@@ -129,6 +142,11 @@ class Session:
         else:
             self._foreign = True
             self.stitcher.add(event, None)
+
+    def _what_is(self, relation: int, schema: str, table: str) -> str:
+        if (relation, schema, table) in self.destination.own:
+            return _OWN
+        return _WANTED if self.selection.wants(schema, table) else _OTHER
 
     def _gap(self, event: Event) -> None:
         payload = event.payload
