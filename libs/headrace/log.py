@@ -106,3 +106,5 @@ def configure(service: str, *, level: str, form: LogFormat, stream: TextIO | Non
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("headrace").setLevel(level.upper())
+    # It warns of servers older than any that is supported, whatever the server is.
+    logging.getLogger("nats.js.kv").setLevel(logging.ERROR)

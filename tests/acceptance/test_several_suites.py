@@ -15,12 +15,15 @@ import asyncpg
 import nats
 import pytest
 
-from headrace.cli.up_suites import Chosen, paired
+from headrace.cli import up_suites
+from headrace.cli.up_suites import Chosen, SlotInUseError, paired, require_free_slot
 from headrace.contract.events import Payload, decode
 from headrace.errors import SettingError
+from headrace.settings import load
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats
+from headrace.testing.process import service
 from headrace.testing.servers import SessionServers
 from headrace.testing.up import Up, ready
 
@@ -91,6 +94,28 @@ async def test_an_audit_trail_of_several_suites_is_refused(empty_folder: Path) -
     async with Up(empty_folder, *TWO, HEADRACE_AUDIT="true") as up:
         assert await up.ends() == 1
     assert re.fullmatch(r"headrace: HEADRACE_AUDIT=true goes with one suite alone.*\n", up.output)
+
+
+async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
+    database: Database, own_nats: OwnNats, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    environment = {
+        **database.server.environment(),
+        "PG_DB": database.name,
+        "NATS_URL": (await own_nats()).url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        "HEADRACE_HTTP_PORT": "0",
+    }
+    settings = load(environment)
+    await require_free_slot(settings)
+    monkeypatch.setattr(up_suites, "SLOT_WAIT_S", 0.0)
+    async with service(environment, "wal-reader"), asyncio.timeout(60):
+        async with service(environment, "publisher") as publisher:
+            await publisher.logs("epoch_joined")
+            with pytest.raises(SlotInUseError, match="is in use, by headrace wal-reader, PostgreSQL's process"):
+                await require_free_slot(settings)
 
 
 def rows(output: str) -> Iterator[tuple[str, str, str, int]]:

@@ -58,8 +58,11 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
 
 
 def kind_and_name(stream: str) -> tuple[str, str]:
-    """What a user calls this stream: a KV bucket is one too."""
-    return ("bucket", stream.removeprefix("KV_")) if stream.startswith("KV_") else ("stream", stream)
+    """What a user calls this stream: a KV bucket is one too, and so is an object store."""
+    for prefix, kind in (("KV_", "bucket"), ("OBJ_", "object store")):
+        if stream.startswith(prefix):
+            return kind, stream.removeprefix(prefix)
+    return "stream", stream
 
 
 class Screen:

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from headrace.cli import init
 from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
 from headrace.cli.up_servers import DATABASE, Servers
 from headrace.cli.up_suite import Suite
-from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint
+from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint, require_free_slot
 from headrace.cli.up_view import Made, Row, View
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
@@ -147,6 +146,8 @@ class _Up:
             await init.run(suite.settings, tables, made)
         if several:
             await require_disjoint(settings, existing=True)
+        for one in settings:
+            await require_free_slot(one)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
 
@@ -258,18 +259,18 @@ class _Up:
         self._view.say(f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in {_short(self._folder)}/logs.")
 
     def _hints(self) -> list[tuple[str, str]]:
-        command = _short(Path(sys.executable).parent / "headrace")
         environment = _short(self._folder / "env")
         nats = self._suites[0].settings.nats
         url = nats.url or nats.host
         several = [
-            (f"of {suite.slot}", f". {_short(self._folder / suite.environment_file)} && {command} status")
+            (f"of {suite.slot}", f". {_short(self._folder / suite.environment_file)} && headrace status")
             for suite in self._suites
             if suite.label
         ]
         return [
             ("psql", self._servers.psql()),
-            ("follow", f". {environment} && {command} tail   (in another terminal)"),
+            ("follow", f". {environment} && headrace tail   (in another terminal)"),
+            ("look at", f"{self._suites[0].supervisor.url('telemetry')}/   (in a browser)"),
             *several,
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"await nats.connect({url!r}), then jetstream().subscribe('cdc.>', ordered_consumer=True)"),

@@ -7,6 +7,9 @@ its data and, if it is free, its port from run to run; passwords stay in files t
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +17,7 @@ from urllib.parse import quote
 
 from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres, kept_password
+from headrace.embedded.postgres_install import postgres_binaries
 from headrace.embedded.server import EmbeddedServer
 from headrace.jetstream.connection import shown
 from headrace.postgres.connection import where
@@ -107,13 +111,17 @@ class Servers:
         """The command that connects to the database."""
         if self.postgres is None:
             return "psql, with the connection settings you gave"
+        # The embedded server has one, for who has none.
+        program = "psql" if shutil.which("psql") else shlex.quote(str(postgres_binaries(18, None) / "psql"))
         passfile = quote(str(self.folder / "pgpass"), safe="/")
-        return f"psql 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
+        return f"{program} 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
 
     def write_environment(self, settings: dict[str, str], name: str = "env") -> Path:
         """Keep what another terminal needs in a file it can source."""
         given = self.environment() | settings
         lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
+        # So that `headrace` is found there by its name.
+        lines.append(f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"\n')
         return self._write_secret(name, "".join(lines))
 
     def _password(self) -> str:
