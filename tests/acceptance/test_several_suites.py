@@ -101,7 +101,9 @@ async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
 ) -> None:
     await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
     environment = {
-        **database.server.environment(),
+        "PG_HOST": "127.0.0.1",
+        "PG_PORT": str(database.port),
+        "POSTGRES_BRIDGE_USER": database.user,
         "PG_DB": database.name,
         "NATS_URL": (await own_nats()).url,
         "HEADRACE_SLOT": names.slot,
@@ -111,17 +113,16 @@ async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
     settings = load(environment)
     await require_free_slot(settings)
     monkeypatch.setattr(up_suites, "SLOT_WAIT_S", 0.0)
-    async with service(environment, "wal-reader"), asyncio.timeout(60):
-        async with service(environment, "publisher") as publisher:
-            await publisher.logs("epoch_joined")
-            with pytest.raises(SlotInUseError, match="is in use, by headrace wal-reader, PostgreSQL's process"):
-                await require_free_slot(settings)
+    async with service(environment, "wal-reader"), service(environment, "publisher") as publisher:
+        await publisher.logs("epoch_joined")
+        with pytest.raises(SlotInUseError, match="is in use, by headrace wal-reader, PostgreSQL's process"):
+            await require_free_slot(settings)
 
 
 def rows(output: str) -> Iterator[tuple[str, str, str, int]]:
     """The table's services: suite, service, address, process."""
-    for slot, service, url, pid in re.findall(r"^([ab]) (\S+) +(http://\S+) +(\d+)", output, re.MULTILINE):
-        yield slot, service, url, int(pid)
+    for slot, name, url, pid in re.findall(r"^([ab]) (\S+) +(http://\S+) +(\d+)", output, re.MULTILINE):
+        yield slot, name, url, int(pid)
 
 
 async def insert(dsn: str, slot: str, first: int) -> None:
@@ -171,7 +172,7 @@ async def test_two_suites_deliver_complete_and_in_order_and_one_that_ends_leaves
 ) -> None:
     async with Up(empty_folder, *TWO) as up:
         await up.says(r"Up after [\d.]+ s")
-        services = {(slot, service): (url, pid) for slot, service, url, pid in rows(up.output)}
+        services = {(slot, name): (url, pid) for slot, name, url, pid in rows(up.output)}
         assert len({url for url, _ in services.values()}) == 10, "ten services, ten ports"
         dsn, url = re.search(r"psql '([^']+)'", up.output), re.search(r"--server (\S+)", up.output)
         assert dsn
