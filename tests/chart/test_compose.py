@@ -177,9 +177,10 @@ def test_every_password_is_one_that_env_sh_makes() -> None:
     assert all(re.fullmatch(r"h[0-9a-f]{40}", value) for value in values.values())
 
 
-def test_nats_server_accepts_the_shipped_configuration() -> None:
-    environment = services()["nats"].environment
-    command = [nats_binary(), "-t", "-c", ROOT / "deploy/nats/nats.conf"]
+@pytest.mark.parametrize("name", ["nats.conf", "accounts.conf"])
+def test_nats_server_accepts_the_shipped_configuration(name: str) -> None:
+    environment = {**services()["nats"].environment, "NATS_READERS_ADMIN_PASSWORD": "p"}
+    command = [nats_binary(), "-t", "-c", ROOT / "deploy/nats" / name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -27,7 +27,7 @@ from headrace.testing.suite import Suite
 pytestmark = pytest.mark.slow
 
 WAIT_S = 60.0
-COLUMNS = 9
+COLUMNS = 6
 
 
 async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_twice(
