@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
 
 from headrace.bus import link
+from headrace.contract.events import decode
+from headrace.contract.naming import snapshot_progress_subject
 from headrace.metrics import Stats
 from headrace.testing.responder import Consumer
 
@@ -35,3 +38,19 @@ async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(c
     assert isinstance(took, list)
     assert took[0] > 0
     assert seen[-1]["snapshot_progress_rows"] == {}
+
+
+async def test_progress_has_sparks_own_account_of_its_tasks_too(consumer: Consumer) -> None:
+    await consumer.publish("(id int PRIMARY KEY, note text)", "tracked")
+    await consumer.sql.execute("INSERT INTO tracked SELECT g, repeat('x', 1000) FROM generate_series(1, 40000) g")
+    seen: list[dict[str, Any]] = []
+
+    async def note(message: Msg) -> None:
+        seen.append(decode(message.data))
+
+    await consumer.client.subscribe(snapshot_progress_subject("tracked"), cb=note)
+    async with asyncio.timeout(120):
+        # Told once a second; a snapshot on a warm Spark may fall between two.
+        while not any(0 < told["tasks_done"] <= told["tasks"] for told in seen):
+            await consumer.snapshot("tracked")
+    assert {told["tasks"] for told in seen} <= {0, 16}

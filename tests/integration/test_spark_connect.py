@@ -15,6 +15,7 @@ from headrace.jetstream.objects import ensure
 from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
 from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.snapshot_responder.tickets import Throttle
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
@@ -63,7 +64,10 @@ async def test_a_snapshot_runs_on_spark_connect_and_its_failures_are_told(
     await ensure(client.jetstream(), settings.streams)
     driver = SparkDriver(replace(settings, snapshot=replace(settings.snapshot, spark_remote=remote)))
     try:
-        assert await Snapshot(settings, client, driver, REQUEST, "snap-1").run() == 20000
+        # Slow enough for Spark to tell how far it is, which it does every other second.
+        first = Snapshot(settings, client, driver, REQUEST, "snap-1", Throttle(700_000))
+        assert await first.run() == 20000
+        assert 0 < first.tasks_done <= first.tasks
         assert driver.pid is not None
         assert jvm_of(driver.pid) is None
         snapshot = Snapshot(settings, client, driver, REQUEST, "snap-2")

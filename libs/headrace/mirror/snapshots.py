@@ -189,7 +189,11 @@ class _Request:
     async def progressed(self, message: Msg) -> None:
         self.heard_at = time.monotonic()
         body = decode(message.data)
-        self.progress(int(body["rows"]), int(body["rows_estimated"]))
+        rows, estimated = int(body["rows"]), int(body["rows_estimated"])
+        if rows >= estimated and (done := int(body.get("tasks_done", 0))):
+            # A table that was never analyzed: as many rows for each task as there were so far.
+            estimated = rows * int(body["tasks"]) // done
+        self.progress(rows, estimated)
 
     async def ended(self, message: Msg) -> None:  # noqa: ARG002  # the stream has it
         self._tell()

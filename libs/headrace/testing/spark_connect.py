@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.embedded.java import java_for_spark
 from headrace.embedded.ports import free_port
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 

@@ -7,6 +7,7 @@ Ends when its input ends, and the JVM with it. No row passes through here: tasks
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from headrace.embedded.java import java_for_spark
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, SnapshotSettings, load
 from headrace.snapshot_responder import wire
+from headrace.snapshot_responder.spark_progress import watched
 
 log = logs.logger("spark-driver")
 
@@ -168,15 +170,20 @@ class Driver:
     def _totals(self, job: str, plan: bytes) -> dict[str, int]:
         spark = self._spark
         spark.addTag(job)
-        if not os.environ.get("SPARK_REMOTE"):
+        remote = bool(os.environ.get("SPARK_REMOTE"))
+        if not remote:
             # A pool each: in one pool a snapshot would wait for all tasks of the one before.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job)
         tasks = task_count(plan)
-        rows = spark.range(0, tasks, 1, tasks).mapInArrow(_mapper(plan), _TASK_SCHEMA).collect()
+        with watched(spark, job, functools.partial(self._tell, job), remote=remote):
+            rows = spark.range(0, tasks, 1, tasks).mapInArrow(_mapper(plan), _TASK_SCHEMA).collect()
         for row in rows:
             if row["error"]:
                 raise SparkError(row["error"])
         return {"chunks": sum(row["chunks"] for row in rows), "rows": sum(row["rows"] for row in rows)}
+
+    def _tell(self, job: str, done: int, tasks: int) -> None:
+        self._answers.send({"op": "progress", "job": job, "done": done, "tasks": tasks})
 
 
 def task_count(plan: bytes) -> int:

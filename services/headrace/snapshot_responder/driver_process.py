@@ -21,6 +21,7 @@ from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
 from headrace.snapshot_responder import wire
+from headrace.snapshot_responder.spark_progress import Tell
 
 log = logs.logger("snapshot-responder")
 
@@ -57,6 +58,7 @@ class _Child:
     process: asyncio.subprocess.Process
     ready: asyncio.Future[str]
     jobs: dict[str, asyncio.Future[Totals]] = field(default_factory=dict)
+    told: dict[str, Tell] = field(default_factory=dict)
     readers: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -90,11 +92,13 @@ class SparkDriver:
         """Return when there is a driver that takes plans; an unused one is stopped as ever."""
         self._watch_idleness(await self._running())
 
-    async def run(self, job: str, plan: bytes) -> Totals:
-        """Run a plan to its end; cancelling this cancels it."""
+    async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> Totals:
+        """Run a plan to its end; cancelling this cancels it. `tell` hears how many tasks are done, of how many."""
         child = await self._running()
         done: asyncio.Future[Totals] = asyncio.get_running_loop().create_future()
         child.jobs[job] = done
+        if tell is not None:
+            child.told[job] = tell
         try:
             await self._send(child, {"op": "run", "job": job, "plan": plan})
             return await done
@@ -104,6 +108,7 @@ class SparkDriver:
             raise
         finally:
             child.jobs.pop(job, None)
+            child.told.pop(job, None)
             self._watch_idleness(child)
 
     async def close(self) -> None:
@@ -217,6 +222,8 @@ def _deliver(child: _Child, message: wire.Message) -> None:
             child.ready.set_result(message["version"])
         case "unusable":
             child.ready.set_exception(SparkUnusableError(message["error"]))
+        case "progress" if tell := child.told.get(message["job"]):
+            tell(message["done"], message["tasks"])
         case "done" | "failed" as outcome:
             future = child.jobs.get(message["job"])
             if future is None or future.done():

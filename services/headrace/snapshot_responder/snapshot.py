@@ -63,6 +63,9 @@ class Snapshot:
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     rows_estimated: int = 0
+    # Of Spark, as it says itself.
+    tasks: int = 0
+    tasks_done: int = 0
     # Whether its meta message may be there already.
     ending: bool = False
     _began: float = field(default_factory=time.monotonic)
@@ -135,7 +138,7 @@ class Snapshot:
         losses = 0
         while True:
             try:
-                totals: Totals = await self.driver.run(self.snapshot_id, plan.pack())
+                totals: Totals = await self.driver.run(self.snapshot_id, plan.pack(), self._told)
             except DriverLostError as error:
                 losses += 1
                 log.warning("spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error))
@@ -144,6 +147,9 @@ class Snapshot:
             else:
                 self.numbers.settle(totals.chunks, totals.rows)
                 return
+
+    def _told(self, done: int, tasks: int) -> None:
+        self.tasks_done, self.tasks = done, tasks
 
     @contextlib.asynccontextmanager
     async def _progress(self) -> AsyncIterator[None]:
@@ -163,6 +169,8 @@ class Snapshot:
                 "rows": self.numbers.rows,
                 "rows_estimated": max(self.rows_estimated, self.numbers.rows),
                 "rows_per_s": round(self.numbers.rows / elapsed_s),
+                "tasks": self.tasks,
+                "tasks_done": self.tasks_done,
             }
             with contextlib.suppress(NatsError):
                 await self.client.publish(subject, encode(body, self.settings.format.encoding))
