@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import nats
@@ -14,12 +18,14 @@ from headrace.consumer.reference import whole
 from headrace.contract.events import decode
 from headrace.contract.values import Encoding
 from headrace.embedded.postgres import SUPERUSER
+from headrace.embedded.process import tied
 from headrace.jetstream.objects import ensure
 from headrace.settings import NatsSettings, PostgresSettings, Settings, SourceSettings
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import TicketOffice
+from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database
@@ -27,6 +33,47 @@ from headrace.testing.plugin import OwnNats
 
 LARGE_BYTES = 100_000_000
 COLUMNS = 1600
+# A row as COPY sends it, received whole, parsed, encoded, put into a message: how many of it a worker has at once.
+ROWS_IN_MEMORY_MAX = {Encoding.MSGPACK: 8, Encoding.JSON: 12}
+
+
+Run = Callable[[SnapshotPlan, int, Settings], Awaitable[object]]
+run_here: Run = task._run
+
+# What a Spark worker does, and the most memory that it took.
+WORKER = """
+import resource, sys
+from headrace.snapshot_responder.task import run_task
+outcome = run_task(sys.stdin.buffer.read(), int(sys.argv[1]))
+assert not outcome.error, outcome.error
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+class Workers:
+    """Runs each task in a process of its own, and keeps the most memory that one took, in bytes."""
+
+    def __init__(self) -> None:
+        self.bytes_max = 0
+
+    async def run(self, plan: SnapshotPlan, number: int, settings: Settings) -> None:
+        environment = {
+            **os.environ,
+            "PG_HOST": str(settings.postgres.host),
+            "PG_PORT": str(settings.postgres.port),
+            "PG_DB": str(settings.postgres.database),
+            "POSTGRES_BRIDGE_USER": SUPERUSER,
+            "NATS_URL": str(settings.nats.url),
+        }
+        process = await asyncio.create_subprocess_exec(
+            *tied([sys.executable, "-c", WORKER, str(number)], signal.SIGKILL),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        output, _ = await process.communicate(plan.pack())
+        assert process.returncode == 0
+        self.bytes_max = max(self.bytes_max, int(output) * 1024)
 
 
 @pytest_asyncio.fixture
@@ -47,8 +94,8 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
     await connected.close()
 
 
-async def copied(settings: Settings, client: Client, table: str) -> list[dict[str, object]]:
-    """The chunks of a snapshot whose tasks ran here, without Spark."""
+async def copied(settings: Settings, client: Client, table: str, run: Run = run_here) -> list[dict[str, object]]:
+    """The chunks of a snapshot whose tasks ran without Spark."""
     request = SnapshotRequest(table, "public", table)
     async with held_snapshot(settings, request) as held:
         snapshot = Snapshot(settings, client, SparkDriver(settings), request, "snap-1")
@@ -56,7 +103,7 @@ async def copied(settings: Settings, client: Client, table: str) -> list[dict[st
         office = TicketOffice(client, plan.tickets, snapshot.numbers)
         await office.open()
         for number in range(len(plan.tasks)):
-            await task._run(plan, number, settings)
+            await run(plan, number, settings)
         office.close()
     await snapshot._verify()
     subjects = [f"init.snap.{table}.snap-1.{number}" for number in range(len(snapshot.numbers))]
@@ -65,13 +112,17 @@ async def copied(settings: Settings, client: Client, table: str) -> list[dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("encoding", list(Encoding))
 async def test_a_row_of_100_mb_goes_by_reference_between_its_small_neighbours(
-    settings: Settings, client: Client, database: Database
+    settings: Settings, client: Client, database: Database, encoding: Encoding
 ) -> None:
     await database.execute("CREATE TABLE t (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR TABLE t")
     await database.execute("ALTER TABLE t ALTER body SET STORAGE EXTERNAL")
     await database.execute(f"INSERT INTO t VALUES (1, 'a'), (2, repeat('x', {LARGE_BYTES})), (3, 'b')")
-    chunks = await copied(settings, client, "t")
+    workers = Workers()
+    chosen = replace(settings, format=replace(settings.format, encoding=encoding))
+    chunks = await copied(chosen, client, "t", workers.run)
+    assert workers.bytes_max < ROWS_IN_MEMORY_MAX[encoding] * LARGE_BYTES
     assert [chunk["data"] for chunk in chunks] in (
         [[{"id": 1, "body": "a"}], [{"id": 2}], [{"id": 3, "body": "b"}]],
         [[{"id": 2}], [{"id": 1, "body": "a"}], [{"id": 3, "body": "b"}]],

@@ -40,17 +40,19 @@ class Chunk:
     """Rows in their encoded form, without what is around them; `large` is a single row over the bound."""
 
     rows: int
-    body: bytes
+    body: bytes | memoryview
     large: bool = False
 
 
 def block_of(rows: Sequence[Row], encoding: Encoding) -> Block:
     """Rows encoded one by one."""
     if encoding is Encoding.JSON:
-        elements = [orjson.dumps(row) + b"," for row in rows]
-    else:
-        pack = msgpack.Packer().pack
-        elements = [bytes(pack(row)) for row in rows]
+        elements = [orjson.dumps(row) for row in rows]
+        ends = accumulate((len(element) + 1 for element in elements), initial=0)
+        # Also behind the last.
+        return Block(memoryview(b",".join([*elements, b""])), list(ends))
+    pack = msgpack.Packer().pack
+    elements = [bytes(pack(row)) for row in rows]
     return Block(memoryview(b"".join(elements)), list(accumulate(map(len, elements), initial=0)))
 
 
@@ -76,7 +78,7 @@ class ChunkCutter:
             elif self._rows:
                 yield from self.finish()
             else:
-                yield Chunk(1, bytes(block.data[offsets[at] : offsets[at + 1]]), large=True)
+                yield Chunk(1, block.data[offsets[at] : offsets[at + 1]], large=True)
                 at += 1
 
     def finish(self) -> Iterator[Chunk]:
@@ -105,7 +107,7 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
             packer.pack(value)
         packer.pack("data")
         packer.pack_array_header(chunk.rows)
-        payload = packer.bytes() + chunk.body
+        payload = b"".join((packer.bytes(), chunk.body))
     return zstandard.ZstdCompressor(ZSTD_LEVEL).compress(payload) if zstd else payload
 
 

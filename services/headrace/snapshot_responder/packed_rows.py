@@ -67,7 +67,7 @@ class PackedRows:
         pieces = [piece for pack, column in zip(self._packings, columns, strict=True) for piece in pack(column)]
         rows = pc.binary_join_element_wise(*pieces, _EMPTY) if len(pieces) > 1 else pieces[0]
         _, offsets, body = rows.buffers()
-        return Block(memoryview(body), np.frombuffer(offsets, np.int32, len(rows) + 1).tolist())
+        return Block(memoryview(body).cast("B"), np.frombuffer(offsets, np.int32, len(rows) + 1).tolist())
 
 
 def _packing(prefix: bytes, converter: Converter, csv: CsvRows, place: int) -> Packing:
@@ -77,7 +77,7 @@ def _packing(prefix: bytes, converter: Converter, csv: CsvRows, place: int) -> P
     if converter is native_json:
         return _documents(prefix, one_by_one)
     if converter is text:
-        return _texts(prefix, one_by_one)
+        return _texts(prefix)
     makers: dict[Converter, Callable[[bytes], Packing]]
     makers = {scalars.integer: _integers, scalars.number: _floats, scalars.boolean: _booleans}
     plain = makers.get(converter)
@@ -144,7 +144,7 @@ def _raw(column: Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
 _EMPTY: Final = _binary([b""])[0]
 
 
-def _texts(prefix: bytes, otherwise: Packing) -> Packing:
+def _texts(prefix: bytes) -> Packing:
     """What stands before a text depends on its length alone."""
     heads_short = _binary([prefix + head for head in _text_heads(_SHORT)])
     just_prefix = _binary([prefix])[0]
@@ -152,9 +152,11 @@ def _texts(prefix: bytes, otherwise: Packing) -> Packing:
     def packed(column: Array) -> Pieces:
         lengths = pc.binary_length(column)
         longest = pc.max(lengths).as_py() or 0
+        values = column.cast(pa.binary()).fill_null(_EMPTY) if column.null_count else column.cast(pa.binary())
         if longest >= _MEDIUM:
-            return otherwise(column)
-        values = column.cast(pa.binary()).fill_null(_EMPTY)
+            # Head by head: a text may be a hundred million characters, of which there must be no more copies.
+            heads = [_NIL if length is None else _text_head(length) for length in lengths.to_pylist()]
+            return [just_prefix, _binary(heads), values]
         if longest < _SHORT:
             return [heads_short.take(lengths.fill_null(_scalar(np.int32(_SHORT)))), values]
         return [just_prefix, _heads_medium().take(lengths.fill_null(_scalar(np.int32(_MEDIUM)))), values]
@@ -177,11 +179,11 @@ def _text_head(length: int) -> bytes:
         return bytes([0xA0 | length])
     if length < _SHORT:
         return bytes([0xD9, length])
-    return b"\xda" + length.to_bytes(2, "big")
+    return b"\xda" + length.to_bytes(2, "big") if length < _MEDIUM else b"\xdb" + length.to_bytes(4, "big")
 
 
 def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Packing:
-    texts = _texts(prefix, otherwise)
+    texts = _texts(prefix)
 
     def packed(column: Array) -> Pieces:
         iso = iso_timestamps(column, converter)

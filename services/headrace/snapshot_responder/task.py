@@ -183,10 +183,13 @@ class RangeCopy:
     async def _parse(self) -> None:
         if not self._received:
             return
-        data = b"".join(self._received)
-        self._received, self._received_bytes = [], 0
-        for chunk in self._cutter.feed(self._block(data)):
+        # Kept by nobody while what is in it is sent: it may be one large row.
+        for chunk in self._cutter.feed(self._block(self._taken())):
             await self._begin(chunk)
+
+    def _taken(self) -> bytes:
+        received, self._received, self._received_bytes = self._received, [], 0
+        return b"".join(received)
 
     async def _begin(self, chunk: Chunk) -> None:
         index, self._begun = self._begun, self._begun + 1
@@ -209,9 +212,10 @@ class RangeCopy:
             "chunk": number,
             "lsn": plan.lsn,
         }
-        payload = message(head, chunk, plan.encoding, zstd=plan.zstd)
         if chunk.large:
-            payload = await self._refer(number, head, chunk, payload)
+            payload = await self._refer(number, head, chunk)
+        else:
+            payload = message(head, chunk, plan.encoding, zstd=plan.zstd)
         while not await self._publish(number, payload):
             await asyncio.sleep(_RETRY_S)
             # Time has passed, in which the snapshot may have been cancelled.
@@ -224,13 +228,17 @@ class RangeCopy:
         size = len(chunk.body)
         return await tickets.ask(self._client, self._plan.tickets, self._range.index, index, chunk.rows, size)
 
-    async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk, payload: bytes) -> bytes:
+    async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk) -> bytes:
         """Keep the whole message apart; a message that refers to it."""
         name = f"{self._plan.snapshot_id}-{number}"
-        await self._large.put(name, payload)
-        reference = {"bucket": self._plan.large_bucket, "name": name, "bytes": len(payload)}
+        size = await self._keep(name, message(head, chunk, self._plan.encoding, zstd=self._plan.zstd))
+        reference = {"bucket": self._plan.large_bucket, "name": name, "bytes": size}
         small = key_only(chunk, self._plan.key, self._plan.encoding)
         return message({**head, "reference": reference}, small, self._plan.encoding, zstd=self._plan.zstd)
+
+    async def _keep(self, name: str, payload: bytes) -> int:
+        await self._large.put(name, payload)
+        return len(payload)
 
     async def _publish(self, number: int, payload: bytes) -> bool:
         """One attempt; whether the stream has it. What it has already is an earlier attempt's, with the same rows."""
