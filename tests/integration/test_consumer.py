@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -169,3 +170,31 @@ async def test_messages_that_no_filter_wants_may_be_discarded_without_a_gap(clie
     async with follow(client, subscription, FileWatermarks(tmp_path / "marks")) as consumer:
         found = await take(consumer, 1)
     assert found[0].position.lsn == 31
+
+
+async def test_nothing_counts_as_seen_that_is_on_its_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at the stream that are as short as its answers take, so that messages come when nobody waits for them."""
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules[follow.__module__], "GAP_CHECK_S", 0.0)
+    number = 0
+
+    async def publish() -> None:
+        nonlocal number
+        while True:
+            number += 1
+            await put(client, payload(number))
+            await asyncio.sleep(0.001 * (number % 7))
+
+    async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
+        publishing = asyncio.create_task(publish())
+        given = 0
+        async with asyncio.timeout(60):
+            while given < 300:
+                event = await consumer.next(0.002)
+                if event is None:
+                    assert consumer.seen_seq == given, "what was not given out yet"
+                else:
+                    assert event.stream_seq == given + 1
+                    given = event.stream_seq
+                    await consumer.done(event)
+        publishing.cancel()
