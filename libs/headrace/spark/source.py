@@ -230,11 +230,13 @@ async def _hold(stack: contextlib.AsyncExitStack, settings: Settings, request: S
     try:
         lsn, exported = await _take_over(connection, settings)
         table = await _find_table(connection, settings, request)
-        return await _describe(connection, table, request, lsn, exported, lost)
+        held = await _describe(connection, table, request, lsn, exported, lost)
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
         raise PostgresUnreachableError(f"the connection that holds the snapshot broke: {error}") from error
+    log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(held.storages))
+    return held
 
 
 async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tuple[int, str]:
@@ -306,7 +308,6 @@ async def _describe(
     await _check_query(connection, storages, columns, conditions)
     key = await connection.fetch(_KEY_COLUMNS, table.relation_id)
     types = await catalog.types(connection, {column.type_oid for column in columns})
-    log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(storages))
     return HeldSnapshot(
         lsn,
         exported,

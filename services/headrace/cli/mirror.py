@@ -25,6 +25,7 @@ from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror, Streams, opened
+from headrace.mirror.table import Phase
 from headrace.settings import ProcessSettings, Settings
 
 SERVICE = "mirror"
@@ -119,9 +120,12 @@ def _view(mirror: Mirror, to: str) -> RenderableType:
     bars = Table.grid(padding=(0, 2))
     for token, progress in sorted(mirror.progress.items()):
         known = progress.rows_estimated or None
-        rows = f"{progress.rows:,} of {known:,} rows" if known else "waiting for its snapshot"
-        done = min(progress.rows, known or 0)
-        bar = ProgressBar(total=known, completed=done, width=_BAR_CHARACTERS, pulse=known is None)
+        loading = token in mirror.book.tables and mirror.book.tables[token].phase is Phase.LOADING
+        done = "loaded" if loading else "copied at the source"
+        rows = f"{progress.rows:,} of {known:,} rows {done}" if known else "waiting for its snapshot"
+        bar = ProgressBar(
+            total=known, completed=min(progress.rows, known or 0), width=_BAR_CHARACTERS, pulse=known is None
+        )
         bars.add_row(Text(token, style="bold"), bar, Text(rows, style="dim"))
     return Group(bars, _line(mirror, to))
 
@@ -132,7 +136,8 @@ def _line(mirror: Mirror, to: str) -> Text:
     scheme, _, place = to.partition("://")
     # What stands before the @ may be a password.
     shown = f"{scheme}://{place.rpartition('@')[2]}"
-    line = Text.assemble((f"{len(mirror.following)} tables", "bold"), f" in step in {shown}")
+    count = len(mirror.following)
+    line = Text.assemble((f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}")
     line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
     lsn = mirror.stats.get("mirror_lsn")
     return line.append(f"   up to {format_lsn(lsn)}", style="dim") if isinstance(lsn, int) else line
