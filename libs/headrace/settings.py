@@ -68,6 +68,13 @@ class Durability(StrEnum):
     SYNC = "sync"
 
 
+class OtlpProtocol(StrEnum):
+    """How a collector is talked to, in OpenTelemetry's own words."""
+
+    HTTP = "http/protobuf"
+    GRPC = "grpc"
+
+
 class Compat(StrEnum):
     NONE = "none"
     BRIDGE = "bridge"
@@ -251,9 +258,12 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class OtelSettings:
-    """OpenTelemetry, sent by telemetry for the whole suite over OTLP/HTTP. Needs the extra `otel`."""
+    """OpenTelemetry, sent by telemetry for the whole suite over OTLP. Needs the extra `otel`."""
 
     endpoint: str | None = setting("OTEL_EXPORTER_OTLP_ENDPOINT", None, "such as http://collector:4318; unset: none")
+    protocol: OtlpProtocol = setting(
+        "OTEL_EXPORTER_OTLP_PROTOCOL", OtlpProtocol.HTTP, "http/protobuf, or grpc (such as http://collector:4317)"
+    )
     headers: str | None = setting("OTEL_EXPORTER_OTLP_HEADERS", None, "with each: name=value,name=value", secret=True)
     interval_s: float = setting("HEADRACE_OTEL_INTERVAL_S", 15.0, "sent this often", least=0.1)
     trace_every: int = setting("HEADRACE_OTEL_TRACE_EVERY", 0, "of so many frames one is traced; 0: none", least=0)

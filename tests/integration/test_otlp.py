@@ -6,10 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
+import pytest
 from aiohttp import web
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -26,7 +37,7 @@ ROWS = 250
 
 
 class Collector:
-    """An OTLP/HTTP receiver: what came, by resource."""
+    """A receiver by HTTP and by gRPC: what came, by resource."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, dict[str, Metric]] = {}
@@ -35,20 +46,46 @@ class Collector:
 
     async def on_metrics(self, request: web.Request) -> web.Response:
         self.headers.add(request.headers.get("X-Tenant", ""))
-        for resource in ExportMetricsServiceRequest.FromString(await request.read()).resource_metrics:
-            name = resource.resource.attributes[0].value.string_value
-            self.metrics.setdefault(name, {}).update({m.name: m for m in resource.scope_metrics[0].metrics})
+        self._take_metrics(ExportMetricsServiceRequest.FromString(await request.read()))
         return web.Response(content_type="application/x-protobuf")
 
+    def _take_metrics(self, request: ExportMetricsServiceRequest) -> None:
+        for resource in request.resource_metrics:
+            name = resource.resource.attributes[0].value.string_value
+            self.metrics.setdefault(name, {}).update({m.name: m for m in resource.scope_metrics[0].metrics})
+
     async def on_traces(self, request: web.Request) -> web.Response:
-        for resource in ExportTraceServiceRequest.FromString(await request.read()).resource_spans:
+        self._take_spans(ExportTraceServiceRequest.FromString(await request.read()))
+        return web.Response(content_type="application/x-protobuf")
+
+    def _take_spans(self, request: ExportTraceServiceRequest) -> None:
+        for resource in request.resource_spans:
             name = resource.resource.attributes[0].value.string_value
             for span in resource.scope_spans[0].spans:
                 self.spans.setdefault(span.trace_id, {})[span.name] = (name, span)
-        return web.Response(content_type="application/x-protobuf")
+
+    async def Export(self, request: Any, context: Any) -> Any:  # the method that OTLP's services have
+        """Of both gRPC services."""
+        self.headers.add(dict(context.invocation_metadata()).get("x-tenant", ""))
+        if isinstance(request, ExportMetricsServiceRequest):
+            self._take_metrics(request)
+            return ExportMetricsServiceResponse()
+        self._take_spans(request)
+        return ExportTraceServiceResponse()
 
     @contextlib.asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
+    async def listening(self, protocol: str = "http/protobuf") -> AsyncIterator[str]:
+        if protocol == "grpc":
+            server = grpc.aio.server()
+            add_MetricsServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated code
+            add_TraceServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]  # generated code
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                await server.stop(None)
+            return
         app = web.Application()
         app.router.add_post("/v1/metrics", self.on_metrics)
         app.router.add_post("/v1/traces", self.on_traces)
@@ -76,13 +113,14 @@ def environment(database: Database, server: EmbeddedNats, names: Names, endpoint
     }
 
 
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame_from_commit_to_acknowledgement(
-    database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
+    protocol: str, database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
 ) -> None:
     server, collector = await own_nats(), Collector()
     await database.execute("CREATE TABLE traced (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
-    async with collector.listening() as endpoint:
-        settings = environment(database, server, names, endpoint)
+    async with collector.listening(protocol) as endpoint:
+        settings = environment(database, server, names, endpoint) | {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
         async with Suite(settings, tmp_path) as suite, service(settings, "telemetry"):
             await suite.logged("publisher", "epoch_joined")
             await database.execute(f"INSERT INTO traced SELECT generate_series(1, {ROWS})")
@@ -113,6 +151,20 @@ async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame
     assert publish.parent_span_id == transfer.parent_span_id == change.span_id
     assert change.start_time_unix_nano <= transfer.start_time_unix_nano <= publish.end_time_unix_nano
     assert change.end_time_unix_nano == publish.end_time_unix_nano
+
+
+async def test_a_collector_that_is_away_is_one_warning_by_grpc_too(
+    database: Database, own_nats: OwnNats, names: Names
+) -> None:
+    server, collector = await own_nats(), Collector()
+    async with collector.listening("grpc") as endpoint:
+        pass
+    settings = environment(database, server, names, endpoint) | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    async with service(settings, "telemetry") as telemetry:
+        await telemetry.logs("otlp_not_taken")
+        assert "UNAVAILABLE" in str(telemetry.events("otlp_not_taken")[0])
+        assert (await telemetry.get("/health"))[0] == 200
+        assert await telemetry.stop() == 0
 
 
 async def test_a_collector_that_is_away_is_one_warning_and_nothing_else(

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.service import SERVICES
 
-HEAVY = ("numpy", "opentelemetry", "pandas", "pyarrow", "pydantic", "pyspark", "rich", "typer")
+HEAVY = ("grpc", "numpy", "opentelemetry", "pandas", "pyarrow", "pydantic", "pyspark", "rich", "typer")
 # What the archiver is for.
 NEEDED = {"archiver": {"numpy", "pyarrow"}}
 PROBE = """

@@ -1,4 +1,4 @@
-"""Sends the suite's figures and spans to an OpenTelemetry collector, over OTLP/HTTP.
+"""Sends the suite's figures and spans to an OpenTelemetry collector.
 
 Promises: nothing is sent, and nothing of it imported, without an endpoint; a collector that is away is a warning at
 each turn and nothing else: figures are cumulative, so the next ones make up for it, and spans that wait are bounded.
@@ -11,21 +11,18 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-import aiohttp
-
 from headrace import log as logs
 from headrace.errors import SettingError
 from headrace.lifecycle import Scope
 from headrace.metrics import Stats
 from headrace.settings import OtelSettings, Settings
+from headrace.telemetry.otlp_ways import Way, way
 from headrace.telemetry.suite import Suite
 from headrace.tracing import Span
 
 log = logs.logger("telemetry")
 
 SPANS_MAX = 4096
-_TIMEOUT_S = 10.0
-_PROTOBUF = "application/x-protobuf"
 
 
 class Encoder(Protocol):
@@ -61,7 +58,7 @@ class OtlpExport:
         self._scope = scope
         self._settings = settings
         self._suite = suite
-        self._endpoint = endpoint.rstrip("/")
+        self._endpoint = endpoint
         self._encoder = encoder()
         self._spans: deque[tuple[str, Span]] = deque(maxlen=SPANS_MAX)
         self._away = False
@@ -72,23 +69,25 @@ class OtlpExport:
 
     async def run(self) -> None:
         """Send at intervals, and once more at the end."""
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        own = {"Content-Type": _PROTOBUF, **headers_of(self._settings.otel)}
-        async with aiohttp.ClientSession(timeout=timeout, headers=own) as http:
+        settings = self._settings.otel
+        to = way(settings, self._endpoint, headers_of(settings))
+        try:
             while not self._scope.stopping.is_set():
-                await self._scope.pause(self._settings.otel.interval_s)
-                await self._send(http)
+                await self._scope.pause(settings.interval_s)
+                await self._send(to)
+        finally:
+            await to.close()
 
-    async def _send(self, http: aiohttp.ClientSession) -> None:
+    async def _send(self, to: Way) -> None:
         source = self._settings.source.slot
         own = {self._scope.service: {**self._scope.health.refreshed(), "up": 1}}
         exposed = {**self._suite.exposed(time.monotonic()), **own}
         try:
-            await self._post(http, "metrics", self._encoder.metrics(exposed, source, time.time()))
+            await to.post("metrics", self._encoder.metrics(exposed, source, time.time()))
             spans = self._by_service()
             if spans:
-                await self._post(http, "traces", self._encoder.traces(spans, source))
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                await to.post("traces", self._encoder.traces(spans, source))
+        except (OSError, TimeoutError) as error:
             if not self._away:
                 log.warning("otlp_not_taken", endpoint=self._endpoint, reason=str(error) or type(error).__name__)
             self._away = True
@@ -103,7 +102,3 @@ class OtlpExport:
             service, span = self._spans.popleft()
             found.setdefault(service, []).append(span)
         return found
-
-    async def _post(self, http: aiohttp.ClientSession, signal: str, body: bytes) -> None:
-        async with http.post(f"{self._endpoint}/v1/{signal}", data=body) as answer:
-            answer.raise_for_status()

@@ -1,0 +1,86 @@
+"""The two ways to an OpenTelemetry collector: OTLP over HTTP, and over gRPC.
+
+Both take the bytes of a request and promise that the collector has answered well when they return; whatever went wrong
+is an `OSError` with the reason. gRPC is imported only where it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from headrace.errors import SettingError
+from headrace.settings import OtelSettings, OtlpProtocol
+
+TIMEOUT_S = 10.0
+_PROTOBUF = "application/x-protobuf"
+_METHODS = {
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+}
+
+
+class Way(Protocol):
+    """How requests reach the collector."""
+
+    async def post(self, signal: str, body: bytes) -> None:
+        """Hand over a request for `metrics` or `traces`."""
+
+    async def close(self) -> None:
+        """Let the connection go."""
+
+
+class HttpWay:
+    def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        self._http = aiohttp.ClientSession(timeout=timeout, headers={"Content-Type": _PROTOBUF, **headers})
+
+    async def post(self, signal: str, body: bytes) -> None:
+        try:
+            async with self._http.post(f"{self._endpoint}/v1/{signal}", data=body) as answer:
+                answer.raise_for_status()
+        except aiohttp.ClientError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+class GrpcWay:
+    def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
+        try:
+            import grpc  # noqa: PLC0415  # a few MiB, for who asks for it
+        except ImportError as error:
+            raise SettingError(
+                "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, and gRPC is not installed",
+                remedy="Install headrace[otel], or set it to http/protobuf.",
+            ) from error
+        self._failed = grpc.aio.AioRpcError
+        parts = urlsplit(endpoint if "//" in endpoint else f"http://{endpoint}")
+        place = parts.netloc.rpartition("@")[2]
+        if parts.scheme == "https":
+            self._channel = grpc.aio.secure_channel(place, grpc.ssl_channel_credentials())
+        else:
+            self._channel = grpc.aio.insecure_channel(place)
+        # Its metadata knows lower-case names alone.
+        self._metadata = tuple((name.lower(), value) for name, value in headers.items())
+        self._calls = {signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()}
+
+    async def post(self, signal: str, body: bytes) -> None:
+        try:
+            await self._calls[signal](body, timeout=TIMEOUT_S, metadata=self._metadata)
+        except self._failed as error:
+            raise ConnectionError(f"{error.code().name}: {error.details()}") from error
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def way(settings: OtelSettings, endpoint: str, headers: Mapping[str, str]) -> Way:
+    """The way that the settings name."""
+    kind = GrpcWay if settings.protocol is OtlpProtocol.GRPC else HttpWay
+    return kind(endpoint.rstrip("/"), headers)
