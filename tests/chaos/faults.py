@@ -18,6 +18,8 @@ from headrace.testing.proxy import Proxy
 
 PAUSE_S = (0.2, 4.0)
 AT_ONCE_MAX = 3
+# A stop takes ten seconds at most, on a machine that does nothing else.
+STOP_S = 60.0
 _DISK_MARGIN_BYTES = 128 * 1024
 _HOUR_S = 3600
 _DRIFT_STEP_S = 0.2
@@ -147,7 +149,7 @@ class Faults:
     async def _stopped(self, instance: Instance, down_s: float) -> None:
         async with instance.verb:
             if instance.running:
-                code = await instance.suite.stop(instance.service)
+                code = await instance.suite.stop(instance.service, STOP_S)
                 self._world.exits[f"{instance.service} {code} when asked to stop"] += 1
             await asyncio.sleep(down_s)
             await instance.suite.start(instance.service)

@@ -81,8 +81,10 @@ async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
             await instance.suite.start(instance.service)
         try:
             await _reign(made, verdict, asked.rows_per_s, log)
-        except (BrokenPromiseError, TimeoutError) as error:
-            verdict.broken = str(error) or "not everything was delivered in time"
+        except BrokenPromiseError as error:
+            verdict.broken = str(error)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the logs are wanted, and the other deliveries
+            verdict.broken = f"the run itself failed: {error!r}"
         for instance in made.instances:
             with contextlib.suppress(KeyError):
                 await instance.suite.kill(instance.service)

@@ -53,11 +53,11 @@ class Suite:
             process.kill()
         await process.wait()
 
-    async def stop(self, service: str) -> int:
+    async def stop(self, service: str, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM; the exit code."""
         process = self._processes.pop(service)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             return await process.wait()
 
     async def exit_code(self, service: str, timeout_s: float) -> int:
