@@ -104,7 +104,7 @@ class Writer:
             await asyncio.sleep(0.01)
 
     async def some_more(self) -> None:
-        until = self.rows + 1000
+        until = self.rows + 500
         async with asyncio.timeout(WAIT_S):
             while self.rows < until:  # noqa: ASYNC110  # the rows are what counts
                 await asyncio.sleep(0.01)
