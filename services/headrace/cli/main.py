@@ -25,7 +25,7 @@ app = typer.Typer(
     name="headrace",
     help="PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -75,64 +75,15 @@ def _add_service(name: str, explain: str) -> None:
     app.command(name, help=explain, rich_help_panel=panel, context_settings=passed_on)(command)
 
 
-for _name, _explain in service.SERVICES.items():
-    _add_service(_name, _explain)
-
-
-app.add_typer(archive_commands.app, rich_help_panel="The archive")
-app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
-app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
-app.add_typer(mirror_commands.app)
-
-
-@app.command("tail", rich_help_panel="Following changes")
-def tail(
-    tables: Annotated[
-        list[str] | None, typer.Argument(help="Tables, such as users or app.orders; all without.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line: the payload.")] = False,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Everything the stream still has, first.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after so many events.")] = None,
-) -> None:
-    """Show change events as they arrive. Ctrl-C ends."""
-    from headrace.cli import tail as command
-
-    settings = settings_from()
-    finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
-
-
-@app.command("snapshot", rich_help_panel="Following changes")
-def snapshot(
-    table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
-    columns: Annotated[str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")] = None,
-    conditions: Annotated[
-        str | None, typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]""")
-    ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Values as COPY prints them.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C leaves it running."""
-    from headrace.cli import snapshot as command
-
-    settings = settings_from()
-    if cancel:
-        finish(lambda: command.cancel(settings, table, as_json=as_json))
-        return
-    try:
-        payload = command.request(columns, conditions, text=text)
-    except HeadraceError as error:
-        fail(error)
-    finish(lambda: command.run(settings, table, payload, as_json=as_json))
-
-
 @app.command("up", rich_help_panel="Trying it out")
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     slot: Annotated[
-        list[str] | None, typer.Option("--slot", help="Replication slot; once for each suite. [HEADRACE_SLOT]")
+        list[str] | None,
+        typer.Option("--slot", metavar="NAME", help="Replication slot; once for each suite. [HEADRACE_SLOT]"),
     ] = None,
     pub: Annotated[
-        list[str] | None, typer.Option("--pub", help="Publication to read; once for each suite. [HEADRACE_PUB]")
+        list[str] | None,
+        typer.Option("--pub", metavar="NAME", help="Publication to read; once for each suite. [HEADRACE_PUB]"),
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]")
@@ -177,6 +128,61 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         verbose=verbose,
     )
     finish(lambda: command.run(Path.cwd() / ".headrace", options))
+
+
+@app.command("load", rich_help_panel="Trying it out")
+def load_command(
+    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Changes per second.")] = 100,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10,
+    table: Annotated[str, typer.Option("--table", help="The table; made if missing.")] = "demo",
+    pub: Pub = None,
+) -> None:
+    """Insert, update and delete rows of a demo table at a steady rate."""
+    from headrace.cli import load as command
+
+    settings = settings_from(pub=pub)
+    finish(lambda: command.run(settings, rate=rate, seconds=seconds, table=table))
+
+
+@app.command("tail", rich_help_panel="Following changes")
+def tail(
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as users or app.orders; all without.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line: the payload.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Everything the stream still has, first.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after so many events.")] = None,
+) -> None:
+    """Show change events as they arrive. Ctrl-C ends."""
+    from headrace.cli import tail as command
+
+    settings = settings_from()
+    finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
+
+
+@app.command("snapshot", rich_help_panel="Following changes")
+def snapshot(
+    table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
+    columns: Annotated[str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")] = None,
+    conditions: Annotated[
+        str | None, typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]""")
+    ] = None,
+    text: Annotated[bool, typer.Option("--text", help="Values as COPY prints them.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C leaves it running."""
+    from headrace.cli import snapshot as command
+
+    settings = settings_from()
+    if cancel:
+        finish(lambda: command.cancel(settings, table, as_json=as_json))
+        return
+    try:
+        payload = command.request(columns, conditions, text=text)
+    except HeadraceError as error:
+        fail(error)
+    finish(lambda: command.run(settings, table, payload, as_json=as_json))
 
 
 _PANEL = "Setting up and looking after"
@@ -276,18 +282,14 @@ def resume(slot: Slot = None) -> None:
     finish(lambda: command.run(settings, paused=False))
 
 
-@app.command("load", rich_help_panel="Trying it out")
-def load_command(
-    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Changes per second.")] = 100,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10,
-    table: Annotated[str, typer.Option("--table", help="The table; made if missing.")] = "demo",
-    pub: Pub = None,
-) -> None:
-    """Insert, update and delete rows of a demo table at a steady rate."""
-    from headrace.cli import load as command
+# In the order of the page: what a newcomer needs comes first, what containers run comes last.
+app.add_typer(mirror_commands.app)
+app.add_typer(archive_commands.app, rich_help_panel="The archive")
+app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
+app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
 
-    settings = settings_from(pub=pub)
-    finish(lambda: command.run(settings, rate=rate, seconds=seconds, table=table))
+for _name, _explain in service.SERVICES.items():
+    _add_service(_name, _explain)
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
