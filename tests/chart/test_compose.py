@@ -127,6 +127,17 @@ def test_prometheus_scrapes_telemetry_and_grafana_asks_prometheus() -> None:
     assert sources["datasources"][0]["uid"] == "headrace-prometheus"
 
 
+def test_prometheus_beside_two_suites_differs_by_its_second_target_alone() -> None:
+    one, two = (
+        yaml.safe_load((ROOT / "deploy/prometheus" / f"{name}.yaml").read_text())
+        for name in ("prometheus", "prometheus-second")
+    )
+    one["scrape_configs"][0]["static_configs"][0]["targets"].append(f"telemetry-2:{TELEMETRY_PORT}")
+    assert one == two
+    given = services({"HEADRACE_PROMETHEUS": "prometheus-second"})["prometheus"].command[0]
+    assert given == "--config.file=/etc/prometheus/prometheus-second.yaml"
+
+
 def test_every_file_that_is_mounted_is_there() -> None:
     mounts = [str(v) for service in services().values() for v in service.body.get("volumes", [])]
     paths = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
