@@ -260,6 +260,17 @@ async def test_a_standby_reader_that_looked_before_the_last_change_was_sent_sees
             assert not [event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"]
 
 
+async def test_one_walsender_is_enough_for_a_line(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> None:
+    line = Line(await own_postgres(settings={"max_wal_senders": "1"}), await own_nats(), tmp_path)
+    await line.prepare()
+    async with line.suite:
+        await line.suite.logged("publisher", "epoch_joined")
+        await line.insert(0, 100)
+        await line.rows_delivered()
+        line.alive()
+    await line.database.close()
+
+
 async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(line: Line, tmp_path: Path) -> None:
     (tmp_path / "standby").mkdir()
     standby = Suite(line.suite._environment, tmp_path / "standby", services=("publisher",))

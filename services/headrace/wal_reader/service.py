@@ -27,7 +27,7 @@ from headrace.failpoint import failpoint
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import Stats, count
-from headrace.postgres.connection import where
+from headrace.postgres.connection import PostgresError, where
 from headrace.postgres.replication import (
     Keepalive,
     Message,
@@ -224,7 +224,7 @@ class WalReader:
             self._connection = connection
             self._silence.begin()
             self._stale.free()
-            await self._open(replace(identity, lsn=await self._log_end()), slot, forks)
+            await self._open(replace(identity, lsn=await self._log_end(identity.lsn)), slot, forks)
             await self._stream(connection)
             if self._scope.stopping.is_set():
                 await self._drain(connection)
@@ -233,12 +233,18 @@ class WalReader:
             self._sender.close()
             connection.close()
 
-    async def _log_end(self) -> int:
+    async def _log_end(self, known: int) -> int:
         """Where PostgreSQL's log ends, asked for while the slot is ours.
 
         What was asked before may be older than what another reader of the slot sent on before it let go of it.
         """
-        connection = await ReplicationConnection.open(self._settings.postgres, f"headrace {SERVICE}")
+        try:
+            connection = await ReplicationConnection.open(self._settings.postgres, f"headrace {SERVICE}")
+        except PostgresError as error:
+            if "max_wal_senders" not in str(error):
+                raise
+            # Where there is no walsender to spare there was none for another reader either.
+            return known
         try:
             return (await connection.identify()).lsn
         finally:
