@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import nats
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.testing.audit import AuditOracle
@@ -207,3 +208,20 @@ async def test_keys_unchanged_values_and_redacted_columns_are_told_as_they_are(l
     assert {row["primary_key"] for row in found[2:5]} == {"[redacted]"}
     assert json.loads(found[3]["before"]) == {"id": "[redacted]"}
     assert (found[5]["primary_key"], json.loads(found[6]["before"])) == (None, {"x": "z" * 3000})
+
+
+async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_goes_on(line: Line) -> None:
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
+    await line.suite.start(AUDIT)
+    await follows(line)
+    await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 50) g")
+    await rows(line, "true", 50)
+    await line.suite.stop("publisher")
+    client = await nats.connect(line.nats_url)
+    await client.jetstream().delete_stream("CDC")
+    await client.close()
+    await line.execute("INSERT INTO users SELECT g FROM generate_series(51, 250) g")
+    await line.suite.start("publisher")
+    await rows(line, "true", 250)
+    found = await line.database.fetch("SELECT reason FROM headrace_audit_gaps")
+    assert any("made anew" in row["reason"] for row in found)

@@ -198,3 +198,50 @@ async def test_nothing_counts_as_seen_that_is_on_its_way(client: Client, monkeyp
                     given = event.stream_seq
                     await consumer.done(event)
         publishing.cancel()
+
+
+async def made_anew(client: Client, *positions: int) -> None:
+    """Another stream of this name, with these changes."""
+    await client.jetstream().delete_stream("CDC")
+    await client.jetstream().add_stream(StreamConfig(name="CDC", subjects=["cdc.>"]))
+    await put(client, *(payload(lsn) for lsn in positions))
+
+
+@pytest.mark.parametrize("durable", [None, "billing"])
+async def test_a_stream_made_anew_that_has_grown_past_the_watermark_is_told_where_it_has_what_was_not_applied(
+    client: Client, durable: str | None
+) -> None:
+    marks, subscription = MemoryWatermarks(), Subscription(durable=durable)
+    await put(client, *(payload(lsn) for lsn in range(1, 6)))
+    async with follow(client, subscription, marks) as consumer:
+        await take(consumer, 5)
+    await made_anew(client, 4, 5, 6, 7, 8, 9, 10)
+    with pytest.raises(RetentionGapError) as caught:
+        async with follow(client, subscription, marks) as consumer:
+            await take(consumer, 1)
+    assert caught.value.rewritten
+
+
+@pytest.mark.parametrize("durable", [None, "billing"])
+async def test_a_stream_made_anew_that_has_nothing_new_before_the_watermark_is_followed_from_there(
+    client: Client, durable: str | None
+) -> None:
+    marks, subscription = MemoryWatermarks(), Subscription(durable=durable)
+    await put(client, *(payload(lsn) for lsn in range(1, 6)))
+    async with follow(client, subscription, marks) as consumer:
+        await take(consumer, 5)
+    await made_anew(client, 1, 2, 3, 3, 4, 5, 6, 7)
+    async with follow(client, subscription, marks) as consumer:
+        # Nothing is given out of what was there to see that it is the same.
+        found = await take(consumer, 2)
+        assert [event.position.lsn for event in found] == [6, 7]
+        assert await consumer.next(0.1) is None
+
+
+async def test_a_watermark_beyond_what_the_filters_want_is_no_sign_of_another_stream(client: Client) -> None:
+    marks, subscription = MemoryWatermarks(), Subscription(filters=("cdc.users.>",))
+    await put(client, payload(1), payload(2, table="noise"), payload(3, table="noise"))
+    await marks.save("s", Watermark(Position(1, 0), 3))
+    await put(client, payload(4))
+    async with follow(client, subscription, marks) as consumer:
+        assert [event.position.lsn for event in await take(consumer, 1)] == [4]

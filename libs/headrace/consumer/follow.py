@@ -24,7 +24,8 @@ from headrace.consumer.pull import Delivered, Pull, RetentionGapError, StreamMis
 from headrace.consumer.watermark import Watermark, WatermarkStore
 from headrace.contract.dictionaries import ZSTD_MAGIC
 from headrace.contract.events import decode
-from headrace.jetstream.dictionaries import DictionaryReader
+from headrace.errors import DecodeError
+from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.large import LargeStore
 
 FETCH_WAIT_S = 1.0
@@ -65,6 +66,8 @@ class Consumer:
     _read_seq: int
     _unread: deque[Delivered] = field(default_factory=deque)
     _ready: deque[Event] = field(default_factory=deque)
+    # What is given by the server again, to see that it is what was read.
+    _overlap: int = 0
     # Given out and not done.
     _current: Event | None = None
     _unacknowledged: int = 0
@@ -172,6 +175,9 @@ class Consumer:
         unread = self._unread
         if not unread:
             unread += await self._pull.read(wait_s)
+            if unread and unread[0][0] == self._overlap:
+                await self._check_overlap(unread.popleft())
+                unread += [] if unread else await self._pull.read(wait_s)
             if unread:
                 await self._check_between(unread)
             elif time.monotonic() - self._checked_at > GAP_CHECK_S:
@@ -191,6 +197,20 @@ class Consumer:
             return event
         large = LargeStore(self._js, str(reference["bucket"]))
         return event._replace(payload=decode(await large.get(str(reference["name"]))))
+
+    async def _check_overlap(self, message: Delivered) -> None:
+        """The message that was read last before this life: behind it nothing is new only if it isn't new itself.
+
+        Of a stream that was made anew, or written on from an older copy, the same sequence may hold what was never
+        applied; by its number alone it would be passed over, with what came before it.
+        """
+        stream_seq, subject, payload = message
+        self._overlap = 0
+        with contextlib.suppress(DecodeError, DictionaryMissingError):
+            await self._dictionaries.learn_for(payload)
+            for event in of_message(payload, subject.decode(), stream_seq):
+                if event.lane in self._marks and event.advances and not self._applied(event):
+                    raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
 
     async def _check_between(self, messages: Sequence[Delivered]) -> None:
         """What lies between what was read and what came now must still be in the stream: then no filter wants it."""
@@ -250,9 +270,10 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
     if seen > info.state.last_seq:
         # The stream was made anew, or is an older copy: what it had beyond its end is not what comes there now.
         raise RetentionGapError(info.state.last_seq + 1, seen, rewritten=True)
+    overlap = max((mark.stream_seq for mark in marks.values()), default=0)
     seen = seen or _before_start(subscription, info)
-    pull = await _opened(client, subscription, seen, info)
-    consumer = Consumer(js, subscription, store, pull, marks, seen, seen)
+    pull = await _opened(client, subscription, overlap or (seen + 1 if seen else subscription.start_seq), info)
+    consumer = Consumer(js, subscription, store, pull, marks, seen, seen, _overlap=overlap)
     try:
         yield consumer
     finally:
@@ -268,10 +289,9 @@ async def _stream(js: JetStreamContext, stream: str) -> StreamInfo:
         raise StreamMissingError(f"stream {stream} does not exist") from error
 
 
-async def _opened(client: Client, subscription: Subscription, seen: int, info: StreamInfo) -> Pull:
-    """The reading behind what was seen; where a reader that is being taken over was quicker, once more."""
+async def _opened(client: Client, subscription: Subscription, start: int | None, info: StreamInfo) -> Pull:
+    """The reading from there on; where a reader that is being taken over was quicker, once more."""
     for opening in range(OPENINGS):
-        start = seen + 1 if seen else subscription.start_seq
         pull = Pull(client, subscription.stream, subscription.filters, subscription.durable, start)
         try:
             await pull.open(info.created)
