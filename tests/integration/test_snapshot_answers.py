@@ -18,7 +18,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.contract.events import decode
+from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import snapshot_request_subject
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
@@ -136,3 +136,18 @@ async def test_what_a_dead_responder_began_ends_under_its_own_id_whoever_asks_be
         assert newer["snapshot_id"] != begun["snapshot_id"]
         assert await world.ended(begun["snapshot_id"]) == "error"
     assert await world.ended(newer["snapshot_id"]) == "meta"
+
+
+async def test_a_reply_subject_that_leads_into_another_account_is_answered_and_the_inbox_there_is_not(
+    world: World,
+) -> None:
+    await world.start()
+    across = await world.client.subscribe(world.client.new_inbox())
+    inbox = await world.client.subscribe(world.client.new_inbox())
+    headers = {REPLY_HEADER: inbox.subject}
+    for _ in range(2):
+        await world.client.publish(snapshot_request_subject("asked"), b"", reply=across.subject, headers=headers)
+        answer = decode((await across.next_msg(timeout=PATIENCE_S)).data)
+        assert answer["status"] in {"accepted", "joined"}
+        assert await world.ended(answer["snapshot_id"]) == "meta"
+    assert (across.pending_msgs, inbox.pending_msgs) == (0, 0)

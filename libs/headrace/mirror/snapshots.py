@@ -1,7 +1,7 @@
 """A table's snapshot as a consumer gets it: asked for, waited for, read chunk by chunk.
 
 Promises that a snapshot which it names is whole: its meta message is there, and each chunk is of it. Never mixes the
-chunks of two. Its end is taken from the stream itself; what is heard meanwhile only says when to look.
+chunks of two. Its end is taken from the stream itself, which takes no right to listen to it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from headrace.lsn import parse_lsn
 from headrace.mirror.book import heed_cancellation
 
 ANSWER_TIMEOUT_S = 30.0
-# A message of its end may have passed unheard; the stream has it.
-LOOK_S = 2.0
+LOOK_S = 0.5
 # With neither progress nor a result for so long, it is asked again.
 SILENCE_S = 300.0
 OPTIONS = b'{"values": "typed"}'
@@ -104,8 +103,6 @@ class Snapshots:
         listeners: Mapping[str, Callable[[Msg], Awaitable[None]]] = {
             inbox: request.answered,
             snapshot_progress_subject(request.token): request.progressed,
-            meta_subject(request.token): request.ended,
-            snapshot_error_subject(request.token): request.ended,
         }
         async with contextlib.AsyncExitStack() as stack:
             for subject, callback in listeners.items():
@@ -184,7 +181,8 @@ class _Request:
             answer = decode(message.data)
             self.snapshot_id, self.status = str(answer["snapshot_id"]), str(answer["status"])
             self.refusal = _refusal(self.token, answer)
-        self._tell()
+        self.heard_at = time.monotonic()
+        self.news.set()
 
     async def progressed(self, message: Msg) -> None:
         self.heard_at = time.monotonic()
@@ -194,13 +192,6 @@ class _Request:
             # A table that was never analyzed: as many rows for each task as there were so far.
             estimated = rows * int(body["tasks"]) // done
         self.progress(rows, estimated)
-
-    async def ended(self, message: Msg) -> None:  # noqa: ARG002  # the stream has it
-        self._tell()
-
-    def _tell(self) -> None:
-        self.heard_at = time.monotonic()
-        self.news.set()
 
     async def until_answered(self) -> None:
         try:

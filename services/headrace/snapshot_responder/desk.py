@@ -130,10 +130,11 @@ class Desk:
 
     async def seen(self, message: Msg) -> None:
         """A request as the core subscription sees it: with its reply subject."""
-        if REPLY_HEADER in (message.headers or {}):
+        inbox = _inbox(message)
+        if inbox and message.reply in {"", inbox}:
             # Its stored copy has all that is needed.
             return
-        await self._seen((message.subject, message.data), message.reply)
+        await self._seen(_view(message), message.reply)
 
     async def _seen(self, view: View, reply: str) -> None:
         answer = self._pairing.seen(view, reply, time.monotonic())
@@ -153,16 +154,18 @@ class Desk:
             await self._answer(message, sequence, answer)
 
     async def _answer(self, message: Msg, sequence: int, answer: Answer) -> None:
-        """To where the stored request says; else to where its other view says, if that was seen."""
+        """To where its other view says, if that was seen; else to where the stored request says.
+
+        From another account a reply subject leads back, which the inbox in the header does not.
+        """
         again = sequence in self._judged
         self._judged[sequence] = None
         if len(self._judged) > _JUDGED_MAX:
             del self._judged[next(iter(self._judged))]
-        if reply := (message.headers or {}).get(REPLY_HEADER):
-            await self._tell(reply, answer)
-        elif not again:
-            view, keep = (message.subject, message.data), sequence > self._deaf_until
-            await self._tell(self._pairing.decided(view, answer, time.monotonic(), keep=keep) or "", answer)
+        inbox, keep = _inbox(message), sequence > self._deaf_until
+        if inbox or not again:
+            reply = self._pairing.decided(_view(message), answer, time.monotonic(), keep=keep and not inbox)
+            await self._tell(reply or inbox, answer)
 
     async def keep(self) -> None:
         """Keep the held requests from being handed out again, and answer those that were never stored."""
@@ -410,6 +413,16 @@ def _noted(running: Running) -> dict[str, Any]:
 
 async def _note(running: Running, *, running_now: bool) -> None:
     await running.cell.write({**_noted(running), "running": running_now})
+
+
+def _inbox(message: Msg) -> str:
+    """Where a stored request says that its answer goes."""
+    return (message.headers or {}).get(REPLY_HEADER, "")
+
+
+def _view(message: Msg) -> View:
+    """What its two views have in common; an inbox is of this very request."""
+    return message.subject, message.data + _inbox(message).encode()
 
 
 def _token(subject: str) -> str:
