@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 _NEWNET = 0x40000000
-_RULE = ("iptables", "-w", "10")
+_RULE = ("iptables", "-w", "60")
 _LOSS = ("-m", "statistic", "--mode", "random", "--probability")
 
 

@@ -107,7 +107,8 @@ async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable
     try:
         while time.monotonic() < deadline:
             await _look(made, account, checker, verdict)
-            for task in (supervisor, *writing, reigning):
+            # Faults first: one that failed leaves the supervisor without what it looks for.
+            for task in (reigning, *writing, supervisor):
                 if task.done():
                     task.result()
         enough.set()
