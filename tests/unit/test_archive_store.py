@@ -1,0 +1,85 @@
+"""A store that could overwrite a file is refused; what kills leave goes; age is told by the store's own clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from headrace.archive import collect as collecting
+from headrace.archive.errors import FileTakenError, StoreUnfitError
+from headrace.archive.layout import ONCE, file_name
+from headrace.archive.store import DRAFT_AGE_S, Head, Store
+from headrace.archiver.place import ArchiveVanishedError, Mark, place_of
+from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+
+
+class CarelessStore(Store):
+    """As some S3 servers are: they take the condition, and write whatever is there."""
+
+    def put_new(self, name: str, data: bytes) -> None:
+        self.put(name, data)
+
+
+class ClockedStore(Store):
+    """A store whose clock is another than this machine's."""
+
+    clock = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def now(self) -> datetime:
+        return self.clock
+
+
+def test_a_store_that_ignores_conditions_is_refused() -> None:
+    with pytest.raises(StoreUnfitError, match="made twice"):
+        CarelessStore("memory:///").prepare()
+
+
+def test_a_store_with_conditional_puts_is_taken_every_time() -> None:
+    store = Store("memory:///")
+    for _ in range(3):
+        store.prepare()
+    assert store.ask(Head(ONCE)) is not None
+    store.put_new("a", b"first")
+    with pytest.raises(FileTakenError):
+        store.put_new("a", b"second")
+
+
+def test_drafts_that_a_kill_left_go_and_those_at_work_stay(tmp_path: Path) -> None:
+    made = Maker(f"file://{tmp_path}")
+    made.write()
+    left, young = (tmp_path / f".{file_name(number)}.00ff" for number in (2, 3))
+    for draft in (left, young):
+        draft.write_bytes(b"half a file")
+    then = time.time() - DRAFT_AGE_S - 60
+    os.utime(left, (then, then))
+    os.utime(tmp_path / file_name(1), (then, then))
+    made.store.prepare()
+    assert not left.exists()
+    assert young.exists()
+    assert (tmp_path / file_name(1)).exists()
+
+
+def test_a_machine_whose_clock_is_years_ahead_collects_nothing_that_is_young(tmp_path: Path) -> None:
+    made = Maker(f"file://{tmp_path}")
+    for _ in range(3):
+        made.write()
+    store = ClockedStore(made.url)
+    for number in range(1, 4):
+        then = (store.clock - timedelta(days=4 - number)).timestamp()
+        os.utime(tmp_path / file_name(number), (then, then))
+    planned = collecting.plan(store, timedelta(days=2.5).total_seconds())
+    assert [item.location for item in planned.remove] == [file_name(1)]
+    assert abs(made.store.now() - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def test_an_archive_that_had_files_and_has_none_is_not_begun_anew() -> None:
+    mark = Mark("a", 7, 1000, "file:///archive")
+    with pytest.raises(ArchiveVanishedError, match="had file 7"):
+        place_of(None, mark, "file:///archive", "headrace")
+    assert place_of(None, mark, "file:///elsewhere", "headrace").next_id == 1
+    idle = place_of(None, Mark("a", 0, 1000, "file:///archive"), "file:///archive", "headrace")
+    assert (idle.archive, idle.known_lsn, idle.next_id) == ("a", 1000, 1)
