@@ -62,7 +62,7 @@ class Start:
         if lsn is not None and lsn < info.from_lsn:
             return begins
         if self.from_time is not None and info.id > FIRST_ID:
-            first = segment.first_time_us(opened.tail)
+            first = segment.first_time_us(opened.footer)
             if first is None or self._time_us < first:
                 return f"files before {info.id} were removed by garbage collection"
         return None
@@ -118,7 +118,7 @@ class Reading:
         if not steps.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
-        found = segment.groups(opened.tail, chosen)
+        found = segment.groups(opened.footer, chosen)
         if not found.wanted:
             self.metrics.files_skipped += 1
             return None
@@ -132,7 +132,9 @@ class Reading:
     ) -> Iterator[pa.RecordBatch]:
         if self.options.verify and read.whole:
             segment.verify(read.data, opened.info)
-        for batch in segment.batches(read.data, chosen, columns, page_checksums=self.options.verify and not read.whole):
+        for batch in segment.batches(
+            read.data, chosen, columns, footer=opened.footer, page_checksums=self.options.verify and not read.whole
+        ):
             self.metrics.rows += batch.num_rows
             yield batch
 

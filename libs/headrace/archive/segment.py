@@ -65,15 +65,16 @@ def footer_bytes(tail: bytes) -> int:
     return int(length) + _TAIL.size
 
 
-def info_of(tail: bytes) -> SegmentInfo:
-    """A file's metadata, from bytes at its end that hold the whole footer."""
-    kept = _footer(tail).metadata or {}
+def info_of(footer: pq.FileMetaData) -> SegmentInfo:
+    """A file's own account."""
+    kept = footer.metadata or {}
     if metadata.KEY not in kept:
         raise WalFileCorruptError("a Parquet file that is not of an archive")
     return metadata.decode(kept[metadata.KEY])
 
 
-def _footer(tail: bytes) -> pq.FileMetaData:
+def footer_of(tail: bytes) -> pq.FileMetaData:
+    """A file's footer, from bytes at its end that hold all of it."""
     # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
     footer = tail[-footer_bytes(tail) :]
     try:
@@ -171,9 +172,8 @@ def _bounds(group: Any) -> Bounds:
     return found
 
 
-def first_time_us(tail: bytes) -> int | None:
+def first_time_us(footer: pq.FileMetaData) -> int | None:
     """The earliest commit time of a file's rows; None where some have none."""
-    footer = _footer(tail)
     groups = [_bounds(footer.row_group(place)) for place in range(footer.num_row_groups)]
     if not groups or any("commit_time" not in bounds for bounds in groups):
         return None
@@ -190,11 +190,10 @@ class Groups:
     stop: int
 
 
-def groups(tail: bytes, selection: Selection) -> Groups:
-    """What has to be read, from bytes at the file's end that hold the whole footer."""
-    footer = _footer(tail)
+def groups(footer: pq.FileMetaData, selection: Selection) -> Groups:
+    """What has to be read of a file."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]
-    wanted = tuple(place for place, group in enumerate(every) if selection.wants(group))
+    wanted = tuple(place for place, group in enumerate(every) if selection == ALL or selection.wants(group))
     spans = [_span(every[place]) for place in wanted]
     start, stop = min((start for start, _ in spans), default=0), max((stop for _, stop in spans), default=0)
     return Groups(wanted, len(every), start, stop)
@@ -224,19 +223,23 @@ def batches(
     selection: Selection = ALL,
     columns: Collection[str] | None = None,
     *,
+    footer: pq.FileMetaData | None = None,
     page_checksums: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """A file's rows in order, some ten thousand at a time; words come as dictionaries."""
     try:
         file = pq.ParquetFile(
-            pa.BufferReader(data), read_dictionary=list(WORDS), page_checksum_verification=page_checksums
+            pa.BufferReader(data),
+            metadata=footer,
+            read_dictionary=list(WORDS),
+            page_checksum_verification=page_checksums,
         )
-        wanted = [place for place in range(file.num_row_groups) if selection.wants(file.metadata.row_group(place))]
+        wanted = groups(file.metadata, selection).wanted
         if not wanted:
             return
         shown = None if columns is None else [name for name in SCHEMA.names if name in columns]
         read = None if shown is None else sorted({*shown, *selection.columns})
-        for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=wanted, columns=read, use_threads=False):
+        for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False):
             chosen = _chosen(batch, selection)
             if chosen.num_rows:
                 yield chosen if shown is None else chosen.select(shown)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pyarrow.parquet import FileMetaData
+
 from headrace.archive import layout, segment
 from headrace.archive.errors import WalFileCollectedError
 from headrace.archive.metadata import SegmentInfo
@@ -86,6 +88,7 @@ class Opened:
     """A file that is there: its own account, and the bytes that came with it."""
 
     info: SegmentInfo
+    footer: FileMetaData
     object: ObjectMetadata
     tail: bytes
 
@@ -116,7 +119,8 @@ def open_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Open
         if fetched is None:
             raise _collected(file_id)
     seen.note(file_id)
-    return Opened(segment.info_of(fetched.data), fetched.metadata, fetched.data)
+    footer = segment.footer_of(fetched.data)
+    return Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
 
 
 def _collected(file_id: int) -> WalFileCollectedError:

@@ -92,7 +92,7 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
         fetched = store.ask(Get(layout.file_name(numbered[-1])))
     if fetched is None:
         raise ArchiveError(f"file {numbered[-1]} of the archive vanished while it was read")
-    return segment.info_of(fetched.data)
+    return segment.info_of(segment.footer_of(fetched.data))
 
 
 def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Place:
