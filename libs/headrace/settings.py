@@ -235,7 +235,7 @@ class ArchiveSettings:
     required: bool = setting("HEADRACE_ARCHIVE_REQUIRED", False, "the slot keeps all that the archive lacks")
     patience_s: float = setting("HEADRACE_ARCHIVE_PATIENCE_S", 10.0, "an optional one is awaited so long", least=0.1)
     file_rows_max: int = setting("HEADRACE_ARCHIVE_FILE_ROWS_MAX", 500_000, "changes in a file", least=1)
-    file_bytes_max: int = setting("HEADRACE_ARCHIVE_FILE_BYTES_MAX", 64 * _MIB, "bytes of rows in one", least=1024)
+    file_bytes_max: int = setting("HEADRACE_ARCHIVE_FILE_BYTES_MAX", 32 * _MIB, "bytes of rows in one", least=1024)
     file_age_max_s: float = setting("HEADRACE_ARCHIVE_FILE_AGE_MAX_S", 2.0, "a file waits no longer", least=0.01)
     put_timeout_s: float = setting("HEADRACE_ARCHIVE_PUT_TIMEOUT_S", 30.0, "one request to the store", least=0.1)
     keep_s: int | None = setting("HEADRACE_ARCHIVE_KEEP_S", None, "files older than this are removed", least=1)

@@ -124,6 +124,15 @@ def test_a_listing_that_saw_a_later_file_before_an_earlier_one_is_asked_again() 
     assert [number for number, _ in end.value.value] == [1, 2, 3, 4]
 
 
+def test_a_listing_from_a_file_on_that_lacks_it_is_asked_again() -> None:
+    listing = steps.list_files(3, None)
+    next(listing)
+    assert isinstance(listing.send([ObjectMetadata(file_name(4), 1, NOW)]), Names)
+    with pytest.raises(StopIteration) as end:
+        listing.send([ObjectMetadata(file_name(number), 1, NOW) for number in (3, 4)])
+    assert [number for number, _ in end.value.value] == [3, 4]
+
+
 def test_a_place_is_found_though_files_go_while_it_is_looked_for(made: Maker) -> None:
     reader = WalReader(made.url)
     listed = [ObjectMetadata(file_name(number), 1, NOW) for number in range(1, 6)]

@@ -71,6 +71,8 @@ def _chain(info: SegmentInfo, before: SegmentInfo | None, file_id: int) -> Itera
         yield Finding(file_id, "was written behind another file than the one before it")
     if info.epoch < before.epoch:
         yield Finding(file_id, f"is of epoch {info.epoch}, the file before of {before.epoch}")
+    if info.after is not None and info.after != before.last:
+        yield Finding(file_id, f"follows the row {info.after}, the file before ends at {before.last}")
     if info.rows and info.first <= before.last:
         yield Finding(file_id, f"begins at {info.first}, the file before ends at {before.last}")
 

@@ -136,7 +136,8 @@ def _has_later(file_id: int) -> Steps[bool]:
 def list_files(first: int, stop: int | None) -> Steps[list[tuple[int, ObjectMetadata]]]:
     """The files that are there, from an id to before another."""
     listed = yield from _list_files(first, stop)
-    if listed and listed[-1][0] - listed[0][0] >= len(listed):
+    late = bool(listed) and listed[0][0] > first > layout.FIRST_ID
+    if late or (listed and listed[-1][0] - listed[0][0] >= len(listed)):
         # A folder that is read while files are made may show a later one without an earlier one: once more it can't.
         listed = yield from _list_files(first, listed[-1][0] + 1)
     return listed

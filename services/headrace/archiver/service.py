@@ -21,7 +21,7 @@ from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.follower import Follower
-from headrace.archiver.lean import keep_pandas_out
+from headrace.archiver.lean import keep_small
 from headrace.archiver.tables import Tables
 from headrace.bus import link
 from headrace.errors import HeadraceError, SettingError
@@ -45,7 +45,7 @@ async def run(scope: Scope, settings: Settings) -> None:
             "HEADRACE_ARCHIVE_URL is not set",
             remedy="Set it to a folder (file:///…) or a bucket (s3://…, gs://…, az://…).",
         )
-    keep_pandas_out()
+    keep_small()
     store = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
 
     async def work(client: Client) -> None:
