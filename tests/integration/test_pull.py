@@ -225,6 +225,19 @@ async def test_a_server_that_falls_silent_is_asked_anew(client: Client, monkeypa
         assert numbers(await read(pulled, 10)) == list(range(10))
 
 
+async def test_consumers_that_are_not_needed_any_more_do_not_stay(client: Client) -> None:
+    await fill(client, 100)
+    async with reading(client) as pulled:
+        await read(pulled, 100)
+        for _ in range(3):
+            await client.jetstream().delete_consumer("CDC", pulled._name)
+            await fill(client, 1, first=100)
+            await read(pulled, 1)
+    async with asyncio.timeout(PATIENCE_S):
+        while await client.jetstream().consumers_info("CDC"):  # noqa: ASYNC110  # no event for it
+            await asyncio.sleep(0.02)
+
+
 async def test_a_slow_reader_holds_no_more_than_its_room(client: Client) -> None:
     await fill(client, 5000, size=2000)
     async with reading(client, messages_max=1000) as pulled:

@@ -140,10 +140,7 @@ class Pull:
         """Give the consumer up; a durable one stays, for the next time."""
         await self._leave()
         if self.durable is None and self.client.is_connected:
-            with contextlib.suppress(NatsError, OSError):
-                # Nobody waits for the answer: what is not deleted now is by the server, unused for a minute.
-                subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
-                await self.client.publish(subject, reply=self._inbox)
+            await self._drop()
 
     async def read(self, wait_s: float) -> list[Delivered]:
         """Some of what has come, in order; empty where nothing came in time."""
@@ -235,13 +232,16 @@ class Pull:
     async def _check_stream(self) -> None:
         """What was read must be what the stream has; what was not must be there still."""
         info = await self._info()
-        if info.created != self._created or info.state.last_seq < self._received:
+        if info.created != self._created or (self._stored and info.state.last_seq < self._received):
             raise RetentionGapError(min(self._received, info.state.last_seq) + 1, self._received, rewritten=True)
         if self._received and info.state.first_seq > self._received + 1:
             raise RetentionGapError(self._received + 1, info.state.first_seq - 1)
 
     async def _give_up(self) -> None:
         """Delete the consumer as it was; one that another reader has made under this name is not ours to delete."""
+        if self.durable is None:
+            await self._drop()
+            return
         try:
             info = await self._js.consumer_info(self.stream, self._name)
         except NotFoundError:
@@ -250,6 +250,12 @@ class Pull:
             raise TakenOverError(f"{self._name} of stream {self.stream} is another reader's now")
         with contextlib.suppress(NotFoundError):
             await self._js.delete_consumer(self.stream, self._name)
+
+    async def _drop(self) -> None:
+        """Let a nameless consumer go. Nobody waits for the answer: else the server does, unused for a minute."""
+        with contextlib.suppress(NatsError, OSError):
+            subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
+            await self.client.publish(subject, reply=self._inbox)
 
     async def _make(self) -> None:
         """A consumer, and an inbox of its own: what the one before still sends goes nowhere.
