@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -108,6 +109,24 @@ async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
     assert (second.code, second.out.count("✓"), second.out.count("was there")) == (0, 0, everything)
 
 
+async def test_init_refuses_a_table_that_another_slots_suite_delivers(
+    database: Database, settings: dict[str, str], names: Names
+) -> None:
+    """Both would give a change one id, and JetStream would keep it once, of one of them."""
+    await database.execute("CREATE TABLE shared (id int PRIMARY KEY)")
+    assert (await command(settings, "init")).code == 0
+    async with service({**settings, "HEADRACE_HTTP_PORT": "0"}, "schema-publisher") as first:
+        await first.logs("schema_published")
+        assert await first.stop() == 0
+    other = {**settings, "HEADRACE_SLOT": f"{names.slot}_b", "HEADRACE_PUB": f"{names.publication}_b"}
+    told = f"table public.shared is delivered by the suite of slot {names.slot} already"
+    one_line(await command(other, "init"), told, "Leave it out of one of the publications")
+    count = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1"
+    assert await database.fetchval(count, other["HEADRACE_SLOT"]) == 0
+    await database.execute(f"SELECT pg_drop_replication_slot('{names.slot}')")
+    assert (await command(other, "init")).code == 0, "what is left of a suite that is gone stands in nobody's way"
+
+
 async def test_the_doctor_fails_before_init_and_passes_after_it(database: Database, settings: dict[str, str]) -> None:
     await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
     code, found = await checks(settings)
@@ -199,12 +218,19 @@ async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
         await telemetry.readiness(200)
         client = await nats.connect(nats_own.url)
         stats = link.encode_stats({"ready": 0, "wal_messages": 7}, {"postgres": "standing by"})
-        await client.publish(link.stats_subject(names.slot, "wal-reader"), stats)
-        await client.flush()
-        await client.close()
+
+        async def report() -> None:
+            # Again and again, as a service does: who falls silent is shown as silent.
+            while True:
+                await client.publish(link.stats_subject(names.slot, "wal-reader"), stats)
+                await asyncio.sleep(0.1)
+
+        reporting = asyncio.create_task(report(), name="reporting")
         url = await telemetry.url()
         shown = await command(settings, "status", "--url", url)
         machine = await command(settings, "status", "--url", url, "--json")
+        reporting.cancel()
+        await client.close()
     assert shown.code == 0
     assert "wal-reader" in shown.out
     assert "standing by" in shown.out

@@ -9,12 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import asyncpg
+from nats.js.errors import KeyNotFoundError
+from nats.js.kv import KeyValue
 
 from headrace.cli.session import Screen, kind_and_name, nats, postgres
-from headrace.errors import HeadraceError, SettingError
+from headrace.contract.events import decode
+from headrace.contract.naming import table_token
+from headrace.contract.selection import Selection
+from headrace.errors import DecodeError, HeadraceError, SettingError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.objects import declared, ensure
-from headrace.postgres import ddl_trigger
+from headrace.postgres import catalog, ddl_trigger
 from headrace.postgres.connection import PostgresRefusedError, where
 from headrace.postgres.replication import ReplicationRefusedError, quote_literal, quote_name
 from headrace.settings import Settings
@@ -25,6 +30,10 @@ PUBLICATION_MARK = "made by headrace init"
 _FAILOVER_SINCE = 170_000
 _DENIED = "42501"
 
+_OTHER_SLOTS = """
+SELECT slot_name::text AS name FROM pg_replication_slots
+WHERE plugin = 'pgoutput' AND database = current_database() AND slot_name <> $1
+"""
 _FIND_TABLE = """
 SELECT n.nspname AS schema, c.relname AS name, c.oid AS oid, c.relkind::text AS kind
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -56,6 +65,7 @@ async def run(
         if with_ddl_trigger:
             await _ddl_trigger(session, screen)
         await _objects(settings, screen)
+        await _require_own_tables(session, settings)
         screen.title("Replication slot")
         await _slot(session, settings, screen)
 
@@ -141,6 +151,34 @@ async def _objects(settings: Settings, screen: Screen) -> None:
     for config in declared(settings.streams):
         show = screen.made if config.name in created else screen.kept
         show(*kind_and_name(str(config.name)), "created" if config.name in created else "was there")
+
+
+async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -> None:
+    """Raise if a table is delivered by another slot's suite on this NATS: its changes would come under one id twice."""
+    slots = {row["name"] for row in await session.fetch(_OTHER_SLOTS, settings.source.slot)}
+    if not slots:
+        return
+    chosen = settings.format
+    selection = Selection(chosen.include, chosen.exclude, chosen.exclude_columns)
+    published = await catalog.published_tables(session, settings.source.publication)
+    async with nats(settings, "init") as (client, _):
+        schemas = await client.jetstream().key_value(settings.streams.schemas)
+        for table in catalog.delivered(published, selection):
+            owner = await _owner(schemas, table_token(table.schema, table.name))
+            if owner in slots:
+                raise SettingError(
+                    f"table {table.schema}.{table.name} is delivered by the suite of slot {owner} already",
+                    remedy="Leave it out of one of the publications, or drop that slot if its suite is gone.",
+                )
+
+
+async def _owner(schemas: KeyValue, token: str) -> str | None:
+    """Whose a table is, by the bucket of schemas."""
+    try:
+        source: str | None = decode((await schemas.get(token)).value or b"").get("source")
+    except (KeyNotFoundError, DecodeError):
+        return None
+    return source
 
 
 async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen) -> None:
