@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ CREATE PUBLICATION headrace FOR ALL TABLES;
 """
 
 ALWAYS_THERE = ("notes", "pairs", "keyless", "tags", "accounts", "branches", "history", "tellers")
+BOOTSTRAP_S = 300.0
 DELIVERIES = ("event", "transaction", "batch")
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -121,11 +123,27 @@ async def _run(world: World, chance: random.Random, number: int) -> dict[str, in
         await work[0]
         stop.set()
     try:
+        for mirror in mirrors:
+            await _bootstrapped(mirror, world.suite)
         return await _all_equal(mirrors)
     finally:
         for mirror in mirrors:
             if mirror.runs:
                 assert await mirror.stop() == 0
+
+
+async def _bootstrapped(mirror: MirrorProcess, suite: Suite) -> None:
+    """Every table has been there once; which one has not, and what was said of it, if one stands still."""
+    try:
+        async with asyncio.timeout(BOOTSTRAP_S):
+            while missing := [
+                name for name in ALWAYS_THERE if not re.search(rf"bootstrap_done .*{name}\b", mirror.log)
+            ]:
+                assert mirror.runs, mirror.log[-4000:]
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        logs = f"{mirror.log[-4000:]}\n\n{suite.log('snapshot-responder')[-4000:]}"
+        raise AssertionError(f"{mirror.to} has no {missing}:\n{logs}") from None
 
 
 async def _all_equal(mirrors: Sequence[MirrorProcess]) -> dict[str, int]:
