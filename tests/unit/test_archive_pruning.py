@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.archive import WalFileCorruptError, WalReader, WalReaderOptions, segment
+from headrace.archive import AsyncWalReader, WalFileCorruptError, WalReader, WalReaderOptions, segment
 from headrace.archive.layout import file_name
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import GROUP_ROWS, Selection
@@ -116,3 +116,13 @@ def test_files_before_a_place_are_not_opened(tmp_path: Path) -> None:
     assert reader.metrics.requests <= 1 + 6 + 1 + 3, (
         "a listing, seven halvings, two files and the one that is not there"
     )
+
+
+async def test_the_reader_for_asyncio_fetches_as_little(url: str) -> None:
+    reader = AsyncWalReader(url, OPTIONS)
+    begin = ROWS // 10 - 50
+    found = [entry.ordinal async for entry in reader.follow(after=Position(begin * 100, 4), wait=False)]
+    assert len(found) == 505
+    assert found[:6] == [5, 6, 7, 8, 9, 0]
+    assert reader.metrics.groups_skipped == GROUPS - 1
+    assert reader.metrics.bytes < size(url) * 0.5
