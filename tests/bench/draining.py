@@ -128,7 +128,7 @@ async def _drain(machine: Machine, client: Client, backlog: Backlog, mode: str, 
     folder = machine.folder / slot
     folder.mkdir()
     more = {"HEADRACE_DELIVERY": mode, "HEADRACE_CDC_BYTES_MAX": str(1 << 33), "HEADRACE_PUB": backlog.publication}
-    async with Suite(machine.environment(slot, **more, **environment), folder, ["publisher"]) as suite:
+    async with Suite(machine.environment(slot, **(more | environment)), folder, ["publisher"]) as suite:
         await suite.logged("publisher", "lease_acquired")
         before = {"publisher": cpu_s(suite.pid("publisher")), "nats-server": cpu_s(machine.nats.pid)}
         await suite.start("wal-reader")

@@ -322,6 +322,11 @@ async def test_a_nats_user_without_rights_is_refused_with_the_rights_that_it_lac
     assert (await checks(as_user["admin"]))[0] == 0
 
 
+async def test_a_server_without_room_for_the_stream_says_which_setting_is_too_large(settings: dict[str, str]) -> None:
+    outcome = await command({**settings, "HEADRACE_CDC_BYTES_MAX": str(1 << 50)}, "init")
+    one_line(outcome, "no room for the 1048576.0 GiB", "HEADRACE_CDC_BYTES_MAX")
+
+
 async def test_a_nats_server_without_jetstream_is_refused_with_the_remedy(
     database: Database, own_nats: OwnNats, names: Names
 ) -> None:

@@ -24,6 +24,8 @@ log = logs.logger("objects")
 SCHEMA_HISTORY = 10
 LARGE_MARGIN_S = 86_400
 _MIB = 1024 * 1024
+_GIB = 1024 * _MIB
+_NO_STORAGE = 10047
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
 # No answer may be a server that starts, or rights that are missing: it is asked again so often.
 _SILENT_MAX = 3
@@ -189,6 +191,12 @@ def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
             remedy=f"Grant it, or have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
         )
     assert isinstance(error, APIError)
+    if error.err_code == _NO_STORAGE:
+        return MissingObjectError(
+            f"stream {name} can't be made: the server has no room for the {(config.max_bytes or 0) / _GIB:.1f} GiB it "
+            "reserves",
+            remedy="Free disk there, raise JetStream's max_file_store, or set HEADRACE_CDC_BYTES_MAX (bytes) lower.",
+        )
     return MissingObjectError(
         f"stream {name} can't be used: {error.description}",
         remedy=f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
