@@ -25,6 +25,7 @@ from headrace.mirror import (
     Truncate,
     Update,
 )
+from headrace.mirror.table import TableState
 from headrace.mirror.target import ReadableTarget, target_of
 from headrace.postgres import catalog
 from headrace.testing.database import Database, fresh_database
@@ -171,3 +172,31 @@ async def test_a_table_takes_anothers_place_and_changes_its_shape(target: Readab
     await target.commit({})
     with pytest.raises((TargetError, Exception), match=r"no such table|does not exist"):
         await read(target, after)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("public", "users"), ("public", "Users")),
+        (("a", "b"), ("public", "a.b")),
+        (None, ("public", "headrace_mirror")),
+    ],
+)
+async def test_two_tables_that_would_be_one_in_sqlite_are_refused_before_either_is_touched(
+    one: tuple[str, str] | None, other: tuple[str, str], tmp_path: Path
+) -> None:
+    target = target_of(f"sqlite:///{tmp_path}/t.db")
+    await target.load()
+    columns = (Column("id", "integer"),)
+    if one is not None:
+        first = Table(*one, columns)
+        await target.write([Create(first), Insert(first, [{"id": 1}])])
+        await target.commit({f"table {first.token}": TableState(*one, live=first).encode()})
+    with pytest.raises(TargetError, match="SQLite file"):
+        await target.write([Create(Table(*other, columns, staging=True))])
+    await target.load()
+    if one is not None:
+        assert await read(target, first) == [(1,)]
+        # The table itself may always be made anew.
+        await target.write([Create(Table(*one, columns, staging=True))])
+    await target.close()

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import math
 import sqlite3
+import string
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from headrace.mirror.book import tables_of
 from headrace.mirror.kinds import Kind, as_bytes, as_float, as_json, canonical_json, kind_of
-from headrace.mirror.table import Column, Table
+from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.target import (
     Alter,
     Create,
@@ -37,6 +39,7 @@ MARKS = "headrace_mirror"
 BUSY_TIMEOUT_S = 30.0
 READ_ROWS = 5000
 _TYPES = {Kind.BOOL: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLOAT: "REAL", Kind.BYTES: "BLOB", Kind.UNKNOWN: ""}
+_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 
 
@@ -44,10 +47,25 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+class NameTakenError(TargetError):
+    """Two of the source's tables would be one in the file."""
+
+    remedy = "Name the tables to mirror (--table), and give each file one of these; or mirror into a PostgreSQL."
+
+
 def table_name(table: Table) -> str:
     """What the table is called in the file."""
-    name = table.name if table.schema == "public" else f"{table.schema}.{table.name}"
+    name = _plain_name(table.schema, table.name)
     return quoted(f"{MARKS}_new.{name}" if table.staging else name)
+
+
+def _plain_name(schema: str, name: str) -> str:
+    return name if schema == "public" else f"{schema}.{name}"
+
+
+def _folded(name: str) -> str:
+    """What SQLite compares names by."""
+    return name.translate(_LOWER)
 
 
 def _index_name(table: Table) -> str:
@@ -165,10 +183,22 @@ class _Writer:
                 self._swap(table)
 
     def _create(self, table: Table) -> None:
+        self._check_name(table)
         self.do(Drop(table))
         body = ", ".join(_definition(column) for column in table.columns)
         self._run(f"CREATE TABLE {table_name(table)} ({body})")
         self._index(table)
+
+    def _check_name(self, table: Table) -> None:
+        """Two tables with one name would each replace what the other has."""
+        called = _plain_name(table.schema, table.name)
+        if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
+            raise NameTakenError(f"{called} is what the mirror keeps for itself in a SQLite file")
+        for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():  # noqa: S608  # a constant
+            other = _plain_name(state.schema, state.name)
+            if state.token != table.token and state.phase is not Phase.GONE and _folded(other) == _folded(called):
+                both = f"{table.schema}.{table.name} and {state.schema}.{state.name}"
+                raise NameTakenError(f"{both} can't both be in a SQLite file: it has one table of this name")
 
     def _index(self, table: Table) -> None:
         if table.key:
