@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -93,6 +94,65 @@ async def test_months_are_partitions_that_are_made_as_needed_and_go_whole(
     assert await destination.expire(150) == 2
     assert await database.fetchval("SELECT count(*) FROM changes") == 6
     assert await destination.expire(150) == 0
+
+
+async def test_a_partition_that_is_not_the_audits_own_outlives_the_retention(
+    destinations: Destinations, database: Database
+) -> None:
+    destination = await destinations.open(HEADRACE_AUDIT_PARTITIONS="month")
+    await database.execute("CREATE TABLE changes_default PARTITION OF changes DEFAULT")
+    await destination.write(batch(10, datetime.now(UTC) - timedelta(days=400)))
+    assert await destination.expire(150) == 1
+    assert await database.fetchval("SELECT to_regclass('changes_default')") is not None
+
+
+def said(stitcher: Stitcher, seq: int, context: str) -> None:
+    """A message of context in the transaction at 10."""
+    tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": False}
+    payload = {"operation": "MESSAGE", "prefix": "_bemi", "content": context, "tx": tx}
+    stitcher.add(Event("source", "", "", "MESSAGE", Position(10, seq), payload, "s", 1, "source", closes=True), None)
+
+
+def inserted(stitcher: Stitcher, seq: int, *, last: bool = False) -> None:
+    """A row of it."""
+    tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": last}
+    payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
+    event = Event("source", "public", "users", "INSERT", Position(10, seq), payload, "s", 1, "source", closes=True)
+    stitcher.add(event, RowMaker("db", "source", KeyBook()).line(event, b"2026-01-01"))
+
+
+async def test_a_late_context_that_jsonb_refuses_is_kept_as_text_of_rows_written_before_it_too(
+    destinations: Destinations, database: Database
+) -> None:
+    destination, stitcher = await destinations.open(), Stitcher(2, 1 << 20)
+    for seq in range(2):
+        inserted(stitcher, seq)
+    part = stitcher.cut()
+    assert part is not None
+    await destination.write(part)
+    refused = '{"n": 1e-40000}'
+    said(stitcher, 2, refused)
+    inserted(stitcher, 3, last=True)
+    rest = stitcher.cut()
+    assert rest is not None
+    await destination.write(rest)
+    found = await database.fetch("SELECT context ->> '_text' AS text FROM changes")
+    assert [row["text"] for row in found] == [refused] * 3
+
+
+def test_contexts_are_counted_with_what_waits_for_a_commit_and_held_once_while_they_are_the_same() -> None:
+    stitcher = Stitcher(1000, 1 << 30)
+    context = json.dumps({"text": "x" * 100_000})
+    for seq in range(0, 20, 2):
+        said(stitcher, seq, context)
+        inserted(stitcher, seq + 1)
+    assert 100_000 < stitcher.size < 150_000
+    said(stitcher, 20, context.replace("x", "y"))
+    inserted(stitcher, 21, last=True)
+    assert 200_000 < stitcher.size < 250_000
+    made = stitcher.cut()
+    assert made is not None
+    assert len({id(one) for one in made.contexts}) == 2
 
 
 async def test_without_partitions_old_rows_are_deleted(destinations: Destinations, database: Database) -> None:

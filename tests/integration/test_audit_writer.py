@@ -225,3 +225,16 @@ async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_g
     await rows(line, "true", 250)
     found = await line.database.fetch("SELECT reason FROM headrace_audit_gaps")
     assert any("made anew" in row["reason"] for row in found)
+
+
+async def test_a_large_transaction_behind_one_that_makes_no_rows_does_not_stop_the_trail(line: Line) -> None:
+    """The place of what makes no rows waits to be kept with others': that is nothing to wait for room with."""
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY); CREATE TABLE noise (id bigint PRIMARY KEY)")
+    small = {"HEADRACE_AUDIT_BATCH_ROWS_MAX": "20", "HEADRACE_AUDIT_WHOLE_ROWS_MAX": "200"}
+    await line.suite.start(AUDIT, HEADRACE_AUDIT_TABLES="users", **small)
+    await follows(line)
+    await line.execute("INSERT INTO users VALUES (0)")
+    await rows(line, "true", 1)
+    await line.execute("INSERT INTO noise VALUES (1)")
+    await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 1000) g")
+    await rows(line, "true", 1001)

@@ -10,6 +10,8 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
 from headrace.consumer import (
@@ -158,6 +160,27 @@ async def test_a_consumer_that_falls_behind_while_following_is_told(client: Clie
     assert consumer.seen_seq == caught.value.first_lost - 1
     assert 3 < caught.value.first_lost < 12
     assert caught.value.last_lost == 12
+
+
+async def test_a_gap_is_told_also_when_the_look_for_it_failed_at_first(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(client, payload(1))
+    async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
+        await take(consumer, 1)
+        large = {"data": {"text": "x" * 900_000}}
+        await put(client, *(payload(lsn) | large for lsn in range(2, 14)))
+        await client.jetstream().purge_stream("CDC", seq=13)
+
+        async def unanswered(*_: object) -> None:
+            raise NatsTimeoutError
+
+        with monkeypatch.context() as patched:
+            patched.setattr(JetStreamContext, "stream_info", unanswered)
+            with pytest.raises(NatsTimeoutError):
+                await take(consumer, 12)
+        with pytest.raises(RetentionGapError):
+            await take(consumer, 12)
 
 
 async def test_messages_that_no_filter_wants_may_be_discarded_without_a_gap(client: Client, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.errors import OutboundBufferLimitError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from headrace.consumer import (
@@ -255,6 +256,30 @@ async def test_a_slow_reader_holds_no_more_than_its_room(client: Client) -> None
             while len(await read(pulled, 1)) and pulled._received < 5000:
                 await client.flush()
                 assert sum(len(payload) for *_, payload in pulled._held) <= 200_000 + pull.BYTES_MAX * 2
+
+
+async def test_a_reading_that_fails_after_messages_came_leaves_them_to_the_next(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(client, 40)
+    async with reading(client, messages_max=10) as pull:
+
+        async def full(*_: object, **__: object) -> None:
+            raise OutboundBufferLimitError
+
+        async with asyncio.timeout(PATIENCE_S):
+            while len(pull._held) < 10:  # noqa: ASYNC110  # no event for it; the room must be full
+                await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "publish", full)
+            with pytest.raises(OutboundBufferLimitError):
+                await pull.read(1)
+        await pull.client.jetstream().stream_info("CDC")
+        found: list[Delivered] = []
+        async with asyncio.timeout(60):
+            while len(found) < 40:
+                found += await pull.read(1)
+    assert [one[0] for one in found] == list(range(1, 41))
 
 
 async def test_a_message_larger_than_the_room_comes_too_and_those_around_it(client: Client) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import asyncpg
@@ -20,7 +20,7 @@ from headrace.audit.rows import COLUMNS, Names
 from headrace.audit.settings import AuditSettings, SslMode
 from headrace.audit.stitching import Batch, Open
 from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
-from headrace.audit.values import unreadable
+from headrace.audit.values import escaped, unreadable
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.errors import SettingError
 from headrace.failpoint import failpoint
@@ -186,7 +186,9 @@ class Destination:
             "SELECT c.relname FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = to_regclass($1)",
             self._table.quoted,
         )
-        old = [row["relname"] for row in partitions if row["relname"] < self._table.partition(oldest)]
+        # A partition of another's making, one by default say, is not the audit's to drop.
+        months = [row["relname"] for row in partitions if self._table.is_a_month(row["relname"])]
+        old = [name for name in months if name < self._table.partition(oldest)]
         for name in old:
             await self._connection.execute(f'DROP TABLE "{self._table.schema}"."{name}"')
         return len(old)
@@ -306,6 +308,9 @@ class Destination:
             batch.lines[place] = b"\t".join(fields)
         mended = {one: await self._mended(one) for one in set(batch.contexts)}
         batch.contexts = [mended[one] for one in batch.contexts]
+        for place, patch in enumerate(batch.patches):
+            context = _unescaped(await self._mended(escaped(patch.context))).encode()
+            batch.patches[place] = replace(patch, context=context)
 
     async def _mended(self, field: bytes) -> bytes:
         text = _unescaped(field)

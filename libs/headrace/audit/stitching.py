@@ -174,7 +174,10 @@ class Stitcher:
             self._first_at = event.position.seq
         elif text != self._context:
             self._several = True
-        self._set(text)
+        if text != self._context:
+            # Triggers say the same again for each row: it is held once, and counted as what is held.
+            self._set(text)
+            self._bytes += len(self._encoded)
 
     def _set(self, context: str | None) -> None:
         self._context = context

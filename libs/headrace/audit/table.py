@@ -8,6 +8,7 @@ columns of each table) and `headrace_audit_gaps` (what is missing for good).
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headrace.audit.settings import AuditSettings, Partitions
@@ -119,6 +120,10 @@ class AuditTable:
     def partition(self, month: str) -> str:
         """The name of a month's partition, `2026-11`'s for instance."""
         return f"{self.name}_p{month.replace('-', '_')}"
+
+    def is_a_month(self, name: str) -> bool:
+        """Whether a partition of this name is one that `create_partition` makes."""
+        return re.fullmatch(re.escape(self.name) + r"_p\d{4}_\d{2}", name) is not None
 
     def create_partition(self, month: str) -> str:
         year, number = (int(part) for part in month.split("-"))

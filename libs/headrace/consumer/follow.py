@@ -175,13 +175,15 @@ class Consumer:
         unread = self._unread
         if not unread:
             unread += await self._pull.read(wait_s)
-            if unread and unread[0][0] == self._overlap:
-                await self._check_overlap(unread.popleft())
-                unread += [] if unread else await self._pull.read(wait_s)
-            if unread:
-                await self._check_between(unread)
-            elif time.monotonic() - self._checked_at > GAP_CHECK_S:
-                await self._check_idle()
+        # What a check was interrupted at is checked again, by who asks again.
+        if unread and unread[0][0] == self._overlap:
+            await self._check_overlap(unread[0])
+            unread.popleft()
+            unread += [] if unread else await self._pull.read(wait_s)
+        if unread:
+            await self._check_between(unread)
+        elif time.monotonic() - self._checked_at > GAP_CHECK_S:
+            await self._check_idle()
         while unread:
             stream_seq, subject, payload = unread[0]
             if payload[:4] == ZSTD_MAGIC:
@@ -205,19 +207,21 @@ class Consumer:
         applied; by its number alone it would be passed over, with what came before it.
         """
         stream_seq, subject, payload = message
-        self._overlap = 0
         with contextlib.suppress(DecodeError, DictionaryMissingError):
             await self._dictionaries.learn_for(payload)
             for event in of_message(payload, subject.decode(), stream_seq):
                 if event.lane in self._marks and event.advances and not self._applied(event):
                     raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
+        self._overlap = 0
 
     async def _check_between(self, messages: Sequence[Delivered]) -> None:
         """What lies between what was read and what came now must still be in the stream: then no filter wants it."""
         first, last = messages[0][0], messages[-1][0]
         at = self._read_seq or first - 1
-        self._read_seq = last
+        if last <= at:
+            return
         if last - at == len(messages):
+            self._read_seq = last
             return
         for stream_seq, _, _ in messages:
             if stream_seq != at + 1:
@@ -227,6 +231,7 @@ class Consumer:
         self._checked_at = time.monotonic()
         if state.first_seq > at + 1:
             raise RetentionGapError(at + 1, state.first_seq - 1)
+        self._read_seq = last
         self._pass_to(first - 1)
 
     async def _check_idle(self) -> None:

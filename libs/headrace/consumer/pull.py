@@ -152,8 +152,14 @@ class Pull:
             found.append(held.popleft())
             size += len(found[-1][2])
         self._room.read(len(found), size)
-        if not self.in_doubt:
-            await self._ask()
+        try:
+            if not self.in_doubt:
+                await self._ask()
+        except BaseException:
+            # Who is told that there was no reading must find it at the next.
+            held.extendleft(reversed(found))
+            self._room.hold(len(found), size)
+            raise
         return found
 
     async def done(self, stream_seq: int) -> None:

@@ -60,16 +60,18 @@ class AuditWriter:
         self._audit = audit
         self._client = client
         self._worked = False
+        # Of the session at hand.
+        self._wrote = False
 
     async def run(self) -> None:
         backoff_s = BACKOFF_S
         while not self._scope.stopping.is_set():
-            worked = False
+            self._wrote = False
             try:
                 async with self._destination() as destination:
                     await destination.claim()
                     await destination.prepare()
-                    worked = await self._follow(destination)
+                    await self._follow(destination)
             except (
                 HeadraceError,
                 NatsError,
@@ -79,7 +81,7 @@ class AuditWriter:
                 OSError,
             ) as error:
                 self._ail(error)
-                backoff_s = BACKOFF_S if worked else min(backoff_s * 2, BACKOFF_S_MAX)
+                backoff_s = BACKOFF_S if self._wrote else min(backoff_s * 2, BACKOFF_S_MAX)
                 await self._scope.pause(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
 
     @contextlib.asynccontextmanager
@@ -92,8 +94,8 @@ class AuditWriter:
         finally:
             connection.terminate()
 
-    async def _follow(self, destination: Destination) -> bool:
-        """One session; whether it wrote anything."""
+    async def _follow(self, destination: Destination) -> None:
+        """One session."""
         slot = self._settings.source.slot
         session = await opened(self._scope, self._audit, self._settings.postgres, destination, slot)
         subscription = Subscription(self._settings.streams.cdc)
@@ -103,7 +105,8 @@ class AuditWriter:
                 await session.run(consumer)
         except RetentionGapError as gap:
             await self._note(destination, gap)
-        return session.worked
+        finally:
+            self._wrote = session.worked
 
     def _ready(self, destination: Destination) -> None:
         for part in ("destination", "stream", "audit"):

@@ -103,11 +103,11 @@ class Session:
 
     @property
     def _full(self) -> bool:
-        # Only what can be committed makes room.
+        # Only rows that can be committed make room: a batch without any may be given back instead.
         stitcher, settings = self.stitcher, self.settings
-        return stitcher.ready is not None and (
-            stitcher.rows >= settings.batch_rows_max or stitcher.size >= settings.batch_bytes_max
-        )
+        if stitcher.ready is None or not stitcher.ready.lines:
+            return False
+        return stitcher.rows >= settings.batch_rows_max or stitcher.size >= settings.batch_bytes_max
 
     async def _add(self, events: list[Event]) -> None:
         missing = self.book.missing(event for event in events if event.source == self.source)
