@@ -13,10 +13,13 @@ from typing import Any
 import nats
 from pytest_asyncio import fixture as async_fixture
 
+from headrace.audit.settings import load_audit
+from headrace.contract.selection import Selection
 from headrace.testing.audit import AuditOracle
 from headrace.testing.database import Database
 from headrace.testing.line import Line, running_line
 from headrace.testing.plugin import OwnNats
+from headrace.testing.process import command
 
 SETTINGS = {"HEADRACE_MESSAGE_PREFIXES": "_bemi"}
 AUDIT = "audit-writer"
@@ -238,3 +241,54 @@ async def test_a_large_transaction_behind_one_that_makes_no_rows_does_not_stop_t
     await line.execute("INSERT INTO noise VALUES (1)")
     await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 1000) g")
     await rows(line, "true", 1001)
+
+
+async def reverted(line: Line, *arguments: str) -> None:
+    """Undo changes, as a user does."""
+    database = line.database
+    given = {"DB_HOST": "127.0.0.1", "DB_PORT": str(database.port), "DB_NAME": database.name, "DB_USER": database.user}
+    outcome = await command({**given, "SLOT_NAME": line.source}, "audit", "revert", "--apply", *arguments)
+    assert outcome.code == 0, outcome.err
+
+
+async def test_keys_of_several_columns_identities_by_index_generated_and_identity_columns_are_undone(
+    line: Line,
+) -> None:
+    await line.execute(
+        "CREATE TABLE pairs (a int, b text, note text, PRIMARY KEY (a, b));"
+        "CREATE TABLE made (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n int, twice int GENERATED ALWAYS AS"
+        " (n * 2) STORED);"
+        "CREATE TABLE by_index (id int PRIMARY KEY, code text NOT NULL, note text);"
+        "CREATE UNIQUE INDEX by_id_code ON by_index (id, code);"
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_id_code;"
+        "CREATE TABLE by_code (id int PRIMARY KEY, code text NOT NULL);"
+        "CREATE UNIQUE INDEX by_code_code ON by_code (code);"
+        "ALTER TABLE by_code REPLICA IDENTITY USING INDEX by_code_code;"
+    )
+    await line.suite.start(AUDIT)
+    await line.execute(
+        "INSERT INTO pairs VALUES (1, 'é', 'first'); INSERT INTO made (n) VALUES (4);"
+        "INSERT INTO by_index VALUES (1, 'x', 'kept'); INSERT INTO by_code VALUES (1, 'x')"
+    )
+    await line.execute("UPDATE pairs SET b = 'f', note = 'second'")
+    await line.execute("UPDATE made SET n = 5; DELETE FROM made; DELETE FROM by_index; DELETE FROM by_code")
+    found = await rows(line, "true", 9)
+    assert [row["primary_key"] for row in found if row["table"] == "pairs"] == ['["1","é"]', '["1","f"]']
+    # What identifies the row there isn't its key, and the key was not sent.
+    assert found[-1]["primary_key"] is None
+    for row in (found[4], found[7], found[6], found[5]):
+        await reverted(line, "--id", str(row["id"]))
+    database = line.database
+    assert tuple((await database.fetch("SELECT * FROM pairs"))[0]) == (1, "é", "first")
+    assert tuple((await database.fetch("SELECT * FROM made"))[0]) == (1, 4, 8)
+    assert tuple((await database.fetch("SELECT * FROM by_index"))[0]) == (1, "x", "kept")
+    await line.execute("TRUNCATE pairs, made")
+    assert [row["table"] for row in await rows(line, "operation = 'TRUNCATE'", 2)] == ["pairs", "made"]
+
+
+def test_a_table_of_the_users_whose_name_begins_like_a_months_partition_is_not_left_out() -> None:
+    told = load_audit({}).for_the_suite({})["HEADRACE_EXCLUDE"]
+    selection = Selection(exclude=tuple(told.split(",")))
+    assert selection.wants("public", "changes_payments")
+    assert not selection.wants("public", "changes_p2026_11")
+    assert not selection.wants("public", "changes")

@@ -100,7 +100,10 @@ async def connect(
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error.args[0]), to) from error
     except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
-        raise explained(None, str(error) or "it did not answer in time", to) from error
+        unreachable = explained(None, str(error) or "it did not answer in time", to)
+        if settings.elsewhere:
+            unreachable.remedy = "Start it, or set DEST_DB_HOST and DEST_DB_PORT to where it listens."
+        raise unreachable from error
 
 
 class Destination:

@@ -7,7 +7,7 @@ comes last. Promises one line for each change, the same on every replay but for 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -173,12 +173,21 @@ def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: tuple[s
         return _NULL
     if len(key) == 1 and type(only := values.get(key[0])) is int:
         return b"%d" % only
-    found = [values[name] if name in values else before.get(name) for name in key]
+    found = {name: values[name] if name in values else before.get(name) for name in key}
+    text = key_text(found, key)
+    return _NULL if text is None else escaped(text.encode(errors="replace"))
+
+
+def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
+    """What `primary_key` says of a row; None where PostgreSQL sent another identity than the key."""
+    found = [values.get(name) for name in key]
+    if not key or None in found:
+        return None
     text = _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
     raw = text.encode(errors="replace")
     if len(raw) > KEY_BYTES_MAX:
-        raw = f"{text[:_KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}".encode(errors="replace")
-    return escaped(raw)
+        return f"{text[:_KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"
+    return text
 
 
 def _one(value: object) -> str:

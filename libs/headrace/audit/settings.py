@@ -14,6 +14,7 @@ from enum import StrEnum
 from headrace.errors import SettingError
 from headrace.settings import PostgresSettings, load_group, setting
 
+_MONTH = "[0-9][0-9][0-9][0-9]_[0-9][0-9]"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 
 
@@ -72,7 +73,8 @@ class AuditSettings:
         """What the other services must be told: to deliver context, and not to deliver the trail itself."""
         added = {"HEADRACE_MESSAGE_PREFIXES": ["_bemi"]}
         if not self.elsewhere:
-            names = (self.table, f"{self.table}_p*", "headrace_audit_*")
+            # The months by their form: `changes_payments` may be a table of the user's.
+            names = (self.table, f"{self.table}_p{_MONTH}", "headrace_audit_*")
             added["HEADRACE_EXCLUDE"] = [f"{self.schema}.{name}" for name in names]
         told = {}
         for variable, values in added.items():

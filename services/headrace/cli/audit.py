@@ -23,6 +23,7 @@ from headrace.audit.destination import connect
 from headrace.audit.history import key_columns, row_at
 from headrace.audit.query import Search
 from headrace.audit.revert import IrreversibleError, Undo, statement
+from headrace.audit.rows import key_text
 from headrace.audit.settings import load_audit
 from headrace.audit.table import GAPS, STATE, AuditTable
 from headrace.cli.audit_environment import environment
@@ -37,6 +38,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _GENERATED = """
 SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND attgenerated <> ''
 """
+_BY_INDEX = "SELECT relreplident = 'i' FROM pg_class WHERE oid = to_regclass($1)"
 
 
 class NotFoundError(HeadraceError):
@@ -210,16 +212,20 @@ async def _undo(
 ) -> Undo:
     names = (row["schema"], row["table"])
     key = await key_columns(connection, table, *names)
-    generated = await source.fetch(_GENERATED, '"' + '"."'.join(one.replace('"', '""') for one in names) + '"')
+    quoted = '"' + '"."'.join(one.replace('"', '""') for one in names) + '"'
+    generated = await source.fetch(_GENERATED, quoted)
     before, after = json.loads(row["before"]), json.loads(row["after"])
     was: Mapping[str, Any] | None = before
     unknown: Sequence[str] = ()
     whole = set(before) > set(key) or (set(before) == set(key) and set(after) == set(key))
+    if row["operation"] == "DELETE" and await source.fetchval(_BY_INDEX, quoted):
+        # The columns of that index are more than the key, and less than the row.
+        whole = False
     if row["operation"] in {"UPDATE", "DELETE"} and not (whole and set(after) <= set(before)):
         old_key = row["primary_key"]
         if row["operation"] == "UPDATE" and before:
             # The key changed: the earlier row is found under the one it had.
-            old_key = str(before[key[0]]) if len(key) == 1 else json.dumps([str(before[one]) for one in key])
+            old_key = key_text({**after, **before}, key)
         earlier = await row_at(connection, table, names, old_key or "", (row["position"], row["ordinal"]))
         was, unknown = earlier.values, earlier.unknown
     return Undo(row, was, unknown, key, frozenset(one["attname"] for one in generated))
