@@ -75,13 +75,26 @@ def _stat(title: str, unit: str, query: str, about: str = "", width: int = 4) ->
     return Panel(title, unit, {"{{source}}": query}, about, "stat", width)
 
 
+def _instances(service: str) -> Panel:
+    """How many there are, as far as anybody counts them: telemetry no one of its own, and a mirror doesn't report."""
+    if service == "telemetry":
+        return _stat("Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6)
+    if service == "mirror":
+        ready = _of("headrace_ready", service=service)
+        return _stat("Mirrors", "short", f"count by (source) ({ready})", "That Prometheus scrapes.", width=6)
+    return _stat("Instances", "short", _of("headrace_instances", service=service), width=6)
+
+
+def _away(service: str, part: str) -> str:
+    """1 while something that a service writes to keeps it from its work."""
+    return f"{_of('headrace_not_ready', service=service, part=part)} or on () vector(0)"
+
+
 def _process(service: str) -> tuple[Panel, ...]:
     """What every service's page begins with."""
     return (
         _stat("Ready", "bool_yes_no", _of("headrace_ready", service=service), "What keeps it is in the next panel.", 6),
-        _stat("Instances", "short", _of("headrace_instances", service=service), width=6)
-        if service != "telemetry"
-        else _stat("Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6),
+        _instances(service),
         _stat("Up for", "s", _of("headrace_uptime_seconds", service=service), width=6),
         _stat("NATS", "bool_yes_no", _of("headrace_nats_connected", service=service), width=6),
         Panel("Memory", "bytes", {"{{source}}": _of("headrace_memory_bytes", service=service)}),
@@ -377,7 +390,101 @@ ARCHIVE = Dashboard(
     ),
 )
 
-DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM, ARCHIVE)
+AUDIT = Dashboard(
+    "headrace-audit",
+    "Headrace: audit trail (audit-writer)",
+    (
+        *_process("audit-writer"),
+        Panel(
+            "Messages of the stream not in the trail",
+            "short",
+            {"{{source}}": _of("headrace_audit_behind_messages")},
+            "Also those that have no row in it.",
+        ),
+        Panel("Age of the oldest of them", "s", {"{{source}}": _of("headrace_audit_behind_seconds")}),
+        Panel("Changes read", "ops", {"{{operation}}": _rate("headrace_audit_rows_total", by="operation")}),
+        Panel(
+            "Transactions and commits",
+            "ops",
+            {
+                "transactions {{source}}": _rate("headrace_audit_transactions_total"),
+                "commits {{source}}": _rate("headrace_audit_commits_total"),
+            },
+        ),
+        Panel("From commit to row, of the latest", "s", {"{{source}}": _of("headrace_audit_lag_seconds")}),
+        Panel(
+            "Destination away",
+            "bool_yes_no",
+            {"{{source}}": _away("audit-writer", "destination")},
+            kind="state-timeline",
+        ),
+        Panel(
+            "Gaps, places found again, old rows removed",
+            "short",
+            {
+                "gaps": _rare("headrace_audit_gaps_total"),
+                "found again": _rare("headrace_audit_recoveries_total"),
+                "removed": _rare("headrace_audit_expired_total"),
+            },
+        ),
+        Panel("The trail is written up to", "short", {"{{source}}": _of("headrace_audit_lsn")}),
+        Panel(
+            "Who reports",
+            "bool_yes_no",
+            {"{{source}}": _of("headrace_up", service="audit-writer")},
+            "No: it is stopped, or ended with an error that its log has.",
+            kind="state-timeline",
+            width=24,
+        ),
+    ),
+)
+
+MIRROR = Dashboard(
+    "headrace-mirror",
+    "Headrace: mirror",
+    (
+        *_process("mirror"),
+        Panel(
+            "Messages of the stream not in the mirror",
+            "short",
+            {"{{source}}": _of("headrace_mirror_behind_messages")},
+            "Also those of tables that it doesn't follow.",
+        ),
+        Panel("Age of the oldest of them", "s", {"{{source}}": _of("headrace_mirror_behind_seconds")}),
+        Panel("Events", "ops", {"{{source}}": _rate("headrace_mirror_events_total")}),
+        Panel("Rows copied by bootstraps", "ops", {"{{source}}": _rate("headrace_mirror_rows_total")}),
+        Panel(
+            "Tables",
+            "short",
+            {
+                "followed {{source}}": _of("headrace_mirror_tables"),
+                "not followed {{source}}": _of("headrace_mirror_unfollowed"),
+            },
+        ),
+        Panel(
+            "Bootstraps",
+            "short",
+            {
+                "running {{source}}": _of("headrace_mirror_bootstrapping"),
+                "waiting {{source}}": _of("headrace_mirror_waiting"),
+                "done {{source}}": _rare("headrace_mirror_bootstraps_total"),
+            },
+        ),
+        Panel("Target away", "bool_yes_no", {"{{source}}": _away("mirror", "target")}, kind="state-timeline"),
+        Panel(
+            "Copied again",
+            "short",
+            {
+                "rows that were missing": _rare("headrace_mirror_mismatches_total"),
+                "fallen behind the stream": _rare("headrace_mirror_retention_gaps_total"),
+            },
+        ),
+        Panel("Stream read up to", "short", {"{{source}}": _of("headrace_mirror_stream_seq")}),
+        Panel("Committed up to", "short", {"{{source}}": _of("headrace_mirror_lsn")}),
+    ),
+)
+
+DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM, ARCHIVE, AUDIT, MIRROR)
 
 
 def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]:

@@ -138,6 +138,8 @@ _AUDIT = (
     Figure("audit_commits", "counter", "Commits of the audit's destination", AUDIT),
     Figure("audit_lsn", "gauge", "Commit LSN up to which the trail is written", AUDIT),
     Figure("audit_lag_seconds", "gauge", "From the commit of the latest change to its row", AUDIT),
+    Figure("audit_behind_messages", "gauge", "Messages of the stream that are not settled in the trail", AUDIT),
+    Figure("audit_behind_seconds", "gauge", "Age of the oldest of them; 0 at the stream's end", AUDIT),
     Figure("audit_gaps", "counter", "Gaps told in the trail", AUDIT),
     Figure("audit_recoveries", "counter", "Times the audit-writer found its place again", AUDIT),
     Figure("audit_expired", "counter", "Old rows, or partitions, that were removed", AUDIT),
@@ -145,7 +147,9 @@ _AUDIT = (
 _MIRROR = (
     Figure("mirror_events", "counter", "Events that the mirror has read and committed", MIRROR),
     Figure("mirror_tables", "gauge", "Tables that are past their bootstrap", MIRROR),
+    Figure("mirror_unfollowed", "gauge", "Tables that are not past their bootstrap", MIRROR),
     Figure("mirror_bootstrapping", "gauge", "Tables that are being bootstrapped", MIRROR),
+    Figure("mirror_waiting", "gauge", "Tables that wait for their bootstrap to begin", MIRROR),
     Figure("mirror_bootstraps", "counter", "Bootstraps completed", MIRROR),
     Figure("mirror_rows", "counter", "Rows loaded from snapshots", MIRROR),
     Figure(
@@ -155,6 +159,8 @@ _MIRROR = (
         MIRROR,
     ),
     Figure("mirror_retention_gaps", "counter", "Times the stream no longer had what the mirror needed next", MIRROR),
+    Figure("mirror_behind_messages", "gauge", "Messages of the stream that are not settled in the mirror", MIRROR),
+    Figure("mirror_behind_seconds", "gauge", "Age of the oldest of them; 0 at the stream's end", MIRROR),
     Figure("mirror_stream_seq", "gauge", "Stream sequence up to which the mirror has everything", MIRROR),
     Figure("mirror_lsn", "gauge", "Commit LSN of the last event that the mirror has committed", MIRROR),
 )

@@ -17,7 +17,7 @@ _INTRODUCTION = """\
 
 Every service serves its own metrics at `/metrics` on its HTTP port, in Prometheus's text form. Telemetry's `/metrics`
 (port 9090) has those of the whole suite, so scraping telemetry alone is enough. Scrape all five, and each figure comes
-twice: then choose by `job` or `instance`.
+twice: then choose by `job` or `instance`. A mirror and a verifier report to no telemetry: scrape them, too (`--http`).
 
 Every metric has two labels besides those below:
 

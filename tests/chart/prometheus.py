@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,15 @@ class Prometheus:
 
 @contextlib.asynccontextmanager
 async def running_prometheus(
-    folder: Path, targets: Sequence[str], rules: Mapping[str, Any] | None = None
+    folder: Path, targets: Mapping[str, str], rules: Mapping[str, Any] | None = None
 ) -> AsyncIterator[Prometheus]:
-    """Scrape the targets every half second, and evaluate the rules as often."""
+    """Scrape each job's target every half second, and evaluate the rules as often."""
     port = free_port()
-    scrape = {"job_name": "headrace", "static_configs": [{"targets": list(targets)}]}
+    jobs = [{"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()]
     configuration = {
         "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
         "rule_files": ["rules.yaml"],
-        "scrape_configs": [scrape],
+        "scrape_configs": jobs,
     }
     (folder / "rules.yaml").write_text(json.dumps(rules or {"groups": []}))
     (folder / "prometheus.yaml").write_text(json.dumps(configuration))

@@ -52,6 +52,7 @@ def status(metric: str, label: str, value: str) -> Drill:
     return gauge(f'{metric}{{source="s",{label}="{value}"}}', 1, 0)
 
 
+MIRROR = 'up{job="headrace-mirror",instance="mirror:9098"}'
 CONSUMER = 'source="s",stream="CDC",consumer="billing"'
 DRILLS = {
     "HeadraceSlotLost": status("headrace_slot_wal_status", "status", "lost"),
@@ -89,6 +90,32 @@ DRILLS = {
     "HeadraceConsumerNearLoss": gauge(f"headrace_consumer_left_ratio{{{CONSUMER}}}", 0.05, 0.3),
     "HeadraceConsumerLostEvents": gauge(f"headrace_consumer_lost_messages{{{CONSUMER}}}", 12, 0),
     "HeadraceSnapshotFailed": one_more("headrace_snapshots_failed_total"),
+    "HeadraceAuditBehind": gauge('headrace_audit_behind_seconds{source="s"}', 90, 3, 9),
+    "HeadraceAuditDestinationAway": Drill(
+        {'headrace_not_ready{source="s",service="audit-writer",part="destination"}': "1+0x99"},
+        {'headrace_not_ready{source="s",service="audit-writer",part="start"}': "1+0x99"},
+    ),
+    # Quiet: one restart.
+    "HeadraceAuditStopped": Drill(
+        {'headrace_up{source="s",service="audit-writer"}': "1+0x9 0 1 0 0 0 1 0 0 0 0 0 1 0 0 0 0"},
+        {'headrace_up{source="s",service="audit-writer"}': "1+0x9 0 0 1+0x99"},
+        23,
+    ),
+    "HeadraceAuditGap": one_more("headrace_audit_gaps_total"),
+    # Quiet: a target that was never there, since nobody runs a mirror.
+    "HeadraceMirrorStopped": Drill({MIRROR: "1+0x60 0+0x60"}, {MIRROR: "0+0x120"}, 75),
+    "HeadraceMirrorBehind": gauge('headrace_mirror_behind_seconds{source="s"}', 90, 3, 9),
+    "HeadraceMirrorTargetAway": Drill(
+        {'headrace_not_ready{source="s",service="mirror",part="target"}': "1+0x99"},
+        {'headrace_not_ready{source="s",service="mirror",part="start"}': "1+0x99"},
+    ),
+    "HeadraceMirrorTablesWait": Drill(
+        {'headrace_mirror_unfollowed{source="s"}': "3+0x99"},
+        {'headrace_mirror_unfollowed{source="s"}': "9+0x30 0+0x99"},
+        75,
+    ),
+    "HeadraceMirrorMismatch": one_more("headrace_mirror_mismatches_total"),
+    "HeadraceMirrorFellBehind": one_more("headrace_mirror_retention_gaps_total"),
     "HeadraceSparkLost": counted("headrace_spark_losses_total", by=1, minutes=30),
 }
 
@@ -125,6 +152,28 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], minutes: int) -> bo
     assert done.returncode in {0, 1}, done.stderr
     assert done.returncode == 0 or f"alertname: {name}" in done.stdout + done.stderr, done.stdout + done.stderr
     return done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("service", "mib", "told"),
+    [
+        ("audit-writer", 300, True),
+        ("mirror", 300, True),
+        ("archiver", 300, False),
+        ("archiver", 600, True),
+        ("snapshot-responder", 600, False),
+    ],
+)
+def test_memory_is_judged_by_what_a_service_needs(tmp_path: Path, service: str, mib: int, told: bool) -> None:
+    series = {f'headrace_memory_bytes{{source="s",service="{service}"}}': f"{mib * MIB}+0x30"}
+    assert fires(tmp_path, "HeadraceMemoryHigh", series, 15) is told
+
+
+@pytest.mark.parametrize(("part", "told"), [("start", False), ("stream", True), ("nats", True)])
+def test_a_mirror_that_copies_is_no_finding_and_one_that_waits_is(tmp_path: Path, part: str, told: bool) -> None:
+    mirror = 'source="s",service="mirror"'
+    series = {f"headrace_ready{{{mirror}}}": "0+0x30", f'headrace_not_ready{{{mirror},part="{part}"}}': "1+0x30"}
+    assert fires(tmp_path, "HeadraceServiceNotReady", series, 9) is told
 
 
 @pytest.mark.parametrize("name", sorted(DRILLS))

@@ -119,8 +119,11 @@ def test_no_two_services_publish_one_port_and_9090_is_telemetrys() -> None:
 
 def test_prometheus_scrapes_telemetry_and_grafana_asks_prometheus() -> None:
     configuration = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
-    targets = [t for job in configuration["scrape_configs"] for c in job["static_configs"] for t in c["targets"]]
-    assert targets == [f"telemetry:{TELEMETRY_PORT}"]
+    targets = {
+        job["job_name"]: [target for static in job["static_configs"] for target in static["targets"]]
+        for job in configuration["scrape_configs"]
+    }
+    assert targets == {"headrace": [f"telemetry:{TELEMETRY_PORT}"], "headrace-mirror": [f"mirror:{MIRROR_PORT}"]}
     listens = next(part for part in services()["prometheus"].command if "listen-address" in part)
     sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/headrace.yaml").read_text())
     assert sources["datasources"][0]["url"] == f"http://prometheus:{listens.rpartition(':')[2]}"

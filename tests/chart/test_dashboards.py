@@ -74,19 +74,26 @@ async def watched(session_servers: SessionServers, tmp_path_factory: pytest.Temp
         pytest.skip(str(error))
     async with contextlib.AsyncExitStack() as stack:
         archive = tmp_path_factory.mktemp("archive")
-        archive.chmod(0o777)
-        place = {"HEADRACE_ARCHIVE_URL": archive.as_uri()}
+        mirror = tmp_path_factory.mktemp("mirror")
+        for folder in (archive, mirror):
+            folder.chmod(0o777)
+        place = {"HEADRACE_ARCHIVE_URL": archive.as_uri(), "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db"}
         suite = await stack.enter_async_context(deployed(session_servers, tmp_path_factory.mktemp("watched"), **place))
         await execute(suite, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await suite.set_up()
-        services = (*SUITE, "archiver")
+        services = (*SUITE, "archiver", "audit-writer")
         for name in services:
             await suite.start(name)
         await suite.ready(*services)
-        folder = tmp_path_factory.mktemp("prometheus")
-        target = f"127.0.0.1:{suite.port('telemetry')}"
-        prometheus = await stack.enter_async_context(running_prometheus(folder, [target], eager_rules()))
+        await suite.start("mirror")
         await write_and_copy(suite)
+        # Its own snapshot needs the JVM, too. Then something to follow.
+        await suite.ready("mirror", timeout_s=240)
+        folder = tmp_path_factory.mktemp("prometheus")
+        targets = {"headrace": "telemetry", "headrace-mirror": "mirror"}
+        places = {job: f"127.0.0.1:{suite.port(name)}" for job, name in targets.items()}
+        prometheus = await stack.enter_async_context(running_prometheus(folder, places, eager_rules()))
+        await execute(suite, "INSERT INTO orders VALUES (999, 'x')")
         yield Watched(suite, prometheus)
 
 
@@ -158,8 +165,10 @@ async def test_a_slot_that_nobody_reads_is_told(watched: Watched) -> None:
 async def test_a_postgresql_that_is_away_is_told(watched: Watched) -> None:
     await watched.suite.postgres.stop("immediate")
     await watched.fires("HeadracePostgresUnreachable")
+    # The trail is in the same server.
+    await watched.fires("HeadraceAuditDestinationAway")
     await watched.suite.postgres.start()
-    await watched.rests("HeadracePostgresUnreachable", "HeadraceServiceNotReady")
+    await watched.rests("HeadracePostgresUnreachable", "HeadraceAuditDestinationAway", "HeadraceServiceNotReady")
 
 
 async def test_a_slot_that_was_dropped_is_told(watched: Watched) -> None:

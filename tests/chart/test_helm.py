@@ -249,8 +249,15 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
     everything = CHART / "ci/everything.yaml"
     rule = next(of_kind(everything, "PrometheusRule"))
     assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
-    monitor = next(of_kind(everything, "ServiceMonitor"))
-    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True
+    jobs = {}
+    for monitor in of_kind(everything, "ServiceMonitor"):
+        (endpoint,), component = monitor["spec"]["endpoints"], monitor["spec"]["selector"]["matchLabels"]
+        assert endpoint["honorLabels"] is True
+        jobs[component["app.kubernetes.io/component"]] = endpoint["relabelings"]
+    assert jobs == {
+        name: [{"targetLabel": "job", "replacement": job}]
+        for name, job in {"telemetry": "headrace", "mirror": "headrace-mirror"}.items()
+    }
     dashboards = next(of_kind(everything, "ConfigMap"))["data"]
     shipped = {f"headrace-{path.name}": path for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")}
     assert {name: json.loads(text) for name, text in dashboards.items()} == {

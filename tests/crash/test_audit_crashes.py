@@ -25,6 +25,7 @@ from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.proxy import Proxy
+from headrace.testing.scrape import figures_when
 from headrace.testing.suite import Suite
 
 AUDIT = "audit-writer"
@@ -149,6 +150,11 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     await audited.destination.close()
     await audited.server.stop("immediate")
     await not_ready(audited, "can't be used now", since)
+    # Whoever writes goes on: the trail falls behind in sight, though nobody reads for it.
+    log = audited.suite.log(AUDIT)
+    await figures_when(
+        log, lambda now: now["headrace_audit_behind_messages"] > 0 < now["headrace_audit_behind_seconds"]
+    )
     await audited.server.start()
 
     since = len(audited.suite.log(AUDIT))
@@ -161,6 +167,9 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     enough.set()
     await writer
     await audited.settled()
+    await figures_when(
+        log, lambda now: now["headrace_audit_behind_messages"] == 0 == now["headrace_audit_behind_seconds"]
+    )
     assert audited.suite.running(AUDIT)
 
 

@@ -23,6 +23,7 @@ from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import SETTINGS
 from headrace.testing.mirrors import MirrorProcess
 from headrace.testing.names import Names
+from headrace.testing.scrape import figures_when
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite
 from headrace.testing.value_cases import CASES
@@ -344,6 +345,19 @@ async def test_a_table_that_is_not_there_is_refused_in_one_line(world: World, tm
     assert "no snapshot of nosuch: public.nosuch doesn't exist" in mirror.log
 
 
+async def behind_while_locked(world: World, mirror: MirrorProcess, path: Path) -> None:
+    """A target that takes nothing leaves the mirror behind in sight, until it takes something again."""
+    await figures_when(mirror.log, lambda now: now["headrace_mirror_behind_messages"] == 0)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await world.source.execute("INSERT INTO seen VALUES (2)")
+        await figures_when(mirror.log, lambda now: now["headrace_mirror_behind_seconds"] > 0)
+        await mirror.logged("part=target")
+    await figures_when(
+        mirror.log, lambda now: now["headrace_mirror_behind_messages"] == 0 == now["headrace_mirror_behind_seconds"]
+    )
+
+
 async def test_both_commands_serve_health_and_figures(world: World, tmp_path: Path) -> None:
     await world.source.execute("CREATE TABLE seen (id int PRIMARY KEY); INSERT INTO seen VALUES (1)")
     to = f"sqlite:///{tmp_path}/seen.db"
@@ -351,9 +365,10 @@ async def test_both_commands_serve_health_and_figures(world: World, tmp_path: Pa
     async with running(mirror):
         await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
         await mirror.logged("event=ready")
-        port = mirror.log.partition("event=http_listening")[2].partition("port=")[2].split()[0]
-        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
-            assert "headrace_mirror_tables{" in await answer.text()
+        now = await figures_when(mirror.log, lambda now: now["headrace_mirror_tables"] == 1)
+        assert (now["headrace_mirror_unfollowed"], now["headrace_mirror_waiting"]) == (0, 0)
+        assert (now["headrace_mirror_bootstraps_total"], now["headrace_mirror_rows_total"]) == (1, 1)
+        await behind_while_locked(world, mirror, tmp_path / "seen.db")
         # Continuously, as a service: until it is told to stop.
         verifier = MirrorProcess(world.environment, tmp_path, "verifier", to, "--every", "1", "--http", "0")
         verifier.command = "verify"

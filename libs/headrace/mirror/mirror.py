@@ -19,6 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from headrace import log as logs
 from headrace.consumer import RetentionGapError, StreamMissingError
+from headrace.consumer.behind import behind
 from headrace.contract.naming import split_table_token, table_token
 from headrace.errors import HeadraceError
 from headrace.metrics import Stats, count
@@ -28,7 +29,7 @@ from headrace.mirror.follower import Follower
 from headrace.mirror.hold import Hold
 from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
-from headrace.mirror.target import RowMissingError, Target
+from headrace.mirror.target import RowMissingError, Target, TargetError
 
 log = logs.logger("mirror")
 
@@ -48,6 +49,7 @@ class Progress:
 
     rows: int = 0
     rows_estimated: int = 0
+    rows_loaded: int = 0
     began: float = field(default_factory=time.monotonic)
 
 
@@ -70,6 +72,8 @@ class Mirror:
         self._running: dict[str, asyncio.Task[None]] = {}
         # Why it doesn't go on, as far as it is known; empty while it does.
         self.trouble = ""
+        # Who is in its way then: the target, or the stream.
+        self.trouble_with = ""
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until told to stop."""
@@ -104,6 +108,7 @@ class Mirror:
                 raise error
             else:
                 self.trouble = str(error) or type(error).__name__
+                self.trouble_with = "target" if isinstance(error, TargetError) else "stream"
                 log.warning("mirror_waits", error=type(error).__name__, reason=self.trouble)
 
     async def _live(self, stopping: asyncio.Event) -> None:
@@ -173,24 +178,44 @@ class Mirror:
                 if state.phase in {Phase.WANTED, Phase.LOADING} and token not in self._running:
                     work = self._bootstrap(token, room)
                     self._running[token] = tasks.create_task(work, name=f"bootstrap-{token}")
-            self.stats["mirror_tables"] = len(self.following)
-            self.stats["mirror_bootstrapping"] = len(self._running)
             await self.book.news.wait()
 
     async def _bootstrap(self, token: str, room: asyncio.Semaphore) -> None:
         async with room:
-            progress = self.progress[token] = Progress()
+            run = self.book.tables[token].run
+            progress = self.progress[token] = Progress(rows_loaded=run.rows if run else 0)
 
             def tell(rows: int, rows_estimated: int) -> None:
                 progress.rows, progress.rows_estimated = rows, rows_estimated
+                is_loading = self.book.tables[token].phase is Phase.LOADING
+                if is_loading and rows >= progress.rows_loaded:
+                    count(self.stats, "mirror_rows", rows - progress.rows_loaded)
+                # What is copied at the source is for another run.
+                progress.rows_loaded = rows if is_loading else 0
 
             try:
                 await Bootstrap(self.book, self._client, self._streams, token, tell).run()
                 count(self.stats, "mirror_bootstraps")
-                count(self.stats, "mirror_rows", progress.rows)
             finally:
                 self.progress.pop(token, None)
                 asyncio.get_running_loop().call_soon(self.book.news.set)
+
+    async def look(self) -> None:
+        """See how far the mirror is behind the stream, also while its target is away; and where its tables are."""
+        following, unfollowed = len(self.following), len(self.unfollowed)
+        self.stats["mirror_tables"], self.stats["mirror_unfollowed"] = following, unfollowed
+        self.stats["mirror_bootstrapping"] = len(self.progress)
+        self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
+        if self.book.lanes and self._client.is_connected:
+            with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+                found = await behind(self._client.jetstream(), self._streams.cdc, self.book.seen_seq)
+                self.stats["mirror_behind_messages"], self.stats["mirror_behind_seconds"] = found.messages, found.age_s
+
+    @property
+    def unfollowed(self) -> list[str]:
+        """The tables that wait for their bootstrap, or are in it, by token."""
+        waiting = {Phase.WANTED, Phase.LOADING}
+        return [token for token, state in self.book.tables.items() if state.phase in waiting]
 
     @property
     def following(self) -> list[str]:

@@ -22,9 +22,10 @@ from headrace import log as logs
 from headrace.audit.destination import Destination, connect
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.audit_writer.page import Page
-from headrace.audit_writer.session import Marks, opened
+from headrace.audit_writer.session import Marks, Session, opened
 from headrace.bus import link
 from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
+from headrace.consumer.behind import behind
 from headrace.errors import HeadraceError
 from headrace.health import application, serving
 from headrace.lifecycle import Scope
@@ -38,6 +39,7 @@ SERVICE = "audit-writer"
 HTTP_PORT = 9096
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
 EXPIRE_S = 600.0
+LOOK_S = 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
@@ -47,6 +49,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         writer = AuditWriter(scope, settings, audit, client)
         if audit.keep_days is not None:
             scope.spawn("expire", writer.expire(audit.keep_days))
+        scope.spawn("behind", writer.look())
         await writer.run()
 
     async with _zemis_ports(scope, settings, audit):
@@ -62,6 +65,8 @@ class AuditWriter:
         self._worked = False
         # Of the session at hand.
         self._wrote = False
+        # The present session, or the last one.
+        self._session: Session | None = None
 
     async def run(self) -> None:
         backoff_s = BACKOFF_S
@@ -98,6 +103,7 @@ class AuditWriter:
         """One session."""
         slot = self._settings.source.slot
         session = await opened(self._scope, self._audit, self._settings.postgres, destination, slot)
+        self._session = session
         subscription = Subscription(self._settings.streams.cdc)
         try:
             async with follow(self._client, subscription, Marks(destination, slot)) as consumer:
@@ -141,6 +147,16 @@ class AuditWriter:
             message = "it did not answer in time"
         self._scope.health.ail("stream" if stream else "destination", message or type(error).__name__)
         count(self._scope.health.stats, "audit_recoveries")
+
+    async def look(self) -> None:
+        """See now and then how far the trail is behind the stream, also while its destination is away."""
+        stats, stream = self._scope.health.stats, self._settings.streams.cdc
+        while not self._scope.stopping.is_set():
+            if self._session is not None and self._client.is_connected:
+                with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+                    found = await behind(self._client.jetstream(), stream, self._session.settled_seq)
+                    stats["audit_behind_messages"], stats["audit_behind_seconds"] = found.messages, found.age_s
+            await self._scope.pause(LOOK_S)
 
     async def expire(self, keep_days: int) -> None:
         """Remove old rows, for as long as there are any and then now and then."""

@@ -73,6 +73,8 @@ class Session:
     _kept_at: float = field(default_factory=time.monotonic)
     _foreign: bool = False
     _ended: bool = False
+    _read_seq: int = 0
+    _writing: bool = False
 
     async def run(self, consumer: Consumer) -> None:
         """Until the stop, or the first failure; what was read whole before it is still committed."""
@@ -91,10 +93,17 @@ class Session:
                 task.cancel()
             await asyncio.gather(read, commit, return_exceptions=True)
 
+    @property
+    def settled_seq(self) -> int:
+        """Everything of the stream up to here is in the trail, or has no row in it."""
+        kept = self.destination.state.stream_seq
+        return kept if self._writing or self.stitcher.rows else max(kept, self._read_seq)
+
     async def _read(self, consumer: Consumer) -> None:
         while not self.scope.stopping.is_set():
             if events := await consumer.take(WAIT_S):
                 await self._add(events)
+            self._read_seq = consumer.seen_seq
             # Also without any: what waits for its time to be kept may be due.
             self._news.set()
             while self._full and not self.scope.stopping.is_set():
@@ -174,7 +183,10 @@ class Session:
             self.stitcher.give_back(batch)
             return
         learned, self._learned = self._learned, {}
+        # Where this fails it stays so: what was not written is not settled.
+        self._writing = True
         await self.destination.write(batch, learned.items())
+        self._writing = False
         self._kept_at, self._foreign, self.worked = time.monotonic(), False, True
         self._tell(batch)
         # What came meanwhile may be whole already, with nobody to say so again.

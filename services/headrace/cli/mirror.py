@@ -31,6 +31,7 @@ from headrace.settings import ProcessSettings, Settings
 SERVICE = "mirror"
 VIEW_S = 0.2
 JUDGE_S = 1.0
+LOOK_S = 5.0
 _BAR_CHARACTERS = 40
 
 
@@ -75,7 +76,9 @@ async def _mirror(
         async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
             mirror = Mirror(client, target, tables, streams)
             mirror.stats = scope.health.stats
+            scope.health.refreshers.append(lambda stats: stats.update(nats_connected=int(client.is_connected)))
             scope.spawn("mirror-health", _judge(scope, mirror))
+            scope.spawn("mirror-figures", _look(scope, mirror))
             if on_terminal:
                 scope.spawn("mirror-view", _show(scope, mirror, to))
             await mirror.run(scope.stopping)
@@ -98,13 +101,21 @@ async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIte
 async def _judge(scope: Scope, mirror: Mirror) -> None:
     """Ready once every table is there, and while nothing keeps the mirror from its work."""
     while not scope.stopping.is_set():
-        if mirror.trouble:
-            scope.health.ail("mirror", mirror.trouble)
-        else:
-            scope.health.heal("mirror")
+        for part in ("target", "stream"):
+            if mirror.trouble and mirror.trouble_with == part:
+                scope.health.ail(part, mirror.trouble)
+            else:
+                scope.health.heal(part)
         if mirror.is_whole:
             scope.health.started()
         await scope.pause(JUDGE_S)
+
+
+async def _look(scope: Scope, mirror: Mirror) -> None:
+    """Keep the figures that nobody counts as they change."""
+    while not scope.stopping.is_set():
+        await mirror.look()
+        await scope.pause(LOOK_S)
 
 
 async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
