@@ -164,6 +164,11 @@ class Destination:
             await self._mend(batch)
             await self._write(batch, keys)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection ended, which with nothing to write nobody would notice."""
+        return bool(self._connection.is_closed())
+
     async def note_gap(self, stream_seq: int, reason: str) -> None:
         """Keep for good that something is missing, and go on in the stream behind this sequence."""
         async with self._connection.transaction():

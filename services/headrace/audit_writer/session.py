@@ -104,6 +104,8 @@ class Session:
             if events := await consumer.take(WAIT_S):
                 await self._add(events)
             self._read_seq = consumer.seen_seq
+            if self.destination.is_lost:
+                raise ConnectionResetError("the destination ended the connection")
             # Also without any: what waits for its time to be kept may be due.
             self._news.set()
             while self._full and not self.scope.stopping.is_set():
