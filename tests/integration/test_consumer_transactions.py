@@ -96,6 +96,14 @@ async def test_a_transaction_whose_end_is_filtered_out_is_whole_when_the_next_be
         assert sizes(await take(Transactions(consumer), 2)) == [(10, 1), (20, 1)]
 
 
+async def test_the_last_part_of_a_huge_transaction_whose_end_is_filtered_out_says_that_it_ends(client: Client) -> None:
+    await put(client, *(change(10, seq, last=False) for seq in range(4)), change(10, 4, last=True, table="b"))
+    await put(client, change(20, 0, last=True))
+    async with follow(client, Subscription(filters=("cdc.a.>",)), MemoryWatermarks()) as consumer:
+        found = await take(Transactions(consumer, events_max=2), 3)
+    assert [(one.lsn, len(one.events), one.ends) for one in found] == [(10, 2, False), (10, 2, True), (20, 1, True)]
+
+
 async def test_a_huge_transaction_comes_in_parts_that_say_so(client: Client) -> None:
     await put(client, *(change(10, seq, last=seq == 4) for seq in range(5)))
     async with follow(client, Subscription(), MemoryWatermarks()) as consumer:

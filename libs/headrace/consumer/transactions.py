@@ -64,11 +64,12 @@ class Transactions:
         while (event := await self.consumer.peek(wait_s)) is not None:
             if self._open and _of_another(event, self._open[0]):
                 return self._take(ends=True)
+            if len(self._open) >= self.events_max:
+                # Only now: what has no more to come, its end being filtered out, is whole.
+                return self._take(ends=False)
             await self._add()
             if _ends(self._open[0], self._open[-1]):
                 return self._take(ends=True)
-            if len(self._open) >= self.events_max:
-                return self._take(ends=False)
         return None
 
     async def done(self, transaction: Transaction) -> None:
