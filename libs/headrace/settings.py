@@ -106,6 +106,7 @@ class NatsSettings:
     tls_ca: Path | None = setting("NATS_TLS_CA", None, "certificate authority for NATS; turns TLS on")
     tls_cert: Path | None = setting("NATS_TLS_CERT", None, "client certificate for NATS")
     tls_key: Path | None = setting("NATS_TLS_KEY", None, "its key")
+    inbox_prefix: str | None = setting("NATS_INBOX_PREFIX", None, "where answers come, if not below _INBOX")
     reconnect_wait_s: float = setting("HEADRACE_NATS_RECONNECT_WAIT_S", 2.0, "pause between reconnects", least=0.01)
     ping_interval_s: float = setting("HEADRACE_NATS_PING_INTERVAL_S", 5.0, "after three silent ones: dead", least=0.1)
     flush_timeout_s: float = setting("HEADRACE_NATS_FLUSH_TIMEOUT_S", 10.0, "how long a flush may take", least=0.1)

@@ -24,6 +24,7 @@ from headrace.bus import link
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
 from headrace.jetstream.large import LargeStore
+from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -120,6 +121,22 @@ async def test_a_table_that_is_not_delivered_is_refused_at_once(suite: Deploymen
     """The responder may look whether the table is another suite's."""
     answer = decode((await consumer.request("snapshot.request.headrace_audit=2Fchanges", b"", timeout=20)).data)
     assert answer["status"] == "rejected"
+
+
+async def test_the_commands_of_a_consumer_work_with_its_own_rights_and_say_which_setting_is_missing(
+    suite: Deployment,
+) -> None:
+    environment = {
+        "NATS_URL": suite.nats_server.url,
+        "NATS_BRIDGE_USER": "consumer",
+        "NATS_BRIDGE_PASSWORD": suite.secrets["NATS_CONSUMER_PASSWORD"],
+    }
+    deaf = await command(environment, "snapshot", "nobody")
+    assert (deaf.code, "Traceback" in deaf.err) == (1, False), deaf.err
+    assert "NATS_INBOX_PREFIX" in " ".join(deaf.err.split())
+    heard = await command({**environment, "NATS_INBOX_PREFIX": INBOX}, "snapshot", "nobody")
+    assert heard.code == 1
+    assert "Name a table of the publication" in " ".join(heard.err.split())
 
 
 async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream(suite: Deployment) -> None:

@@ -37,6 +37,15 @@ class NatsRefusedError(HeadraceError):
     remedy = "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, NATS_TOKEN)."
 
 
+class NatsForbiddenError(HeadraceError):
+    """The NATS server lets this user in, and does not let it do what is asked."""
+
+    remedy = (
+        "Give the user these permissions (deploy/nats/permissions.conf has those of each), or run this as another; one "
+        "whose answers come elsewhere than below _INBOX needs NATS_INBOX_PREFIX."
+    )
+
+
 class NatsTlsError(HeadraceError):
     """TLS with the NATS server fails, or it has none where we want it."""
 
@@ -181,6 +190,7 @@ def options(settings: NatsSettings, name: str) -> dict[str, Any]:
         "user_credentials": str(settings.credentials) if settings.credentials else None,
         "nkeys_seed": str(settings.nkey_seed) if settings.nkey_seed else None,
         "tls": _tls(settings),
+        "inbox_prefix": settings.inbox_prefix,
     }
     return {key: value for key, value in chosen.items() if value is not None}
 

@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 from nats.aio.client import Client
+from nats.errors import TimeoutError as NatsTimeoutError
 from rich.text import Text
 
 from headrace.cli.terminal import Console
-from headrace.jetstream.connection import connect_once
+from headrace.jetstream.connection import NatsForbiddenError, NatsUnreachableError, connect_once
 from headrace.postgres import connection
 from headrace.postgres.replication import refusal
 from headrace.settings import Settings
@@ -51,6 +52,13 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
     client = await connect_once(settings.nats, f"headrace-{command}", error_cb=note)
     try:
         yield client, complaints
+    except (NatsTimeoutError, TimeoutError) as error:
+        refused = next((complaint for complaint in complaints if "permissions violation" in complaint.lower()), None)
+        if refused is not None:
+            raise NatsForbiddenError(refused) from error
+        raise NatsUnreachableError(
+            "NATS did not answer in time", remedy="Try again; `headrace doctor` looks closer."
+        ) from error
     finally:
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
