@@ -230,6 +230,15 @@ async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_g
     assert any("made anew" in row["reason"] for row in found)
 
 
+async def test_a_stream_that_is_made_only_later_is_waited_for(line: Line) -> None:
+    await line.suite.start(AUDIT, HEADRACE_STREAM="LATER")
+    await line.suite.logged(AUDIT, 'part=stream reason="stream LATER does not exist', timeout_s=60)
+    client = await nats.connect(line.nats_url)
+    await client.jetstream().add_stream(name="LATER", subjects=["later.>"])
+    await client.close()
+    await follows(line)
+
+
 async def test_a_large_transaction_behind_one_that_makes_no_rows_does_not_stop_the_trail(line: Line) -> None:
     """The place of what makes no rows waits to be kept with others': that is nothing to wait for room with."""
     await line.execute("CREATE TABLE users (id bigint PRIMARY KEY); CREATE TABLE noise (id bigint PRIMARY KEY)")

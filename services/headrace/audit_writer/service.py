@@ -136,8 +136,12 @@ class AuditWriter:
             await destination.note_gap(gap.last_lost, reason)
 
     def _ail(self, error: Exception) -> None:
-        """What is refused at the start ends the process with its remedy; what worked before is waited for."""
-        if isinstance(error, HeadraceError) and not error.retry and not self._worked:
+        """What is refused at the start ends the process with its remedy; what worked before is waited for.
+
+        So is a stream that is not there yet: beside this service a suite may be starting that makes it.
+        """
+        waited_for = self._worked or isinstance(error, StreamMissingError)
+        if isinstance(error, HeadraceError) and not error.retry and not waited_for:
             raise error
         if self._client.is_closed:
             raise link.BusClosedError("the NATS client gave up") from error
