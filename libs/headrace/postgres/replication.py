@@ -42,6 +42,13 @@ class SlotBusyError(PostgresError):
     retry = True
 
 
+class SnapshotTooLargeError(PostgresError):
+    """More transactions were open or undone while a slot was made than PostgreSQL puts into one snapshot."""
+
+    retry = True
+    remedy = "Ask again when fewer transactions run at once, or raise max_connections: the limit follows it."
+
+
 class StandbyError(PostgresError):
     """The server is a standby: read there, changes would outlive a promotion on a timeline that nobody noted."""
 
@@ -411,6 +418,7 @@ _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] =
     ("55000", "slot", SlotLostError, None),
     ("58P01", "", SlotLostError, None),
     ("53400", "", ReplicationRefusedError, "Free a slot, or raise max_replication_slots."),
+    (None, "initial slot snapshot too large", SnapshotTooLargeError, None),
     ("42501", "", ReplicationRefusedError, "ALTER ROLE … REPLICATION for POSTGRES_BRIDGE_USER."),
 )
 

@@ -23,7 +23,13 @@ from headrace.lsn import format_lsn
 from headrace.postgres import catalog
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError, connect, explained
 from headrace.postgres.facts import PublishedTable
-from headrace.postgres.replication import ExportedSnapshot, ReplicationConnection, quote_literal, quote_name
+from headrace.postgres.replication import (
+    ExportedSnapshot,
+    ReplicationConnection,
+    SnapshotTooLargeError,
+    quote_literal,
+    quote_name,
+)
 from headrace.settings import Settings
 from headrace.spark.plan import PlannedColumn
 from headrace.spark.ranges import Storage
@@ -35,6 +41,7 @@ log = logs.logger("snapshot")
 LOCK_TIMEOUT_S = 10
 ATTEMPTS = 3
 _APPLICATION = "headrace snapshot"
+_TOO_LARGE_MAX, _TOO_LARGE_PAUSE_S = 10, 0.2
 
 # The relations that hold the table's rows, with their files in the snapshot and now: they differ after a rewrite.
 _STORAGES = """
@@ -243,13 +250,26 @@ async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tupl
     """Import a slot's snapshot into a plain transaction and export it again: then the slot can go."""
     slot = await ReplicationConnection.open(settings.postgres, _APPLICATION)
     try:
-        exported = await _export(slot, connection, settings)
+        exported = await _patiently_exported(slot, connection, settings)
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}")
         name: str = await connection.fetchval("SELECT pg_export_snapshot()")
     finally:
         slot.close()
     return exported.lsn, name
+
+
+async def _patiently_exported(
+    slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings
+) -> ExportedSnapshot:
+    """It depends on the moment how many transactions a snapshot must name."""
+    for _ in range(_TOO_LARGE_MAX):
+        try:
+            return await _export(slot, connection, settings)
+        except SnapshotTooLargeError as error:
+            log.info("snapshot_too_large", reason=str(error))
+            await asyncio.sleep(_TOO_LARGE_PAUSE_S)
+    return await _export(slot, connection, settings)
 
 
 async def _export(slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings) -> ExportedSnapshot:
