@@ -43,10 +43,19 @@ RESPONDER: Stats = {
 async def told(telemetry: ServiceProcess, nats_url: str, slot: str) -> None:
     """Telemetry knows a publisher and a responder."""
     client = await nats.connect(nats_url)
-    for name, stats in (("publisher", PUBLISHER), ("snapshot-responder", RESPONDER)):
-        await client.publish(link.stats_subject(slot, name), link.encode_stats(stats, {}))
-    await client.close()
+
+    async def tell() -> None:
+        # Until it is heard: telemetry is connected a moment before it listens.
+        while True:
+            for name, stats in (("publisher", PUBLISHER), ("snapshot-responder", RESPONDER)):
+                await client.publish(link.stats_subject(slot, name), link.encode_stats(stats, {}))
+            await asyncio.sleep(0.2)
+
+    telling = asyncio.create_task(tell())
     await status_when(telemetry, lambda status: {"publisher", "snapshot-responder"} <= status["services"].keys())
+    telling.cancel()
+    await asyncio.wait({telling})
+    await client.close()
 
 
 async def test_one_screen_has_the_stream_the_slot_the_snapshots_the_tables_and_the_errors(
