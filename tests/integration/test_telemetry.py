@@ -106,7 +106,7 @@ async def test_status_and_metrics_have_every_name_of_the_bridge_with_the_suites_
     async with service(environment(database, nats_server.url, names), "telemetry") as telemetry:
         await telemetry.logs("slot_visible")
         client = await nats.connect(nats_server.url)
-        await telemetry.logs("nats_connected")
+        await telemetry.logs("reports_heard")
         await report(client, names, "wal-reader", READER)
         await report(client, names, "publisher", {"ready": 1, "cdc_events": 288, "nats_reconnects": 1})
         assert await telemetry.get("/health") == (200, '{"status": "ok"}')
@@ -141,7 +141,7 @@ async def test_a_silent_service_keeps_its_counts_and_loses_its_state(
     database: Database, nats_server: EmbeddedNats, names: Names
 ) -> None:
     async with service(environment(database, nats_server.url, names), "telemetry") as telemetry:
-        await telemetry.logs("nats_connected")
+        await telemetry.logs("reports_heard")
         client = await nats.connect(nats_server.url)
         await report(client, names, "wal-reader", READER)
         await client.close()
@@ -230,7 +230,7 @@ async def test_stream_info_is_jetstreams_own_and_refusals_say_what_to_do(
     await client.jetstream().publish("cdc.users.insert", b"{}")
     await client.close()
     async with service(environment(database, server.url, names), "telemetry") as telemetry:
-        await telemetry.logs("nats_connected")
+        await telemetry.logs("reports_heard")
         code, body = await telemetry.get("/streams/info?stream=CDC")
         info = json.loads(body)
         assert (code, info["name"], info["state"]["messages"]) == (200, "CDC", 1)

@@ -77,7 +77,7 @@ async def test_a_live_view_ends_with_q_and_leaves_the_terminal_as_it_was(
 ) -> None:
     settings = environment(database, nats_server.url, names)
     async with service(settings, "telemetry") as telemetry:
-        await telemetry.logs("nats_connected")
+        await telemetry.logs("reports_heard")
         await told(telemetry, nats_server.url, names.slot)
         ours, its = pty.openpty()
         before = termios.tcgetattr(its)

@@ -88,6 +88,8 @@ async def _hear(client: Client, settings: Settings, suite: Suite, export: OtlpEx
             export.hear(service, found.spans)
 
     await client.subscribe(link.stats_subject(settings.source.slot, "*"), cb=report)
+    await client.flush()
+    log.info("reports_heard", slot=settings.source.slot)
 
 
 async def _history(scope: Scope, suite: Suite, history: History) -> None:
