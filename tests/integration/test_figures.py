@@ -36,8 +36,9 @@ async def figures_when(telemetry: ServiceProcess, rows: int) -> dict[str, Stats]
         publisher = status["services"].get("publisher", {}).get("figures", {})
         tables = publisher.get("table_events")
         all_there = isinstance(tables, dict) and sum(n for t, n in tables.items() if t in SERIES) >= rows
-        # A frame is noted when the publisher looks up next.
-        return all_there and "ack_lag_seconds" in publisher
+        # A frame is noted when the publisher looks up next; the wal-reader reports by a clock of its own.
+        reader = status["services"].get("wal-reader", {}).get("figures", {})
+        return all_there and "ack_lag_seconds" in publisher and bool(reader.get("frames_sent"))
 
     status = await status_when(telemetry, counted)
     return {name: service["figures"] for name, service in status["services"].items()}
