@@ -21,6 +21,12 @@ from headrace.testing.plugin import OwnPostgres
 SNAPSHOTS = 20
 REQUEST = SnapshotRequest("busy", "public", "busy")
 WAITS = "SELECT wait_event = 'SyncRep' FROM pg_stat_activity WHERE pid = $1"
+BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender' AND $1 = ANY(pg_blocking_pids(pid))"
+ROLLED_BACK = """DO $$ BEGIN
+    FOR number IN 1..2000 LOOP
+        BEGIN INSERT INTO busy VALUES (1000 + number); RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END;
+    END LOOP;
+END $$"""
 LEVELS = ("on", "off", "local", "remote_write", "remote_apply")
 
 
@@ -147,3 +153,35 @@ async def test_a_commit_that_waits_for_its_standby_holds_the_snapshot_up_and_is_
     assert ids == {1}
     assert (await world.commits())[1] < lsn
     await waiting.close()
+
+
+async def test_a_snapshot_that_would_have_to_name_too_many_transactions_is_taken_when_they_are_over(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    old, middle, crowd = [await world.connect() for _ in range(3)]
+    await old.execute("BEGIN; INSERT INTO busy VALUES (1)")
+    snapshot = asyncio.create_task(world.snapshot())
+    await held_up_by(world, old)
+    await middle.execute("BEGIN; INSERT INTO busy VALUES (2)")
+    await old.execute("COMMIT")
+    await held_up_by(world, middle)
+    # More than PostgreSQL has places for, all of them between the oldest that is open and the newest that committed.
+    await crowd.execute(f"BEGIN; INSERT INTO busy VALUES (3); {ROLLED_BACK}")
+    await world.sql.execute("INSERT INTO busy VALUES (4)")
+    await middle.execute("COMMIT")
+    await held_up_by(world, crowd)
+    assert "snapshot_too_large" in caplog.text
+    await crowd.execute("COMMIT")
+    lsn, ids = await snapshot
+    assert ids == {1, 2, 3, 4}
+    assert all(commit < lsn for commit in (await world.commits()).values())
+    for connection in (old, middle, crowd):
+        await connection.close()
+
+
+async def held_up_by(world: World, connection: asyncpg.Connection) -> None:
+    """Wait until the snapshot's slot waits for this connection's transaction."""
+    async with asyncio.timeout(30):
+        while not await world.sql.fetchval(BLOCKED, connection.get_server_pid()):  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.02)

@@ -351,15 +351,16 @@ class ReplicationConnection:
     async def _answered(self, command: str) -> list[tuple[str | None, ...]]:
         self._pg.send_query(command.encode())
         result = await self._result()
+        # The answer to its end, an error's too: until then the connection takes no other command.
+        if result is not None:
+            while await self._result() is not None:
+                pass
         if result is None or result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             raise self._error(result)
-        rows = [
+        return [
             tuple(_decoded(result.get_value(row, column)) for column in range(result.nfields))
             for row in range(result.ntuples)
         ]
-        while await self._result() is not None:
-            pass
-        return rows
 
     async def _result(self) -> pq.abc.PGresult | None:
         await self._flush()

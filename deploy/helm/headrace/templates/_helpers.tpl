@@ -78,8 +78,9 @@ capabilities: {drop: [ALL]}
 {{- $audit := dict }}
 {{- if $values.audit.enabled }}
 {{- $trail := printf "%s.%s" $values.audit.schema (include "headrace.auditTable" .) }}
+{{- $month := "[0-9][0-9][0-9][0-9]_[0-9][0-9]" }}
 {{- $beside := printf "%s.headrace_audit_*" $values.audit.schema }}
-{{- $audit = dict "HEADRACE_MESSAGE_PREFIXES" "_bemi" "HEADRACE_EXCLUDE" (printf "%s,%s_p*,%s" $trail $trail $beside) }}
+{{- $audit = dict "HEADRACE_MESSAGE_PREFIXES" "_bemi" "HEADRACE_EXCLUDE" (printf "%s,%s_p%s,%s" $trail $trail $month $beside) }}
 {{- end }}
 {{- range $name, $value := merge (dict) (.slot.settings | default dict) $values.settings $audit }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
