@@ -20,6 +20,7 @@ import uvloop
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.health import Health
+from headrace.heap import keep_freed_memory
 from headrace.metrics import Stats
 from headrace.settings import ProcessSettings
 
@@ -98,6 +99,7 @@ Main = Callable[[Scope], Awaitable[None]]
 def run(service: str, process: ProcessSettings, main: Main) -> int:
     """Run a service to its end; the process's exit code."""
     logs.configure(service, level=process.log_level, form=process.log_format)
+    keep_freed_memory()
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     try:

@@ -138,7 +138,7 @@ class StreamSettings:
     cdc_age_max_s: int = setting("HEADRACE_CDC_AGE_MAX_S", 86_400, "how long events are kept", least=1)
     cdc_bytes_max: int = setting("HEADRACE_CDC_BYTES_MAX", 8192 * _MIB, "how many bytes of events are kept", least=1)
     init_age_max_s: int = setting("HEADRACE_INIT_AGE_MAX_S", 604_800, "how long snapshots are kept", least=1)
-    dedupe_window_s: float = setting("HEADRACE_DEDUPE_WINDOW_S", 120.0, "JetStream's duplicate window", least=0.1)
+    dedupe_window_s: float = setting("HEADRACE_DEDUPE_WINDOW_S", 5.0, "duplicate window; nothing needs it", least=0.1)
     retention: Retention = setting("HEADRACE_RETENTION", Retention.RELAXED, "strict: a full stream holds the slot")
 
 

@@ -35,6 +35,24 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def family_cpu_s(pid: int) -> dict[str, float]:
+    """Processor time of the process and all that descend from it, those that ended too, by the name of the program."""
+    parents, names, seconds = {}, {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _, tail = stat.read_text().rpartition(")")
+            one, fields = int(head.split()[0]), tail.split()
+            parents[one], names[one] = int(fields[1]), head.partition("(")[2]
+            seconds[one] = sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_S
+    family = {pid}
+    while more := {one for one, parent in parents.items() if parent in family} - family:
+        family |= more
+    total: dict[str, float] = {}
+    for one in family & seconds.keys():
+        total[names[one]] = total.get(names[one], 0.0) + seconds[one]
+    return total
+
+
 def rss_max_mib(pid: int) -> float:
     """The most memory that the process held so far."""
     return _status_mib(pid, "VmHWM:")

@@ -6,15 +6,17 @@ import json
 import os
 import platform
 import sysconfig
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 _JUDGED = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}
+_POINTS_MAX = 60
 HISTORY = Path(__file__).parents[2] / "docs/benchmarks/history.jsonl"
 
 
@@ -97,10 +99,19 @@ def line(figures: list[Figure], rows: int) -> str:
             # Beyond the cores there are, others took part of the machine, and of the figures.
             "load": round(os.getloadavg()[0], 1),
             "rows": rows,
-            "figures": [asdict(figure) for figure in figures],
+            "figures": [asdict(replace(figure, rss_series=_thinned(figure.rss_series))) for figure in figures],
         },
         ensure_ascii=False,
     )
+
+
+def _thinned(series: dict[str, list[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
+    """As many points as a picture shows: of neighbours the highest."""
+    thin = {}
+    for name, points in series.items():
+        step = -(-len(points) // _POINTS_MAX) or 1
+        thin[name] = [max(points[at : at + step], key=itemgetter(1)) for at in range(0, len(points), step)]
+    return thin
 
 
 def keep(text: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tests.bench.machine import PUBLICATION, Machine, rss_max_mib
+from tests.bench.machine import PUBLICATION, Machine, cpu_s, family_cpu_s, rss_max_mib
 from tests.bench.result import Figure, against, plain
 
 from headrace.contract.events import decode
@@ -42,16 +43,31 @@ async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> l
     async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
         client = await nats.connect(machine.nats.url)
         cold = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
+        began = _cpu_s(machine, suite)
         warm = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
+        cpu_us = {name: (total - began.get(name, 0.0)) / rows * 1e6 for name, total in _cpu_s(machine, suite).items()}
         after = await _copy(machine)
         rss = rss_max_mib(suite.pid("snapshot-responder"))
         await client.close()
         await suite.stop("snapshot-responder")
+    made = against("snapshot", rows / warm, "rows/s", rows / ((before + after) / 2), "psql COPY", LEAST)
     return [
-        against("snapshot", rows / warm, "rows/s", rows / ((before + after) / 2), "psql COPY", LEAST),
+        replace(made, cpu_us=cpu_us),
         plain("snapshot, Spark not running yet", rows / cold, "rows/s"),
         plain("snapshot-responder", rss, "MiB", 64),
     ]
+
+
+def _cpu_s(machine: Machine, suite: Suite) -> dict[str, float]:
+    """Of every process that has a part in a snapshot."""
+    ours = family_cpu_s(suite.pid("snapshot-responder"))
+    java = ours.pop("java", 0.0)
+    return {
+        "PostgreSQL": sum(family_cpu_s(machine.postgres.pid).values()),
+        "responder and workers": sum(ours.values()),
+        "Spark's JVM": java,
+        "nats-server": cpu_s(machine.nats.pid),
+    }
 
 
 async def _copy(machine: Machine) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 from nats.js import JetStreamContext
+from nats.js.api import ObjectMeta, ObjectMetaOptions
 from nats.js.errors import APIError, BucketNotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
@@ -13,6 +14,11 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.objects import MissingObjectError
 
 log = logs.logger("large")
+
+# What the protocol may take of a message beside a piece.
+_OVERHEAD_BYTES = 1024
+# nats-py's own; each piece waits for its acknowledgement, which takes long behind a full pipe.
+_PIECE_BYTES = 128 * 1024
 
 
 class LargeMissingError(HeadraceError):
@@ -29,16 +35,19 @@ class LargeRefusedError(HeadraceError):
 
 
 class LargeStore:
-    def __init__(self, js: JetStreamContext, bucket: str) -> None:
+    """`payload_max` is the server's, for one who puts: the pieces are as large as it takes, and so the fewest."""
+
+    def __init__(self, js: JetStreamContext, bucket: str, payload_max: int = _PIECE_BYTES) -> None:
         self._js = js
         self._bucket = bucket
+        self._piece_bytes = payload_max - _OVERHEAD_BYTES
         self._store: ObjectStore | None = None
 
     async def put(self, name: str, data: bytes) -> None:
         """Keep it; a replay replaces it by the same."""
         store = await self._open()
         try:
-            await store.put(name, data)
+            await store.put(name, data, ObjectMeta(options=ObjectMetaOptions(max_chunk_size=self._piece_bytes)))
         except APIError as error:
             raise LargeRefusedError(f"{name} of {len(data)} bytes was refused by the object store: {error}") from error
         log.info("large_kept", name=name, bytes=len(data))

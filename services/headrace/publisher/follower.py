@@ -125,7 +125,7 @@ class Follower:
         self._book = await self._shelf.load(self._place.position, self._place.ids_after)
         self._assembler = self._new_assembler()
         log.info("place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq)
-        parked = LargeStore(js, self._settings.streams.parked)
+        parked = LargeStore(js, self._settings.streams.parked, self._client.max_payload)
         self._parking = Parking(self._settings.delivery.poison, parked, self._source, self._stats)
         self._pipe = await self._new_pipe(tail)
         self._delivery = self._new_delivery()
@@ -280,7 +280,7 @@ class Follower:
         return offered
 
     def _new_delivery(self) -> Delivery:
-        large = LargeStore(self._client.jetstream(), self._settings.streams.large)
+        large = LargeStore(self._client.jetstream(), self._settings.streams.large, self._client.max_payload)
         if isinstance(self._pipe, AtomicPipe):
             return Transactions(self._pipe, large, self._place, self._stats)
         if self._settings.delivery.mode is DeliveryMode.BATCH:

@@ -148,7 +148,7 @@ class RangeCopy:
         self._range = page_range
         self._client = client
         self._js: JetStreamContext = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
-        self._large = LargeStore(self._js, plan.large_bucket)
+        self._large = LargeStore(self._js, plan.large_bucket, client.max_payload)
         self._block = _encoder(plan)
         self._cutter = ChunkCutter(plan.chunk_rows_max, plan.payload_bytes_max)
         self._received: list[bytes] = []
