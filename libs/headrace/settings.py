@@ -187,7 +187,7 @@ class BusSettings:
     """The internal bus between wal-reader and publisher."""
 
     frame_bytes_max: int = setting("HEADRACE_FRAME_BYTES_MAX", 256 * 1024, "a frame is sent at this size", least=1024)
-    in_flight_bytes_max: int = setting("HEADRACE_IN_FLIGHT_BYTES_MAX", 4 * _MIB, "unconsumed bytes", least=65_536)
+    in_flight_bytes_max: int = setting("HEADRACE_IN_FLIGHT_BYTES_MAX", 2 * _MIB, "unconsumed bytes", least=65_536)
     status_interval_s: float = setting("HEADRACE_STATUS_INTERVAL_S", 1.0, "status to PostgreSQL", least=0.05)
     window_messages_max: int = setting("HEADRACE_WINDOW_MESSAGES_MAX", 4096, "unacknowledged messages", least=1)
     window_bytes_max: int = setting("HEADRACE_WINDOW_BYTES_MAX", 8 * _MIB, "unacknowledged bytes", least=65_536)
