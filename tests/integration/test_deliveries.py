@@ -388,7 +388,7 @@ class TestTransactions:
 # Two of the transactions fit into a group: there are at least five, however fast they come.
 @pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "200"}], indirect=True)
 @pytest.mark.slow
-async def test_a_publisher_killed_between_groups_doubles_and_loses_nothing(self, line: Line) -> None:
+async def test_a_publisher_killed_between_groups_doubles_and_loses_nothing(line: Line) -> None:
     for number, hits in enumerate((1, 2, 3), start=1):
 
         async def several(first: int = number * 10_000) -> None:
