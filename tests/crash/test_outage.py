@@ -39,10 +39,12 @@ class Writer:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.rows = 0
+        self.ended = False
 
     async def run(self) -> None:
         began, pause_s = time.monotonic(), AT_ONCE / ROWS_PER_S
-        while True:
+        # Never cut off in a write: it may be committed all the same, and not be counted.
+        while not self.ended:
             await self.write()
             await asyncio.sleep(max(0.0, began + self.rows / AT_ONCE * pause_s - time.monotonic()))
 
@@ -62,10 +64,8 @@ async def running(writer: Writer) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        if task.done():
-            task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        writer.ended = True
+        await task
 
 
 async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
