@@ -25,7 +25,7 @@ from headrace.testing.plugin import OwnNats
 from headrace.testing.servers import SessionServers
 
 EXAMPLE = Path(__file__).parents[2] / "examples/python/fast_ingest.py"
-LINES = 60_000
+LINES = 150_000
 STREAM = "LINES"
 
 
@@ -86,7 +86,7 @@ async def stored_to(urls: str, count: int) -> None:
     async with asyncio.timeout(120):
         while True:
             with contextlib.suppress(NatsError, JetStreamError, TimeoutError):
-                if (await client.jetstream().stream_info(STREAM)).state.messages >= count:
+                if (await client.jetstream(timeout=0.5).stream_info(STREAM)).state.messages >= count:
                     break
             await asyncio.sleep(0.02)
     await client.close()
@@ -105,6 +105,7 @@ async def test_every_line_is_stored_once_in_order_though_program_and_server_are_
 ) -> None:
     server, chance = await own_nats(), random.Random(7)
     await made(server.url)
+    killed = 0
     for _ in range(4):
         program = await started(server.url, lines)
         await asyncio.sleep(0.6 + chance.random())
@@ -113,7 +114,9 @@ async def test_every_line_is_stored_once_in_order_though_program_and_server_are_
             await server.start()
         if program.returncode is None:
             program.send_signal(signal.SIGKILL)
+            killed += 1
         await program.wait()
+    assert killed, "it was always through before"
     program = await started(server.url, lines)
     assert await program.wait() == 0
     assert await found(server.url) == expected(lines)
@@ -125,11 +128,11 @@ async def test_every_line_is_stored_once_in_order_though_leaders_step_down_and_d
     urls = ",".join(server.url for server in cluster)
     await made(cluster[0].url, replicas=3)
     program = await started(urls, lines)
-    for part in (0.1, 0.3, 0.5):
+    for part in (0.05, 0.1, 0.15):
         await stored_to(urls, int(part * LINES))
         await stepped_down((await leader_of(cluster, STREAM)).url)
-    await stored_to(urls, int(0.6 * LINES))
     leader = await leader_of(cluster, STREAM)
+    await stored_to(urls, int(0.2 * LINES))
     await leader.kill()
     assert program.returncode is None, "the leader died with nothing under way"
     async with asyncio.timeout(300):

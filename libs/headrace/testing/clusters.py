@@ -52,7 +52,7 @@ async def leader_of(servers: list[EmbeddedNats], stream: str) -> EmbeddedNats:
         async with asyncio.timeout(LEADER_S):
             while True:
                 with contextlib.suppress(NatsError, JetStreamError, TimeoutError):
-                    info = await client.jetstream().stream_info(stream)
+                    info = await client.jetstream(timeout=1).stream_info(stream)
                     if info.cluster is not None and info.cluster.leader:
                         return servers[int(info.cluster.leader[1:])]
                 await asyncio.sleep(0.2)
