@@ -96,8 +96,8 @@ class Scope:
 Main = Callable[[Scope], Awaitable[None]]
 
 
-def run(service: str, process: ProcessSettings, main: Main) -> int:
-    """Run a service to its end; the process's exit code."""
+def run(service: str, process: ProcessSettings, main: Main, tell: Callable[[str], None] | None = None) -> int:
+    """Run a service to its end; the process's exit code. A person is told a foreseen error by `tell`, not by a log."""
     logs.configure(service, level=process.log_level, form=process.log_format)
     keep_freed_memory()
     gc.freeze()
@@ -105,15 +105,17 @@ def run(service: str, process: ProcessSettings, main: Main) -> int:
     try:
         return uvloop.run(_supervised(service, process, main))
     except BaseExceptionGroup as group:
-        return _report(service, list(_leaves(group)))
+        return _report(service, list(_leaves(group)), tell)
     except Exception as error:  # noqa: BLE001  # the last place where it can be told
-        return _report(service, [error])
+        return _report(service, [error], tell)
 
 
-def _report(service: str, errors: list[BaseException]) -> int:
+def _report(service: str, errors: list[BaseException], tell: Callable[[str], None] | None) -> int:
     """Tell why the service ended; foreseen errors in a line, others with their traceback."""
     for error in errors:
-        if isinstance(error, HeadraceError):
+        if isinstance(error, HeadraceError) and tell:
+            tell(str(error))
+        elif isinstance(error, HeadraceError):
             log.error("service_failed", error=type(error).__name__, reason=str(error))
         else:
             log.crash("service_crashed", error, service=service)

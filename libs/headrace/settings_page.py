@@ -49,7 +49,7 @@ _PARAGRAPH = """\
 
 Every setting is an environment variable, the same for all services. A few are options of the command as well; an
 option wins over the variable. A bad value ends the process before it connects anywhere, with the name of the setting
-and what to set it to.
+and what to set it to; a variable that is nearly a setting (`HEADRACE_DELIVRY`) is told when a process begins.
 
 A secret may come from a file: set `{NAME}_FILE` to its path instead of `{NAME}`. Secrets are never logged. Names that
 end in `_S` are seconds, those that end in `_BYTES` or `_BYTES_MAX` are bytes. Lists are separated by commas. What is

@@ -27,6 +27,8 @@ SIZES = {"desk": (1280, 900), "phone": (390, 844), "small": (320, 640)}
 # A name that would be markup if the page were careless.
 TABLE = "<b>wages</b>"
 # The charts whose last figure is not what the tile says; the page draws both in one turn.
+# What is wider than its card, and so cut at its edge.
+CUT = "[...document.querySelectorAll('.card')].filter((c) => c.scrollWidth > c.clientWidth).map((c) => c.innerText)"
 SAME = """
 [['#chart-rate', document.querySelector('#rate').textContent + '/s'],
  ['#chart-wal', document.querySelector('#lag').textContent + ', ' + document.querySelector('#kept').textContent]]
@@ -54,6 +56,7 @@ async def see(page: Browser, name: str, width: int, height: int, *, dark: bool) 
     await page.looks_like(width, height, dark=dark)
     await until(page, f"innerWidth === {width}")
     assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    assert await page.evaluate(CUT) == []
     picture = await page.screenshot()
     assert picture.startswith(b"\x89PNG")
     if folder := os.environ.get("HEADRACE_SCREENSHOTS"):

@@ -229,20 +229,29 @@ def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
 @contextlib.asynccontextmanager
 async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Client]:
     """A connection for as long as the service lives; waits for the server first."""
-    client = await _first_connection(scope, settings)
+    # A command that is done closes its connection without being told to stop: that is no loss of it.
+    closing = asyncio.Event()
+    client = await _first_connection(scope, settings, closing)
     try:
         yield client
     finally:
+        closing.set()
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
                 await client.close()
 
 
-async def _first_connection(scope: Scope, settings: NatsSettings) -> Client:
+def version_of(client: Client) -> str:
+    """The server's version; nats-py's own text of it is made for a debugger."""
+    server = client.connected_server_version
+    return f"{server.major}.{server.minor}.{server.patch}"
+
+
+async def _first_connection(scope: Scope, settings: NatsSettings, closing: asyncio.Event) -> Client:
     pause = 0.2
     while True:
         try:
-            client = await connect_once(settings, f"headrace-{scope.service}", **_callbacks(scope, settings))
+            client = await connect_once(settings, f"headrace-{scope.service}", **_callbacks(scope, settings, closing))
         except NatsUnreachableError as error:
             scope.health.ail("nats", str(error))
             await scope.pause(pause)
@@ -251,13 +260,13 @@ async def _first_connection(scope: Scope, settings: NatsSettings) -> Client:
                 raise
         else:
             scope.health.heal("nats")
-            log.info("nats_connected", server=shown(settings), version=client.connected_server_version)
+            log.info("nats_connected", server=shown(settings), version=version_of(client))
             return client
 
 
-def _callbacks(scope: Scope, settings: NatsSettings) -> dict[str, Any]:
+def _callbacks(scope: Scope, settings: NatsSettings, closing: asyncio.Event) -> dict[str, Any]:
     async def disconnected() -> None:
-        if not scope.stopping.is_set():
+        if not (scope.stopping.is_set() or closing.is_set()):
             scope.health.ail("nats", f"NATS at {shown(settings)} is disconnected; reconnecting")
 
     async def reconnected() -> None:

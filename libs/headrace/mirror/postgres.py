@@ -123,7 +123,7 @@ class PostgresTarget:
             async with _explained():
                 if table is not None:
                     await _lock(connection, table)
-                marks = await _marks(connection)
+                marks = await _kept_marks(connection)
             yield PostgresReading(connection, marks)
         finally:
             await connection.close()
@@ -153,6 +153,14 @@ async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
 async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
     cursor = await connection.execute(f"SELECT key, value FROM {SCHEMA}.marks")  # noqa: S608  # a constant
     return dict(await cursor.fetchall())
+
+
+async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
+    """Those of a mirror that must be there."""
+    cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"{SCHEMA}.marks"])
+    if await cursor.fetchone() == (True,):
+        raise TargetError("the database holds no mirror", remedy="Check --to; `headrace mirror` makes a mirror there.")
+    return await _marks(connection)
 
 
 @contextlib.asynccontextmanager

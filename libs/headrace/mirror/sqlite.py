@@ -13,6 +13,7 @@ import sqlite3
 import string
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.mirror.book import tables_of
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 MARKS = "headrace_mirror"
 BUSY_TIMEOUT_S = 30.0
+_NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` makes a mirror there."
 READ_ROWS = 5000
 _TYPES = {Kind.BOOL: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLOAT: "REAL", Kind.BYTES: "BLOB", Kind.UNKNOWN: ""}
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
@@ -299,9 +301,15 @@ class SqliteReading:
     arrays = None
 
     def __init__(self, path: str) -> None:
+        # SQLite would make the file, and a path with a slip of the pen would leave an empty one behind.
+        if not Path(path).exists():
+            raise TargetError(f"SQLite file {path} isn't there", remedy=_NO_MIRROR_REMEDY)
         with _explained(path):
             self._connection = _connect(path)
             self._connection.execute("PRAGMA query_only = 1")
+            if not self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]).fetchone():
+                self._connection.close()
+                raise TargetError(f"SQLite file {path} holds no mirror", remedy=_NO_MIRROR_REMEDY)
             self._connection.execute("BEGIN")
             query = f"SELECT key, value FROM {MARKS}"  # noqa: S608  # a constant
             self.marks: dict[str, str] = dict(self._connection.execute(query))

@@ -21,7 +21,7 @@ from headrace.bus import link
 from headrace.cli.checks import Findings
 from headrace.cli.session import kind_and_name, nats
 from headrace.errors import HeadraceError
-from headrace.jetstream.connection import shown
+from headrace.jetstream.connection import shown, version_of
 from headrace.jetstream.objects import declared
 from headrace.settings import Settings
 
@@ -50,7 +50,7 @@ async def examine(settings: Settings) -> Findings:
 def _version(client: Client, findings: Findings) -> None:
     server = client.connected_server_version
     version = (server.major, server.minor)
-    found = f"nats-server {server.major}.{server.minor}.{server.patch}"
+    found = f"nats-server {version_of(client)}"
     payload = f"messages up to {client.max_payload // 1024} KiB"
     if version >= _FAST_SINCE:
         findings.ok("version", f"{found} (fast ingest, atomic batches; {payload})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,10 +17,12 @@ import uvloop
 
 from headrace import log as logs
 from headrace.cli import archive_commands, audit_commands, mirror_commands, service
+from headrace.cli.usage import HELP_NAMES, readable
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.plain import plain
-from headrace.settings import Settings, load
+from headrace.settings import DeliveryMode, Settings, load
+from headrace.slips import slips
 
 app = typer.Typer(
     name="headrace",
@@ -27,8 +30,26 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": HELP_NAMES},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {metadata.version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    *,
+    version: Annotated[  # its callback does the work
+        bool,
+        typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream."""
+
 
 Slot = Annotated[str | None, typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]")]
 Pub = Annotated[str | None, typer.Option("--pub", help="Publication to read. [HEADRACE_PUB]")]
@@ -43,6 +64,7 @@ def settings_from(
     port: int | None = None,
     json: bool | None = None,
     zstd: bool | None = None,
+    delivery: DeliveryMode | None = None,
 ) -> Settings:
     """Settings from flags and the environment; ends the process with one line when they can't be used."""
     try:
@@ -53,6 +75,7 @@ def settings_from(
             process__http_port=port,
             format__encoding=Encoding.JSON if json else None,
             format__zstd=zstd,
+            delivery__mode=delivery,
         )
     except HeadraceError as error:
         fail(error)
@@ -89,7 +112,15 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]")
     ] = None,
     json: Json = None,
+    delivery: Annotated[
+        DeliveryMode | None,
+        typer.Option("--delivery", help="What one message, or atomic group, holds. [HEADRACE_DELIVERY]"),
+    ] = None,
     zstd: Zstd = None,
+    zstd_events: Annotated[
+        bool | None,
+        typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
+    ] = None,
     pg_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")] = 0,
     nats_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")] = 0,
     archive: Annotated[
@@ -115,14 +146,16 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     except HeadraceError as error:
         fail(error)
     for suite in suites:
-        settings_from(suite.slot, suite.pub, port, json, zstd)
+        settings_from(suite.slot, suite.pub, port, json, zstd, delivery)
     options = command.Options(
         suites=suites,
         pg_port=pg_port,
         nats_port=nats_port,
         http_port=port,
         json=json,
+        delivery=delivery,
         zstd=zstd,
+        zstd_events=zstd_events,
         archive=archive,
         once=once,
         verbose=verbose,
@@ -303,4 +336,6 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def main() -> None:
     # The entry point of the console script; typer wants the program's name, whatever it was started as.
-    app(prog_name="headrace", args=sys.argv[1:])
+    for slip in slips(os.environ):
+        typer.echo(plain(f"headrace: {slip}"), err=True)
+    readable(typer.main.get_command(app))(prog_name="headrace", args=sys.argv[1:])

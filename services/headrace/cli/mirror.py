@@ -5,9 +5,10 @@ On a terminal it shows bars and a status line; anywhere else it logs lines, as s
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 from rich.console import Group, RenderableType
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace import lifecycle
+from headrace import log as logs
 from headrace.cli.terminal import Console
 from headrace.contract.naming import PUBLIC
 from headrace.errors import SettingError
@@ -26,6 +28,7 @@ from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror, Streams, opened
 from headrace.mirror.table import Phase
+from headrace.plain import plain
 from headrace.settings import ProcessSettings, Settings
 
 SERVICE = "mirror"
@@ -54,7 +57,14 @@ def run(settings: Settings, tables: Sequence[str], to: str, http: int | None) ->
     async def main(scope: Scope) -> None:
         await _mirror(scope, settings, names, to, http=http, on_terminal=on_terminal)
 
-    return lifecycle.run(SERVICE, quiet(settings.process) if on_terminal else settings.process, main)
+    if on_terminal:
+        return lifecycle.run(SERVICE, quiet(settings.process), main, tell)
+    return lifecycle.run(SERVICE, settings.process, main)
+
+
+def tell(problem: str) -> None:
+    """Why a command could not do what it was asked: one line on stderr."""
+    print(plain(f"headrace: {problem}"), file=sys.stderr)
 
 
 def quiet(process: ProcessSettings) -> ProcessSettings:
@@ -81,6 +91,8 @@ async def _mirror(
             scope.spawn("mirror-figures", _look(scope, mirror))
             if on_terminal:
                 scope.spawn("mirror-view", _show(scope, mirror, to))
+                # So that the bars are there before anything is told.
+                await asyncio.sleep(0)
             await mirror.run(scope.stopping)
             scope.stopping.set()
     except NatsUnreachableError:
@@ -120,11 +132,22 @@ async def _look(scope: Scope, mirror: Mirror) -> None:
 
 async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
     """Bars and a status line, until the end."""
-    with Live(console=Console(), refresh_per_second=1 / VIEW_S) as live:
+    with Live(console=Console(), refresh_per_second=1 / VIEW_S) as live, _logged_above(scope.process):
         while not scope.stopping.is_set():
             live.update(_view(mirror, to))
             await scope.pause(VIEW_S)
         live.update(_line(mirror, to))
+
+
+@contextlib.contextmanager
+def _logged_above(process: ProcessSettings) -> Iterator[None]:
+    """Lines go above the bars, which own the terminal; what only warns is in the status line anyway."""
+    level = "error" if process.log_level == "warning" else process.log_level
+    logs.configure(SERVICE, level=level, form=process.log_format)
+    try:
+        yield
+    finally:
+        logs.configure(SERVICE, level=process.log_level, form=process.log_format, stream=sys.__stderr__)
 
 
 def _view(mirror: Mirror, to: str) -> RenderableType:

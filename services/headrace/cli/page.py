@@ -17,6 +17,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from headrace.cli import service
 from headrace.cli.main import app
+from headrace.cli.usage import placeholder
 
 _HEAD = """\
 # Command line
@@ -76,8 +77,7 @@ def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str]:
     explain = parameter.help or ""
     if isinstance(parameter, TyperArgument):
         return str(parameter.name).upper(), explain
-    value = "" if parameter.is_flag else f" {str(parameter.name).upper()}"
-    return ", ".join(parameter.opts) + value, explain
+    return f"{', '.join(parameter.opts)} {placeholder(parameter)}".rstrip(), explain
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:

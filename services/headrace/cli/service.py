@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from headrace import lifecycle
+from headrace import log as logs
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
 from headrace.plain import plain
 from headrace.settings import Compat, DeliveryMode, Poison, load
+from headrace.slips import slips
+
+log = logs.logger("service")
 
 SERVICES = {
     "wal-reader": "Read the replication slot and send frames on the internal bus.",
@@ -93,4 +97,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
         print(plain(f"headrace: {error}"), file=sys.stderr)
         return lifecycle.EXIT_ERROR
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
-    return lifecycle.run(name, settings.process, lambda scope: service.run(scope, settings))
+
+    async def main(scope: lifecycle.Scope) -> None:
+        for slip in slips(os.environ):
+            log.warning("setting_unknown", reason=slip)
+        await service.run(scope, settings)
+
+    return lifecycle.run(name, settings.process, main)

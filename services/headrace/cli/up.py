@@ -27,6 +27,7 @@ from headrace.cli.up_view import Made, Row, View
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
+from headrace.settings import DeliveryMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,9 @@ class Options:
     http_port: int | None = None
     suites: tuple[Chosen, ...] = (Chosen(),)
     json: bool | None = None
+    delivery: DeliveryMode | None = None
     zstd: bool | None = None
+    zstd_events: bool | None = None
     archive: str | None = None
     once: bool = False
     verbose: bool = False
@@ -47,7 +50,9 @@ class Options:
         """The flags that all services share, as variables."""
         given = {
             "HEADRACE_ENCODING": "json" if self.json else None,
+            "HEADRACE_DELIVERY": None if self.delivery is None else str(self.delivery),
             "HEADRACE_ZSTD": "true" if self.zstd else None,
+            "HEADRACE_ZSTD_EVENTS": "true" if self.zstd_events else None,
             "HEADRACE_ARCHIVE_URL": self.archive,
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -273,8 +278,9 @@ class _Up:
             ("look at", f"{self._suites[0].supervisor.url('telemetry')}/   (in a browser)"),
             *several,
             ("nats", f"nats --server {url} sub 'cdc.>'"),
-            ("Python", f"await nats.connect({url!r}), then jetstream().subscribe('cdc.>', ordered_consumer=True)"),
-            ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data that is there"),
+            ("Python", f"client = await nats.connect({url!r})"),
+            ("", "await client.jetstream().subscribe('cdc.>', ordered_consumer=True)"),
+            ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data"),
         ]
 
 

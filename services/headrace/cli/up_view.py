@@ -72,7 +72,7 @@ class View:
 
     def done(self, text: str) -> None:
         """A step that is behind us."""
-        self._console.print(Text.assemble(("✓ ", "green"), text), soft_wrap=True)
+        self._beside(Text("✓ ", "green"), Text(text))
 
     def line(self, service: str, line: Line) -> None:
         """A service's line: all of them with --verbose, else the grave ones."""
@@ -92,9 +92,19 @@ class View:
         """The sample changes: subject, operation, data."""
         for event in events:
             data = {name: value for name, value in event.data.items() if value is not None}
-            line = Text.assemble("  ", (f"{event.subject:<26}", "cyan"), f"  {event.operation}  ")
-            line.append(json.dumps(data, ensure_ascii=False, default=str), style="dim")
-            self._console.print(line, soft_wrap=True)
+            head = Text.assemble("  ", (f"{event.subject:<26}", "cyan"), f"  {event.operation}  ")
+            self._beside(head, Text(json.dumps(data, ensure_ascii=False, default=str), style="dim"))
+
+    def _beside(self, head: Text, text: Text) -> None:
+        """What is too long for the terminal goes on below its own beginning; elsewhere it stays one line."""
+        if not self._console.is_terminal:
+            self._console.print(head.append_text(text), soft_wrap=True)
+            return
+        columns = Table.grid()
+        columns.add_column(no_wrap=True)
+        columns.add_column(overflow="fold")
+        columns.add_row(head, text)
+        self._console.print(columns)
 
     def table(self, rows: Sequence[Row], hints: Sequence[tuple[str, str]]) -> None:
         """What runs where, and how to go on."""

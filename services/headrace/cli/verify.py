@@ -1,19 +1,22 @@
 """`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or again and again.
 
-Ends with code 0 where all tables are equal, 3 where one is not. Shows keys of rows that differ, never other values.
+Ends with code 0 where all tables are equal, 3 where one is not, 1 where it was not found out. Shows keys of rows that
+differ, never other values.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import orjson
 from rich.text import Text
 
 from headrace import lifecycle
 from headrace import log as logs
-from headrace.cli.mirror import quiet, served, table_names
+from headrace.cli.mirror import quiet, served, table_names, tell
 from headrace.cli.terminal import Console
 from headrace.contract.naming import table_token
 from headrace.jetstream.connection import connected
@@ -47,35 +50,57 @@ def run(
     """Compare; the process's exit code."""
     names = table_names(tables)
     patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
-    different = False
+    found: list[Verdict] | None = None
+
+    async def compare(scope: Scope, verifier: Verifier) -> None:
+        nonlocal found
+        found = await _all(verifier, names, scope, as_json=as_json)
 
     async def main(scope: Scope) -> None:
-        nonlocal different
         async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
             verifier = Verifier(settings, client, target, patience)
-            while not scope.stopping.is_set():
-                verdicts = await _all(verifier, names, scope)
-                different = not all(verdict.equal for verdict in verdicts)
-                _tell(verdicts, as_json=as_json)
-                _count(scope.health.stats, verdicts)
+            while await scope.until_stopping(compare(scope, verifier)):
                 scope.health.started()
                 if every_s is None:
                     break
                 await scope.pause(every_s)
 
-    code = lifecycle.run(SERVICE, quiet(settings.process) if every_s is None else settings.process, main)
-    return EXIT_DIFFERENT if different and every_s is None and not code else code
+    if every_s is not None:
+        return lifecycle.run(SERVICE, settings.process, main)
+    return lifecycle.run(SERVICE, quiet(settings.process), main, tell) or _exit_code(found)
 
 
-async def _all(verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope) -> list[Verdict]:
+def _exit_code(found: Sequence[Verdict] | None) -> int:
+    if found is None:
+        return lifecycle.EXIT_ERROR
+    return 0 if all(verdict.equal for verdict in found) else EXIT_DIFFERENT
+
+
+async def _all(verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool) -> list[Verdict]:
+    """Every table's verdict, each told as soon as it is there."""
     began = time.monotonic()
     there = [state.token for state in await verifier.tables()]
     tokens = [table_token(*name) for name in names] or there
     if not tokens:
         raise NoMirrorError("the mirror has no tables")
-    verdicts = [await verifier.table(token) for token in tokens if not scope.stopping.is_set()]
+    verdicts = []
+    for token in tokens:
+        with _step(token):
+            verdicts.append(await verifier.table(token))
+        _tell(verdicts[-1], as_json=as_json)
     scope.health.stats["verify_seconds"] = time.monotonic() - began
+    _count(scope.health.stats, verdicts)
     return verdicts
+
+
+@contextlib.contextmanager
+def _step(token: str) -> Iterator[None]:
+    """Say what is being waited for, on a terminal only."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    with Console().status(f"{token}: comparing at one LSN …"):
+        yield
 
 
 def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
@@ -86,16 +111,14 @@ def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
     stats["verify_rows"] = sum(verdict.rows for verdict in verdicts)
 
 
-def _tell(verdicts: Sequence[Verdict], *, as_json: bool) -> None:
-    console = Console(soft_wrap=True)
-    for verdict in verdicts:
-        log.info("verified", table=verdict.token, equal=verdict.equal, rows=verdict.rows, lsn=format_lsn(verdict.lsn))
-        if not verdict.equal:
-            log.error("mirror_differs", table=verdict.token, rows=len(verdict.found), reason=verdict.why or "rows")
-        if as_json:
-            print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
-        else:
-            console.print(_text(verdict))
+def _tell(verdict: Verdict, *, as_json: bool) -> None:
+    log.info("verified", table=verdict.token, equal=verdict.equal, rows=verdict.rows, lsn=format_lsn(verdict.lsn))
+    if not verdict.equal:
+        log.error("mirror_differs", table=verdict.token, rows=len(verdict.found), reason=verdict.why or "rows")
+    if as_json:
+        print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
+    else:
+        Console(soft_wrap=True).print(_text(verdict))
 
 
 def _body(verdict: Verdict) -> dict[str, object]:

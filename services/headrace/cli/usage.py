@@ -1,0 +1,51 @@
+"""How `--help` shows commands and options: in the order in which people come to need them, an option's value by a name.
+
+Typer would show types of Python, also for flags, and commands in the order of imports. Changes only what is shown.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from typer import Context
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+HELP_NAMES = ["-h", "--help"]
+_ORDER = (
+    "Trying it out",
+    "Following changes",
+    "Mirrors",
+    "The audit trail",
+    "The archive",
+    "Setting up and looking after",
+)
+
+
+def readable(command: Any) -> Any:
+    """The command, its options and those of all commands below it as a person reads them."""
+    if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get("ignore_unknown_options"):
+        command.get_help_option(Context(command, help_option_names=HELP_NAMES))
+        for option in (*command.params, command._help_option):  # noqa: SLF001  # made once, and shown with the others
+            if isinstance(option, TyperOption):
+                option.metavar = placeholder(option)
+    if isinstance(command, TyperGroup):
+        command.commands = dict(sorted(command.commands.items(), key=lambda item: _place(item[1])))
+        for one in command.commands.values():
+            readable(one)
+    return command
+
+
+def _place(command: Any) -> int:
+    panel = getattr(command, "rich_help_panel", None)
+    return _ORDER.index(panel) if panel in _ORDER else len(_ORDER)
+
+
+def placeholder(option: TyperOption) -> str:
+    """What stands for the option's value."""
+    if option.metavar is not None or option.is_flag:
+        return option.metavar or ""
+    choices = option.type_descriptor.choices if option.type_descriptor.is_choice else None
+    if choices:
+        return "|".join(str(one.value if isinstance(one, Enum) else one) for one in choices)
+    return max(option.opts, key=len).removeprefix("--").replace("-", "_").upper()
