@@ -1,10 +1,14 @@
-"""A mirror never waits for what does not come: a follower that it keeps from running, a table that nobody told of."""
+"""A mirror never waits for what does not come: a follower that it keeps from running, a table that nobody told of; and
+never takes what it has not committed for done.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import nats
 import pytest
@@ -15,10 +19,12 @@ from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.jetstream.objects import ensure
-from headrace.mirror import Create, Mirror, Step, Streams, Table, mirror
+from headrace.mirror import Create, Insert, Mirror, Step, Streams, Table, mirror
 from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import AgainError, Bootstrap
 from headrace.mirror.changes import Changes
+from headrace.mirror.follower import Follower
+from headrace.mirror.hold import Hold
 from headrace.mirror.published import Published
 from headrace.mirror.snapshots import RefusedError
 from headrace.mirror.table import Column, Phase, Run, TableState
@@ -35,6 +41,10 @@ class MemoryTarget:
     def __init__(self) -> None:
         self.marks: dict[str, str] = {}
         self.steps: list[Step] = []
+
+    @property
+    def rows(self) -> list[Mapping[str, Any]]:
+        return [row for step in self.steps if isinstance(step, Insert) for row in step.rows]
 
     async def load(self) -> dict[str, str]:
         return dict(self.marks)
@@ -55,9 +65,10 @@ async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
     await connection.close()
 
 
-def insert(lsn: int) -> bytes:
-    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": 0, "last": True}
-    body = {"table": "users", "schema": "public", "source": "s", "operation": "INSERT", "data": {"id": lsn}, "tx": tx}
+def insert(lsn: int, *, seq: int = 0, last: bool = True) -> bytes:
+    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": last}
+    names = {"table": "users", "schema": "public", "source": "s", "operation": "INSERT"}
+    body = {**names, "data": {"id": seq or lsn}, "tx": tx}
     return encode(body, Encoding.MSGPACK)
 
 
@@ -99,6 +110,65 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
             await asyncio.sleep(0.1)
     bootstrap.cancel()
     assert book.tables["users"].phase is Phase.WANTED
+
+
+async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_discarded(client: Client) -> None:
+    js = client.jetstream()
+    config = (await js.stream_info("CDC")).config
+    config.max_msgs = 3
+    await js.update_stream(config)
+    for lsn in range(1, 6):
+        await js.publish("cdc.users.insert", insert(lsn))
+    book = Book(MemoryTarget())
+    await book.open()
+    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
+    book.keep_lanes({SEEN: Watermark(stream_seq=5)})
+    book.subscribed = None
+    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    async with asyncio.timeout(PATIENCE_S):
+        while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
+            await asyncio.sleep(0.1)
+    bootstrap.cancel()
+    assert book.tables["users"].phase is Phase.WANTED
+
+
+async def test_a_first_transaction_that_was_acknowledged_and_not_committed_is_applied_after_a_restart(
+    client: Client,
+) -> None:
+    """Its mirror began in an empty stream, so that its book has seen nothing when it is killed."""
+    target = MemoryTarget()
+    live = replace(USERS, staging=False)
+
+    async def followed_until(done: Callable[[], Awaitable[bool]]) -> None:
+        book = Book(target)
+        await book.open()
+        book.put(TableState("public", "users", Phase.FOLLOWING, live=live, source="s"))
+        book.keep_lanes({SEEN: Watermark()})
+        await book.commit()
+        follower = Follower(book, client, Streams(), Hold(), {}, every_table=True)
+        following = asyncio.create_task(follower.run(asyncio.Event()))
+        async with asyncio.timeout(PATIENCE_S):
+            while not await done():  # noqa: ASYNC110  # a consumer's state is only to be asked for
+                await asyncio.sleep(0.05)
+        following.cancel()
+        await asyncio.wait({following})
+
+    async def acknowledged() -> bool:
+        [consumer] = await js.consumers_info("CDC")
+        return consumer.ack_floor is not None and consumer.ack_floor.stream_seq == 5
+
+    async def applied() -> bool:
+        return len(target.rows) == 6
+
+    js = client.jetstream()
+    for lsn in range(1, 6):
+        await js.publish("cdc.users.insert", insert(9, seq=lsn, last=False))
+    await followed_until(acknowledged)
+    assert target.rows == []
+    await js.publish("cdc.users.insert", insert(9, seq=6))
+    await followed_until(applied)
+    assert [row["id"] for row in target.rows] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_a_table_that_is_published_after_the_mirror_began_is_taken_up_without_an_event_of_it(

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import StreamInfo
+from nats.js.api import StreamInfo, StreamState
 from nats.js.errors import BadRequestError, NotFoundError
 
 from headrace.consumer.event import Event, of_message
@@ -27,6 +27,7 @@ from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.large import LargeStore
+from headrace.lsn import ORIGIN
 
 FETCH_WAIT_S = 1.0
 GAP_CHECK_S = 5.0
@@ -43,7 +44,10 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to follow: `durable` names a consumer that the server remembers."""
+    """What to follow: `durable` names a consumer that the server remembers.
+
+    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap.
+    """
 
     stream: str = "CDC"
     filters: tuple[str, ...] = ()
@@ -61,13 +65,15 @@ class Consumer:
     _store: WatermarkStore
     _pull: Pull
     _marks: dict[str, Watermark]
-    # Everything of the stream up to this sequence was done, or does not concern us; and the same for what was read.
+    # Everything of the stream up to this sequence was done, or does not concern us; and the same for what was read,
+    # None where it began with whatever was there and nothing has come.
     _seen_seq: int
-    _read_seq: int
+    _read_seq: int | None
     _unread: deque[Delivered] = field(default_factory=deque)
     _ready: deque[Event] = field(default_factory=deque)
-    # What is given by the server again, to see that it is what was read.
+    # What is given by the server again, to see that it is what was read; and how far all was seen before this life.
     _overlap: int = 0
+    _begun: int = 0
     # Given out and not done.
     _current: Event | None = None
     _unacknowledged: int = 0
@@ -176,9 +182,8 @@ class Consumer:
         if not unread:
             unread += await self._pull.read(wait_s)
         # What a check was interrupted at is checked again, by who asks again.
-        if unread and unread[0][0] == self._overlap:
-            await self._check_overlap(unread[0])
-            unread.popleft()
+        if unread and unread[0][0] <= self._begun:
+            await self._pass_over_seen()
             unread += [] if unread else await self._pull.read(wait_s)
         if unread:
             await self._check_between(unread)
@@ -200,8 +205,15 @@ class Consumer:
         large = LargeStore(self._js, str(reference["bucket"]))
         return event._replace(payload=decode(await large.get(str(reference["name"]))))
 
+    async def _pass_over_seen(self) -> None:
+        """What lies before where the last life was: a message to look at, and what no filter wanted then."""
+        while self._unread and self._unread[0][0] <= self._begun:
+            if self._unread[0][0] == self._overlap:
+                await self._check_overlap(self._unread[0])
+            self._unread.popleft()
+
     async def _check_overlap(self, message: Delivered) -> None:
-        """The message that was read last before this life: behind it nothing is new only if it isn't new itself.
+        """The message that a watermark points at: behind it nothing is new only if it isn't new itself.
 
         Of a stream that was made anew, or written on from an older copy, the same sequence may hold what was never
         applied; by its number alone it would be passed over, with what came before it.
@@ -212,12 +224,11 @@ class Consumer:
             for event in of_message(payload, subject.decode(), stream_seq):
                 if event.lane in self._marks and event.advances and not self._applied(event):
                     raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
-        self._overlap = 0
 
     async def _check_between(self, messages: Sequence[Delivered]) -> None:
         """What lies between what was read and what came now must still be in the stream: then no filter wants it."""
         first, last = messages[0][0], messages[-1][0]
-        at = self._read_seq or first - 1
+        at = first - 1 if self._read_seq is None else self._read_seq
         if last <= at:
             return
         if last - at == len(messages):
@@ -241,12 +252,11 @@ class Consumer:
         left = await self._pull.outstanding()
         if left is None:
             return
-        if self._read_seq > state.last_seq:
-            raise RetentionGapError(state.last_seq + 1, self._read_seq, rewritten=True)
-        if self._read_seq and state.first_seq > self._read_seq + 1:
-            raise RetentionGapError(self._read_seq + 1, state.first_seq - 1)
+        if self._read_seq is not None:
+            _check_reach(self._read_seq, state)
         if left == 0:
-            self._read_seq = max(self._read_seq, state.last_seq)
+            self._read_seq = max(self._read_seq or 0, state.last_seq)
+            self._pull.passed(self._read_seq)
             self._pass_to(self._read_seq)
 
     def _pass_to(self, stream_seq: int) -> None:
@@ -266,19 +276,19 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
     js = client.jetstream()
     marks = await store.load()
     info = await _stream(js, subscription.stream)
-    seen = max((mark.stream_seq for mark in marks.values()), default=0)
+    acknowledged = None
     if subscription.durable is not None:
         acknowledged = await _acknowledged(js, subscription.stream, subscription.durable)
-        seen = seen or acknowledged
-    if seen and info.state.first_seq > seen + 1:
-        raise RetentionGapError(seen + 1, info.state.first_seq - 1)
-    if seen > info.state.last_seq:
-        # The stream was made anew, or is an older copy: what it had beyond its end is not what comes there now.
-        raise RetentionGapError(info.state.last_seq + 1, seen, rewritten=True)
-    overlap = max((mark.stream_seq for mark in marks.values()), default=0)
-    seen = seen or _before_start(subscription, info)
-    pull = await _opened(client, subscription, overlap or (seen + 1 if seen else subscription.start_seq), info)
-    consumer = Consumer(js, subscription, store, pull, marks, seen, seen, _overlap=overlap)
+    # A store that keeps anything has the last word: what was acknowledged it may not have kept.
+    kept = max((mark.stream_seq for mark in marks.values()), default=acknowledged)
+    if kept:
+        _check_reach(kept, info.state)
+    seen = kept or _before_start(subscription, info, is_new=kept is None)
+    # Not the furthest mark of all: one without a position has passed messages that no filter wanted then.
+    overlap = max((mark.stream_seq for mark in marks.values() if mark.position > ORIGIN), default=0)
+    pull = await _opened(client, subscription, overlap or (None if seen is None else seen + 1), info)
+    pull.passed(seen or 0)
+    consumer = Consumer(js, subscription, store, pull, marks, seen or 0, seen, _overlap=overlap, _begun=kept or 0)
     try:
         yield consumer
     finally:
@@ -310,21 +320,31 @@ async def _opened(client: Client, subscription: Subscription, start: int | None,
     raise AssertionError("the last opening returns or raises")
 
 
-async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int:
+async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int | None:
     """How far the durable consumer of an earlier life was acknowledged; it is removed, to begin exactly there.
 
-    Going on with the old one would bring what it had in flight only after newer messages: out of order.
+    None where there was none. Going on with the old one would bring what it had in flight only after newer messages:
+    out of order.
     """
     try:
         info = await js.consumer_info(stream, durable)
     except NotFoundError:
-        return 0
+        return None
     await js.delete_consumer(stream, durable)
     return int(info.ack_floor.stream_seq) if info.ack_floor else 0
 
 
-def _before_start(subscription: Subscription, info: StreamInfo) -> int:
-    """What a consumer without a watermark passes over; 0 for whatever is there first, when it comes to that."""
+def _check_reach(read_seq: int, state: StreamState) -> None:
+    """The stream must have what comes behind this sequence, and what was there must be of this stream."""
+    if state.first_seq > read_seq + 1:
+        raise RetentionGapError(read_seq + 1, state.first_seq - 1)
+    if read_seq > state.last_seq:
+        # It was made anew, or is an older copy: what it had beyond its end is not what comes there now.
+        raise RetentionGapError(state.last_seq + 1, read_seq, rewritten=True)
+
+
+def _before_start(subscription: Subscription, info: StreamInfo, *, is_new: bool) -> int | None:
+    """What a consumer that has seen nothing passes over; None for whatever is there first, when it comes to that."""
     if subscription.start_seq is not None:
         return subscription.start_seq - 1
-    return int(info.state.last_seq) if subscription.start is Start.NEW else 0
+    return int(info.state.last_seq) if is_new and subscription.start is Start.NEW else None

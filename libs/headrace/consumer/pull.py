@@ -102,6 +102,8 @@ class Pull:
     _received: int = 0
     _stored: bytes = b""
     _done: int = 0
+    # What lies between what came and here no filter wants.
+    _passed: int = 0
     # Of the consumer as it is now: how many messages it gave, and what acknowledges them.
     _given: int = 0
     _replies: deque[tuple[int, bytes]] = field(default_factory=deque)
@@ -170,6 +172,10 @@ class Pull:
             reply = self._replies.popleft()[1]
         if reply:
             await self.client.publish(reply.decode(), b"+ACK")
+
+    def passed(self, stream_seq: int) -> None:
+        """All that was wanted up to here has come: the rest of it may be discarded, and nothing is missing."""
+        self._passed = max(self._passed, stream_seq)
 
     async def outstanding(self) -> int | None:
         """How many messages the stream has for us that have not been read; None while some are on their way."""
@@ -240,8 +246,9 @@ class Pull:
         info = await self._info()
         if info.created != self._created or (self._stored and info.state.last_seq < self._received):
             raise RetentionGapError(min(self._received, info.state.last_seq) + 1, self._received, rewritten=True)
-        if self._received and info.state.first_seq > self._received + 1:
-            raise RetentionGapError(self._received + 1, info.state.first_seq - 1)
+        at = max(self._received, self._passed)
+        if (self.start_seq is not None or self._stored) and info.state.first_seq > at + 1:
+            raise RetentionGapError(at + 1, info.state.first_seq - 1)
 
     async def _give_up(self) -> None:
         """Delete the consumer as it was; one that another reader has made under this name is not ours to delete."""

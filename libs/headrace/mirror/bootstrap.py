@@ -211,7 +211,8 @@ class Bootstrap:
         marks = MemoryWatermarks()
         for lane, mark in run.marks.items():
             await marks.save(lane, mark)
-        subscription = Subscription(self._streams.cdc, (f"{CDC}.{self._token}.>",))
+        start_seq = max(mark.stream_seq for mark in run.marks.values()) + 1
+        subscription = Subscription(self._streams.cdc, (f"{CDC}.{self._token}.>",), start_seq=start_seq)
         moved_at = time.monotonic()
         async with follow(self._client, subscription, marks) as consumer:
             while True:
