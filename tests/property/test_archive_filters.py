@@ -73,12 +73,10 @@ def wants(asked: Any, entry: RowEntry) -> bool:
 @given(files(), st.lists(filters(), max_size=3), st.integers(1, 5))
 def test_a_row_that_every_filter_wants_is_read(rows: list[dict[str, object]], asked: list[Any], group: int) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)
-    sealed = segment.GROUP_ROWS
-    segment.GROUP_ROWS = group
-    try:
-        data, _ = segment.encode(table, SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN))
-    finally:
-        segment.GROUP_ROWS = sealed
+    writer = segment.SegmentWriter()
+    for first in range(0, len(rows), group):
+        writer.add(table.slice(first, group))
+    data, _ = writer.finish(SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN))
     every = [entry for batch in segment.batches(data, ALL) for entry in entries(batch)]
     due = [entry.position for entry in every if all(wants(each, entry) for each in asked)]
     selection = narrowed(Selection(), [*asked, spark.Not(spark.EqualTo(("table",), "items"))])

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.archive.columns import entries
-from headrace.archiver.builder import Begun, Builder, Limits
+from headrace.archive import segment
+from headrace.archive.columns import GROUP_ROWS, entries
+from headrace.archive.metadata import SegmentInfo
+from headrace.archive.segment import SegmentWriter
+from headrace.archiver.builder import GROUP_BYTES_MAX, Begun, Builder, Limits
 from headrace.archiver.forms import Form
 from headrace.contract import type_oids
 from headrace.contract.selection import Selection
 from headrace.lsn import ORIGIN, Position
-from headrace.pgoutput import Begin, Commit, Insert, Relation, RelationColumn, decode
+from headrace.pgoutput import (
+    Begin,
+    Commit,
+    Insert,
+    Message,
+    PgoutputMessage,
+    Relation,
+    RelationColumn,
+    Truncate,
+    decode,
+)
 from headrace.postgres.facts import TableFacts
 
 TEXT, NUMERIC = 25, 1700
+INFO = SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
 _TYPES = {
     type_oids.INT8: st.integers(-(2**63), 2**63 - 1).map(lambda n: str(n).encode()),
     type_oids.BOOL: st.sampled_from([b"t", b"f"]),
@@ -77,13 +92,64 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
     again = Builder(Begun(first.last, first.end_lsn, first.time_us, first.versions), Limits(1000, 1 << 20))
     take(again, form, messages)
     second = again.seal()
-    found = [entry for part in (first, second) for batch in part.rows.to_batches() for entry in entries(batch)]
+    found = [entry for part in (first, second) for batch in part.rest.to_batches() for entry in entries(batch)]
     due = [Position(number * 100, seq) for number in range(1, transactions + 1) for seq in range(len(rows))]
     assert [entry.position for entry in found] == due
     texts = [form.plain(row)[0].decode() for row in rows] * transactions
     assert [entry.after_json for entry in found] == texts
     assert {entry.schema_version for entry in found} == {1}
     assert second.end_lsn == transactions * 100 + 8
+
+
+@settings(deadline=None)
+@given(relations(), st.integers(1, 4), st.data())
+def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
+    generated: tuple[Relation, list[tuple[bytes | None, ...]]], transactions: int, data: st.DataObject
+) -> None:
+    relation, rows = generated
+    form = Form.of(relation, TableFacts(), Selection())
+    # A message of the log beside the table's rows: another kind, and one without a time.
+    alone: list[PgoutputMessage] = [Message(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
+    inserts: list[PgoutputMessage] = []
+    for number in range(1, transactions + 1):
+        inserts += [Begin(number * 100, number, number), *(Insert(7, row) for row in rows)]
+        inserts += [Truncate((7,), False, False), Commit(0, number * 100, number * 100 + 8, 0)]
+    whole, cut = (Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)) for _ in range(2))
+    writer = SegmentWriter()
+    for builder in (whole, cut):
+        builder.learn(form)
+        for message in (*alone, *inserts):
+            builder.feed(5, message)
+            if builder is cut and data.draw(st.booleans()):
+                writer.add(cut.take_group())
+    due, sealed = whole.seal(), cut.seal()
+    writer.add(sealed.rest)
+    found, info = writer.finish(INFO)
+    assert info.checksum_bytes < len(found)
+    due_rows = [entry for batch in due.rest.to_batches() for entry in entries(batch)]
+    assert [entry for batch in segment.batches(found) for entry in entries(batch)] == due_rows
+    assert replace(sealed, rest=due.rest) == due
+    assert sealed.rows == len(due_rows)
+
+
+def test_a_group_is_due_long_before_the_file_is_full() -> None:
+    relation = Relation(7, "public", "t", "d", (RelationColumn(True, "a", TEXT, -1),))
+    builder = Builder(Begun(ORIGIN, 1), Limits(1 << 20, 1 << 30))
+    builder.learn(Form.of(relation, TableFacts(), Selection()))
+    builder.feed(0, Begin(100, 0, 1))
+    wide = GROUP_BYTES_MAX // 10
+    told = []
+    for _ in range(10):
+        builder.feed(5, Insert(7, (b"x" * wide,)))
+        told.append(builder.due)
+    assert told == [False] * 9 + [True]
+    assert builder.take_group().num_rows == 10
+    told.clear()
+    for _ in range(GROUP_ROWS):
+        told.append(builder.due)
+        builder.feed(5, Truncate((7,), False, False))
+    assert not any(told)
+    assert (builder.due, builder.overfull, builder.rows) == (True, False, 10 + GROUP_ROWS)
 
 
 def take(builder: Builder, form: Form, messages: list[bytes | Begin | Commit]) -> None:

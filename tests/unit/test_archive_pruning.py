@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.archive import AsyncWalReader, WalFileCorruptError, WalReader, WalReaderOptions, segment
+from headrace.archive.columns import GROUP_ROWS
 from headrace.archive.layout import file_name
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import GROUP_ROWS, Selection
+from headrace.archive.segment import Selection
 from headrace.archive.store import Store
 from headrace.lsn import Position
 from unit.archive_maker import Maker, rows, table_info  # type: ignore[import-not-found]  # tests/ is on pytest's path only

@@ -35,6 +35,8 @@ SCHEMA = pa.schema(_FIELDS)
 NAMES = tuple(SCHEMA.names)
 # Few values each: written, and read, as dictionaries.
 WORDS = ("schema", "table", "operation")
+# No row group has more.
+GROUP_ROWS = 65_536
 _ROW = partial(tuple.__new__, RowEntry)
 
 

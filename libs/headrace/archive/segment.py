@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.archive import metadata
-from headrace.archive.columns import SCHEMA, WORDS
+from headrace.archive.columns import GROUP_ROWS, SCHEMA, WORDS
 from headrace.archive.errors import WalFileCorruptError
 from headrace.archive.metadata import SegmentInfo
 
-GROUP_ROWS = 65_536
 _STATISTICS = ["commit_lsn", "ordinal", "lsn", "xid", "commit_time", "schema", "table", "operation", "schema_version"]
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
 _TAIL = struct.Struct("<I4s")
@@ -31,24 +30,42 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Bounds = Mapping[str, tuple[Any, Any]]
 
 
-def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
-    """A file's bytes, and its metadata with the checksum."""
-    sink = io.BytesIO()
-    with pq.ParquetWriter(
-        sink,
-        SCHEMA,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=_DICTIONARIES,  # type: ignore[arg-type]  # its stub forgot the names
-        write_statistics=_STATISTICS,
-        write_page_checksum=True,
-    ) as writer:
+class SegmentWriter:
+    """A file's bytes as they come about: row groups one after the other, each encoded when it is added."""
+
+    def __init__(self) -> None:
+        self._sink = io.BytesIO()
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            SCHEMA,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=_DICTIONARIES,  # type: ignore[arg-type]  # its stub forgot the names
+            write_statistics=_STATISTICS,
+            write_page_checksum=True,
+        )
+        self.size = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Encode rows as one row group, or more where they are more than a group has."""
         if rows.num_rows:
-            writer.write_table(rows, row_group_size=GROUP_ROWS)
-        with sink.getbuffer() as written:
+            self._writer.write_table(rows, row_group_size=GROUP_ROWS)
+            self.size = self._sink.tell()
+
+    def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+        """The file's bytes, and its metadata with the checksum. Nothing can be added then."""
+        with self._sink.getbuffer() as written:
             info = replace(info, checksum=_checksum(written), checksum_bytes=len(written), page_checksums=True)
-        writer.add_key_value_metadata({metadata.KEY.decode(): metadata.encode(info).decode()})
-    return sink.getvalue(), info
+        self._writer.add_key_value_metadata({metadata.KEY.decode(): metadata.encode(info).decode()})
+        self._writer.close()
+        return self._sink.getvalue(), info
+
+
+def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+    """A file of rows that are all there."""
+    writer = SegmentWriter()
+    writer.add(rows)
+    return writer.finish(info)
 
 
 def _checksum(data: bytes | memoryview) -> str:

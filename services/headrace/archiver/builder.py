@@ -16,8 +16,9 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from headrace.archive.columns import SCHEMA
+from headrace.archive.columns import GROUP_ROWS, SCHEMA
 from headrace.archive.metadata import Gap, TableInfo
+from headrace.archiver import batch
 from headrace.archiver.forms import Form
 from headrace.errors import HeadraceError
 from headrace.lsn import Position
@@ -33,6 +34,8 @@ from headrace.pgoutput.messages import (
 )
 
 CHUNK_ROWS = 16_384
+# A row group is handed on at this size: what is not encoded yet is most of what the process holds.
+GROUP_BYTES_MAX = 4 << 20
 _PG_EPOCH_US = 946_684_800_000_000
 _ALL = 1 << 62
 
@@ -51,9 +54,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A file's rows, ready to be written."""
+    """A file that is full: those of its rows that no row group was made of yet, and how many there are in all."""
 
-    rows: pa.Table
+    rest: pa.Table
+    rows: int
     first: Position
     last: Position
     end_lsn: int
@@ -115,6 +119,11 @@ class Builder:
         self._kinds_known: dict[_Kind, int] = {}
         self._kind_of.clear()
         self._empty_chunk()
+        self._due_from_here()
+
+    def _due_from_here(self) -> None:
+        self._due_bytes = min(self._bytes + GROUP_BYTES_MAX, 2 * self._limits.bytes)
+        self._due_rows = min(self._chunked_rows + GROUP_ROWS, 2 * self._limits.rows)
 
     def _empty_chunk(self) -> None:
         self._lsns: list[int] = []
@@ -150,6 +159,11 @@ class Builder:
     def overfull(self) -> bool:
         """A transaction that no file holds."""
         return self.rows >= 2 * self._limits.rows or self._bytes >= 2 * self._limits.bytes
+
+    @property
+    def due(self) -> bool:
+        """Whether a row group is full, or the file overfull; asked after each row."""
+        return self._bytes >= self._due_bytes or self._chunked_rows + len(self._lsns) >= self._due_rows
 
     def learn(self, form: Form) -> None:
         """Rows of this relation have this form from here on."""
@@ -206,12 +220,19 @@ class Builder:
         self.complete_lsn = gap.up_to
         return replace(self.seal(), gap=gap)
 
+    def take_group(self) -> pa.Table:
+        """The open file's rows that were not taken so far."""
+        self._close_chunk()
+        taken = pa.Table.from_batches(self._chunks, SCHEMA)
+        self._chunks = []
+        self._due_from_here()
+        return taken
+
     def seal(self) -> Sealed:
         """What was taken since the last time, as a file; the builder goes on behind it."""
-        self._close_chunk()
-        rows = pa.Table.from_batches(self._chunks, SCHEMA)
         sealed = Sealed(
-            rows,
+            self.take_group(),
+            self.rows,
             self._first or self._last,
             self._last,
             self.complete_lsn,
@@ -388,49 +409,25 @@ class Builder:
         starts = np.array([run[0] for run in self._runs])
         lengths = np.diff(np.append(starts, count))
         ordinals = np.arange(count) + np.repeat(np.array([run[2] for run in self._runs]) - starts, lengths)
-        kinds = pa.array(self._kinds, pa.int32())
+        kinds = self._kinds
         columns: dict[str, Any] = {
-            "commit_lsn": np.repeat(np.array([run[1] for run in self._runs]), lengths),
-            "ordinal": ordinals,
+            "commit_lsn": batch.numbers(np.repeat(np.array([run[1] for run in self._runs]), lengths)),
+            "ordinal": batch.numbers(ordinals),
             "lsn": self._lsns,
-            "xid": np.repeat(np.array([run[3] for run in self._runs]), lengths),
-            "commit_time": _repeated([run[4] for run in self._runs], lengths),
-            "schema": _words([kind.schema for kind in self._kinds_known], kinds),
-            "table": _words([kind.table for kind in self._kinds_known], kinds),
-            "operation": _words([kind.operation for kind in self._kinds_known], kinds),
+            "xid": batch.numbers(np.repeat(np.array([run[3] for run in self._runs]), lengths)),
+            "commit_time": batch.times([run[4] for run in self._runs], lengths),
+            "schema": batch.chosen([kind.schema for kind in self._kinds_known], kinds, pa.string()),
+            "table": batch.chosen([kind.table for kind in self._kinds_known], kinds, pa.string()),
+            "operation": batch.chosen([kind.operation for kind in self._kinds_known], kinds, pa.string()),
             "key": self._keys,
-            "before": _sparse(self._befores, count, pa.string()),
+            "before": batch.sparse(self._befores, count, pa.string()),
             "after": self._afters,
-            "unchanged": _sparse(self._unchanged, count, pa.list_(pa.string())),
-            "schema_version": pa.array([kind.version for kind in self._kinds_known], pa.int32()).take(kinds),
+            "unchanged": batch.sparse(self._unchanged, count, pa.list_(pa.string())),
+            "schema_version": batch.chosen([kind.version for kind in self._kinds_known], kinds, pa.int32()),
         }
-        self._chunks.append(_batch(columns))
+        self._chunks.append(batch.batch(columns))
         self._chunked_rows += count
         self._empty_chunk()
-
-
-def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """Columns of any making as a batch of the archive's schema."""
-    arrays = []
-    for field in SCHEMA:
-        made = columns[field.name]
-        arrays.append(made if isinstance(made, pa.Array) else pa.array(made, field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _words(words: list[str | None], places: Any) -> Any:
-    return pa.array(words, pa.string()).take(places)
-
-
-def _repeated(times: list[int | None], lengths: Any) -> Any:
-    places: Any = pa.array(np.repeat(np.arange(len(times)), lengths))
-    return pa.array(times, pa.timestamp("us", tz="UTC")).take(places)
-
-
-def _sparse(values: Mapping[int, Any], count: int, kind: Any) -> Any:
-    if not values:
-        return pa.nulls(count, kind)
-    return [values.get(place) for place in range(count)]
 
 
 def _content(content: bytes) -> str:

@@ -3,7 +3,7 @@
 Lives from one reading of the archive's end to the next doubt: a file that somebody else wrote, a store that does not
 answer, a lost race. Then the service makes a new one, which reads the end anew. An LSN is confirmed only when
 everything before it is in a file that the store has acknowledged. One file is written while the next one fills; no more
-is taken from the bus than that.
+is taken from the bus than that, nor than fits `HELD_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from nats.aio.msg import Msg
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
-from headrace.archive import layout, segment
+from headrace.archive import layout
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Builder, Limits, Sealed
+from headrace.archiver.lean import give_back
+from headrace.archiver.open_file import OpenFile
 from headrace.archiver.place import Mark, check_source, last_info, place_of, read_mark
 from headrace.archiver.tables import Tables
 from headrace.bus import control, link
@@ -44,6 +46,8 @@ PUT_ATTEMPTS = 3
 _INSERT = ord("I")
 # The credit bounds it while the wal-reader waits for this service, and memory when it does not.
 QUEUE_MESSAGES_MAX = 1_000_000
+# Encoded bytes of the file that is written and the one that fills; at this, the first is waited for.
+HELD_BYTES_MAX = 24 << 20
 
 
 class Follower:
@@ -62,6 +66,8 @@ class Follower:
         self._receiver = FrameReceiver("archiver", session)
         self._limits = Limits(settings.archive.file_rows_max, settings.archive.file_bytes_max)
         self._writing: asyncio.Task[None] | None = None
+        self._writing_bytes = 0
+        self._open = OpenFile()
         self._opened_at = 0.0
         self._marked_at = 0.0
         self.progressed = False
@@ -82,6 +88,7 @@ class Follower:
             if self._writing is not None:
                 # A thread can't be stopped: what it is about to write must not meet the next follower's.
                 await asyncio.wait({self._writing})
+            await self._open.settle()
 
     async def _follow(self) -> None:
         subscription = await self._client.subscribe(
@@ -140,11 +147,11 @@ class Follower:
         gap = self._place.gap_before(opening)
         if not self._place.known_lsn:
             self._place = replace(self._place, known_lsn=opening.confirmed_lsn)
-        self._builder = Builder(self._place.begun(), self._limits)
+        await self._drop_open()
         if gap is not None:
             log.error("gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason)
             count(self._stats, "archive_gaps")
-            await self._write(self._builder.tell_gap(gap, time.time_ns() // 1000))
+            await self._write(self._builder.tell_gap(gap, time.time_ns() // 1000), OpenFile())
         self._scope.health.started()
         self._scope.health.heal("bus")
         log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
@@ -155,8 +162,8 @@ class Follower:
             builder.keepalive(lsn)
             return
         if message[0] == _INSERT and builder.insert(lsn, message):
-            if builder.overfull:
-                await self._seal()
+            if builder.due:
+                await self._make_room()
             return
         decoded = decode(message)
         if isinstance(decoded, Relation):
@@ -165,8 +172,24 @@ class Follower:
                 builder.learn(form)
             return
         builder.feed(lsn, decoded)
-        if builder.overfull or (builder.full and isinstance(decoded, Commit)):
+        if builder.full and isinstance(decoded, Commit):
             await self._seal()
+        elif builder.due:
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Rows become bytes of the open file, or the file is closed, whether or not its transaction has ended."""
+        if self._builder.overfull:
+            await self._seal()
+            return
+        await self._open.add(self._builder.take_group())
+        if self._writing is not None and self._writing_bytes + self._open.size >= HELD_BYTES_MAX:
+            await self._written()
+
+    async def _drop_open(self) -> None:
+        """Begin at the archive's end, with nothing taken."""
+        await self._open.settle()
+        self._builder, self._open = Builder(self._place.begun(), self._limits), OpenFile()
 
     async def _between_frames(self, *, idle: bool) -> None:
         now = time.monotonic()
@@ -209,9 +232,10 @@ class Follower:
     async def _seal(self) -> None:
         """Close the open file and write it, once the one before is written."""
         await self._written()
-        sealed = self._builder.seal()
+        sealed, file, self._open = self._builder.seal(), self._open, OpenFile()
         self._opened_at = time.monotonic()
-        self._writing = asyncio.create_task(self._write(sealed), name=f"archive file {self._place.next_id}")
+        self._writing_bytes = file.size
+        self._writing = asyncio.create_task(self._write(sealed, file), name=f"archive file {self._place.next_id}")
 
     async def _written(self) -> None:
         """Wait for the file that is being written; raises what went wrong with it."""
@@ -223,17 +247,20 @@ class Follower:
                     if self._writing.done():
                         self._writing = None
 
-    async def _write(self, sealed: Sealed) -> None:
-        data, info = await asyncio.to_thread(segment.encode, sealed.rows, self._info(sealed))
+    async def _write(self, sealed: Sealed, file: OpenFile) -> None:
+        data, info = await file.finish(sealed.rest, self._info(sealed))
         failpoint("archiver.before_put")
         await self._put(layout.file_name(info.id), data)
+        size = len(data)
+        del data, file
+        give_back()
         failpoint("archiver.after_put_before_confirm")
         self._place = replace(
             self._place, info=info, known_lsn=max(self._place.known_lsn, info.end_lsn), next_id=info.next_id
         )
         self.progressed = True
         await self._remember()
-        _tell(self._stats, info, len(data))
+        _tell(self._stats, info, size)
         await self._confirm()
 
     async def _put(self, name: str, data: bytes) -> None:
@@ -263,7 +290,7 @@ class Follower:
             timeline=self._opening.timeline,
             from_lsn=self._place.known_lsn,
             end_lsn=sealed.end_lsn,
-            rows=sealed.rows.num_rows,
+            rows=sealed.rows,
             first=sealed.first,
             last=sealed.last,
             whole=sealed.whole,

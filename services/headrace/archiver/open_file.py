@@ -1,0 +1,45 @@
+"""The open file: its row groups are encoded as they fill, so that rows are held for as long as that takes.
+
+Promises that groups are in the file in the order in which they were added, and that no more than one is being encoded;
+`add` waits for the one before. Holds the encoded bytes, and never writes them anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pyarrow as pa
+
+from headrace.archive.metadata import SegmentInfo
+from headrace.archive.segment import SegmentWriter
+
+
+class OpenFile:
+    def __init__(self) -> None:
+        self._writer = SegmentWriter()
+        self._encoding: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the groups that are encoded."""
+        return self._writer.size
+
+    async def add(self, rows: pa.Table) -> None:
+        """Begin to encode a row group, in a thread."""
+        await self.settle()
+        self._encoding = asyncio.create_task(asyncio.to_thread(self._writer.add, rows), name="archive row group")
+
+    async def settle(self) -> None:
+        """Wait for the group that is being encoded; raises what went wrong with it."""
+        if self._encoding is not None:
+            encoding, self._encoding = self._encoding, None
+            await encoding
+
+    async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+        """Add what is left; the file's bytes, and its metadata with the checksum."""
+        await self.settle()
+        return await asyncio.to_thread(self._finish, rest, info)
+
+    def _finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
+        self._writer.add(rest)
+        return self._writer.finish(info)

@@ -1,0 +1,64 @@
+"""The archiver's memory depends on what is under way, and not on how much a file has."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.archive import WalReader
+from headrace.archive.columns import GROUP_ROWS
+from headrace.testing.database import Database
+from headrace.testing.plugin import OwnNats, OwnPostgres
+from headrace.testing.suite import Suite
+from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    WITH_ARCHIVE,
+    environment,
+)
+
+TABLE_SQL = "CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text, amount numeric, at timestamptz)"
+INSERT_SQL = """
+INSERT INTO orders SELECT g, g % 1000, 'note of row ' || g, g * 1.25, timestamptz '2026-01-01' + g * interval '1 s'
+FROM generate_series({first}, {last}) g
+"""
+ROWS, STEP = 320_000, 20_000
+# While a file's rows were kept until it was written, it was 205 MiB. More than half of this is pyarrow and numpy.
+HELD_MIB_MAX = 170
+
+
+def held_mib_max(pid: int) -> float:
+    """The most memory that the process held so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
+
+
+def rows_of(url: str) -> int:
+    return sum(file.info.rows for file in WalReader(url).files())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells of memory")
+async def test_the_archiver_holds_a_few_row_groups_and_not_the_file_that_they_make(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    await database.execute(TABLE_SQL)
+    await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+    url = f"file://{tmp_path}/archive"
+    # Nothing closes a file before it is as large as it gets by default.
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_AGE_MAX_S="600"
+    )
+    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
+        await suite.logged("archiver", "epoch_joined")
+        for first in range(1, ROWS, STEP):
+            await database.execute(INSERT_SQL.format(first=first, last=first + STEP - 1))
+        async with asyncio.timeout(120):
+            while not await asyncio.to_thread(rows_of, url):  # noqa: ASYNC110  # the archive gives no event
+                await asyncio.sleep(0.3)
+        held = held_mib_max(suite.pid("archiver"))
+    await database.close()
+    assert rows_of(url) > 2 * GROUP_ROWS
+    assert held < HELD_MIB_MAX, f"{held:.0f} MiB"
