@@ -29,6 +29,7 @@ from headrace.settings import NatsSettings
 log = logs.logger("nats")
 
 CONNECT_RETRY_S_MAX = 5.0
+_SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 class NatsRefusedError(HeadraceError):
@@ -65,7 +66,20 @@ def servers(settings: NatsSettings) -> list[str]:
     urls = [url.strip() for url in raw if url.strip()]
     if not urls:
         raise SettingError("NATS_URL names no server", remedy="Set it to nats://host:4222.")
-    return [url if "://" in url else f"nats://{url}" for url in urls]
+    return [_checked(url if "://" in url else f"nats://{url}") for url in urls]
+
+
+def _checked(url: str) -> str:
+    """The URL, if it is a server's address; else it is told without what may be a password in it."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0):
+            return url
+    scheme, _, place = url.partition("://")
+    raise SettingError(
+        f"NATS_URL (or NATS_HOST) has {scheme}://{place.rpartition('@')[2]}, which is no server's address",
+        remedy=f"Write host:4222, after {', '.join(f'{one}://' for one in _SCHEMES)} or nothing.",
+    )
 
 
 def shown(settings: NatsSettings) -> str:

@@ -31,6 +31,9 @@ _PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
 _SILENT_MAX = 3
 
 
+NO_JETSTREAM_REMEDY = "Start nats-server with JetStream (-js), or enable it for this account."
+
+
 class JetStreamError(HeadraceError):
     """JetStream can't do what the suite needs."""
 
@@ -183,7 +186,7 @@ def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
     if isinstance(error, NoRespondersError | ServiceUnavailableError):
         return JetStreamError(
             "JetStream does not answer on this NATS server",
-            remedy="Start nats-server with JetStream (-js), or enable it for this account.",
+            remedy=NO_JETSTREAM_REMEDY,
         )
     if isinstance(error, NatsTimeoutError):
         return MissingObjectError(

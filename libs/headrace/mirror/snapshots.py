@@ -49,9 +49,7 @@ class SnapshotError(HeadraceError):
 
 
 class RefusedError(HeadraceError):
-    """The table can't be snapshotted."""
-
-    remedy = "Name a table of the publication."
+    """The table can't be snapshotted; the reason is the responder's, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

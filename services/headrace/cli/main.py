@@ -327,11 +327,17 @@ for _name, _explain in service.SERVICES.items():
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; a foreseen error is one line."""
+    from nats.errors import Error as NatsError
+
+    from headrace.cli.session import refused
+
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
     try:
         uvloop.run(work())
     except HeadraceError as error:
         fail(error)
+    except NatsError as error:
+        fail(refused(error))
 
 
 def main() -> None:

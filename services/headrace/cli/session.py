@@ -11,11 +11,15 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 from nats.aio.client import Client
+from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js.errors import ServiceUnavailableError
 from rich.text import Text
 
 from headrace.cli.terminal import Console
+from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsForbiddenError, NatsUnreachableError, connect_once
+from headrace.jetstream.objects import NO_JETSTREAM_REMEDY, JetStreamError
 from headrace.postgres import connection
 from headrace.postgres.replication import refusal
 from headrace.settings import Settings
@@ -63,6 +67,13 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
                 await client.close()
+
+
+def refused(error: NatsError) -> HeadraceError:
+    """What NATS answered where no command foresaw it, as an error of the suite."""
+    if isinstance(error, ServiceUnavailableError):
+        return JetStreamError("JetStream does not answer on this NATS server", remedy=NO_JETSTREAM_REMEDY)
+    return NatsUnreachableError(f"NATS refused: {error}", remedy="Try again; `headrace doctor` looks closer.")
 
 
 def kind_and_name(stream: str) -> tuple[str, str]:

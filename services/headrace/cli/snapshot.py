@@ -72,7 +72,8 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
         print(json.dumps(facts))
         return
     screen = session.Screen()
-    screen.made("snapshot", table, f"{made.row_count:,} rows in {made.batch_count:,} chunks at LSN {facts['lsn']}")
+    chunks = "1 chunk" if made.batch_count == 1 else f"{made.batch_count:,} chunks"
+    screen.made("snapshot", table, f"{made.row_count:,} rows in {chunks} at LSN {facts['lsn']}")
     screen.kept("chunks", settings.streams.init, str(facts["subject"]))
 
 

@@ -27,6 +27,7 @@ from headrace.cli.up_view import Made, Row, View
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
+from headrace.errors import HeadraceError
 from headrace.settings import DeliveryMode
 
 
@@ -58,6 +59,12 @@ class Options:
         return {name: value for name, value in given.items() if value is not None}
 
 
+class FolderError(HeadraceError):
+    """The folder in which everything is kept can't be used."""
+
+    remedy = "Start it in a folder of yours, on a disk with room."
+
+
 async def run(folder: Path, options: Options) -> None:
     """Start everything, show it, wait for the end, stop everything. All that it keeps is in the folder."""
     with _alone_in(folder):
@@ -67,8 +74,11 @@ async def run(folder: Path, options: Options) -> None:
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder for as long as this process lives."""
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FolderError(f"headrace up can't write in {folder}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +126,7 @@ class _Up:
         with view.step("Making the publication, streams, buckets and slot"):
             await self._make_objects()
         if kept := await kept_events(first):
-            view.done(f"The stream {first.streams.cdc} still holds {kept} events")
+            view.done(f"The stream {first.streams.cdc} still holds {kept:,} messages")
         with view.step("Starting the services"):
             await self._start_services()
         ready = sum(len(suite.ports) for suite in self._suites)
