@@ -2,8 +2,8 @@
 defaults, and which tables a publication has.
 
 As of the moment of reading: the catalog may be newer than the place in the stream where it is needed, so a table that
-is gone gives empty facts, never an error. It must not be older: `sees` tells whether a transaction of the stream can be
-seen yet, which comes a moment after its commit is decoded.
+is gone gives empty facts, never an error. It must not be older: `table_facts` says whether a transaction of the stream
+can be seen yet, which comes a moment after its commit is decoded.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ FROM wanted w LEFT JOIN pg_type e ON e.oid = w.typelem
 """
 
 _PRIMARY_KEY = """
-SELECT a.attname FROM pg_index i
+SELECT array_agg(a.attname::text ORDER BY k.ord) FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = $1::oid AND i.indisprimary AND k.ord <= i.indnkeyatts ORDER BY k.ord
+WHERE i.indrelid = of.oid AND i.indisprimary AND k.ord <= i.indnkeyatts
 """
 
 _COLUMNS = """
@@ -48,26 +48,13 @@ FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum
 WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 
-_RELATION_COLUMNS = """
-SELECT a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default,
-       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled
-FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped
-"""
-
-_TYPE_NAMES = """
-SELECT w.oid::int8 AS type_oid, w.modifier, format_type(w.oid, nullif(w.modifier, -1)) AS data_type
-FROM unnest($1::oid[], $2::int4[]) AS w(oid, modifier)
-"""
-
 # Being published through a table list gives a row with an OID of its own, which a later membership doesn't share.
 _MEMBERSHIP = """
 SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
-WHERE p.pubname = $2 AND (r.prrelid = $1::oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors($1::oid)))
+WHERE p.pubname = $1 AND (r.prrelid = of.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(of.oid)))
 UNION ALL
 SELECT n.oid::int8 FROM pg_publication p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
-JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $2 AND c.oid = $1::oid
+JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $1 AND c.oid = of.oid
 ORDER BY 1 LIMIT 1
 """
 
@@ -111,14 +98,33 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = $1 ORDER BY 2, 3
 """
 
+# Of the relations of a list.
+_KEYS = f"""
+SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership
+FROM unnest($2::oid[]) AS of(oid)
+"""  # noqa: S608  # of the constants above
+
 # The stream has the low half of a transaction's number; the nearest whole one is it. In the order of the log a
 # transaction ends with its commit record, for others only when it has left the list of those in progress: behind a
 # slow synchronous standby that may be much later.
 _SEES = """
 SELECT pg_visible_in_snapshot(
-    (top + (($1::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
+    (top + (($3::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
 FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top FROM pg_current_snapshot() AS s) AS now
 """
+
+# All in one statement, and so of one snapshot: a row for each column, or one without any.
+_FACTS = f"""
+SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership,
+       (SELECT array_agg(format_type(w.oid, nullif(w.modifier, -1)) ORDER BY w.place)
+        FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
+       a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default,
+       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled
+FROM (SELECT $2::oid AS oid) AS of
+LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+"""  # noqa: S608  # of the constants above
 
 _KINDS = {
     "b": TypeKind.BASE,
@@ -131,25 +137,32 @@ _KINDS = {
 }
 
 
-async def sees(connection: asyncpg.Connection, xid: int) -> bool:
-    """Whether this session's snapshot has the effects of a transaction of the stream."""
-    return bool(await connection.fetchval(_SEES, xid))
-
-
 async def table_facts(
     connection: asyncpg.Connection,
     relation_id: int,
     column_types: Sequence[tuple[int, int]],
     publication: str,
     xid: int,
-) -> TableFacts:
-    """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid` saw it."""
-    oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
-    columns = await connection.fetch(_RELATION_COLUMNS, relation_id)
-    names = await connection.fetch(_TYPE_NAMES, [oid for oid, _ in column_types], [mod for _, mod in column_types])
-    return TableFacts(
-        primary_key=await primary_key(connection, relation_id),
-        types=await types(connection, oids) if oids else {},
+) -> tuple[TableFacts, bool]:
+    """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid` saw it.
+
+    And whether this reading has the effects of that transaction: without them the facts may be older than it.
+    """
+    user_oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
+    arguments = (publication, relation_id, xid, [oid for oid, _ in column_types], [mod for _, mod in column_types])
+    if not user_oids:
+        return _table_facts(await connection.fetch(_FACTS, *arguments), column_types, {}, xid)
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        rows = await connection.fetch(_FACTS, *arguments)
+        return _table_facts(rows, column_types, await types(connection, user_oids), xid)
+
+
+def _table_facts(
+    rows: Sequence[asyncpg.Record], column_types: Sequence[tuple[int, int]], known: dict[int, TypeInfo], xid: int
+) -> tuple[TableFacts, bool]:
+    facts = TableFacts(
+        primary_key=tuple(rows[0]["primary_key"] or ()),
+        types=known,
         columns={
             row["name"]: ColumnFacts(
                 # A definition of a later transaction may be another column's by the same name.
@@ -158,11 +171,15 @@ async def table_facts(
                 row["column_default"],
                 row["filled"],
             )
-            for row in columns
+            for row in rows
+            if row["name"] is not None
         },
-        type_names={(row["type_oid"], row["modifier"]): row["data_type"] for row in names},
-        membership=await connection.fetchval(_MEMBERSHIP, relation_id, publication) or 0,
+        type_names={
+            of: name for of, name in zip(column_types, rows[0]["type_names"] or (), strict=True) if name is not None
+        },
+        membership=rows[0]["membership"] or 0,
     )
+    return facts, rows[0]["seen"]
 
 
 async def types(connection: asyncpg.Connection, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
@@ -186,10 +203,6 @@ async def columns(connection: asyncpg.Connection, table: PublishedTable) -> tupl
         Column(row["name"], position, row["data_type"], row["is_nullable"], row["column_default"])
         for position, row in enumerate(visible, start=1)
     )
-
-
-async def primary_key(connection: asyncpg.Connection, relation_id: int) -> tuple[str, ...]:
-    return tuple(row["attname"] for row in await connection.fetch(_PRIMARY_KEY, relation_id))
 
 
 def delivered(tables: Iterable[PublishedTable], selection: Selection) -> list[PublishedTable]:
@@ -247,13 +260,14 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         by_relation: dict[int, list[asyncpg.Record]] = {}
         for row in await connection.fetch(_SHAPES, oids):
             by_relation.setdefault(row["relation_id"], []).append(row)
+        keys = {row["relation_id"]: row for row in await connection.fetch(_KEYS, publication, oids)}
         storage = {row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)}
         tables = [
             TableReading(
                 table,
                 tuple(row for row in by_relation.get(table.relation_id, ()) if row["name"] in set(table.columns)),
-                await primary_key(connection, table.relation_id),
-                await connection.fetchval(_MEMBERSHIP, table.relation_id, publication) or 0,
+                tuple(keys[table.relation_id]["primary_key"] or ()),
+                keys[table.relation_id]["membership"] or 0,
                 storage.get(table.relation_id, ""),
             )
             for table in published

@@ -70,13 +70,12 @@ class RelationFacts:
         publication = self._settings.source.publication
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
         while True:
-            async with session.transaction(isolation="repeatable_read", readonly=True):
-                seen = xid == self._unseen or await catalog.sees(session, xid)
-                if not seen and time.monotonic() > deadline:
-                    log.warning("catalog_behind", xid=xid, table=f"{relation.schema}.{relation.name}")
-                    self._unseen = xid
-                if seen or xid == self._unseen:
-                    return await catalog.table_facts(session, relation.relation_id, types, publication, xid)
+            facts, seen = await catalog.table_facts(session, relation.relation_id, types, publication, xid)
+            if not seen and xid != self._unseen and time.monotonic() > deadline:
+                log.warning("catalog_behind", xid=xid, table=f"{relation.schema}.{relation.name}")
+                self._unseen = xid
+            if seen or xid == self._unseen:
+                return facts
             await asyncio.sleep(VISIBLE_POLL_S)
 
     async def close(self) -> None:
