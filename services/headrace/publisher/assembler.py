@@ -315,9 +315,9 @@ class Assembler:
         if unchanged:
             payload["unchanged"] = unchanged
         self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
-        if shape.told and not shape.quick and not self._compat:
-            shape.quick = True
-            self._writers.update(quick_events.writers(shape, self._source, self._encoding))
+        if shape.told and not self._compat and (way := (kind.operation, old is not None)) not in shape.quick:
+            shape.quick.add(way)
+            self._writers |= quick_events.writer(shape, kind, self._source, self._encoding, with_old=way[1])
 
     def _next_position(self) -> tuple[Begin, Position]:
         """The place of the change at hand: every change takes one, whether it is delivered or not."""

@@ -37,15 +37,17 @@ def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
     return b"I" + relation + b"N", b"U" + relation + b"N", b"U" + relation + b"O"
 
 
-def writers(shape: Shape, source: str, encoding: Encoding) -> dict[bytes, RowWriter]:
-    """A writer for each way in which a message of this relation may begin; none for what only the plain way reads."""
+def writer(shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool) -> dict[bytes, RowWriter]:
+    """A writer by how a message of this kind begins, with an old row or without; none where only the plain way reads.
+
+    Made when there was such a row: compiling takes longer than writing a hundred of them.
+    """
     insert, update, update_full = heads(shape.relation.relation_id)
-    found = {
-        insert: _writer(shape, shape.insert, source, encoding),
-        update: _writer(shape, shape.update, source, encoding),
-        update_full: _writer(shape, shape.update, source, encoding, with_old=True),
-    }
-    return {head: writer for head, writer in found.items() if writer is not None}
+    if kind not in (shape.insert, shape.update) or (with_old and kind is shape.insert):
+        return {}
+    head = insert if kind is shape.insert else update_full if with_old else update
+    made = _writer(shape, kind, source, encoding, with_old=with_old)
+    return {} if made is None else {head: made}
 
 
 def change(shape: Shape, kind: Kind, source: str) -> Payload:

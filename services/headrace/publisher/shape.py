@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headrace.contract.naming import Operation, change_subject, message_id, table_token
 from headrace.contract.schemas import ColumnShape, TableShape
@@ -48,8 +48,8 @@ class Shape:
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
     told: bool = False
-    # Whether its rows are written the quick way, as far as they can be.
-    quick: bool = False
+    # Kinds of changes, with an old row and without, that are written the quick way from here on where they can be.
+    quick: set[tuple[str, bool]] = field(default_factory=set)
 
     @classmethod
     def of(
