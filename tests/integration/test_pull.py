@@ -160,6 +160,38 @@ async def test_nothing_is_lost_when_connections_break_with_messages_on_their_way
     assert numbers(found) == list(range(20_000))
 
 
+async def test_a_reader_that_always_has_something_left_takes_nothing_from_the_consumer_of_a_connection_before(
+    server: EmbeddedNats, client: Client
+) -> None:
+    """The server may have come back with an older store, and the consumer's count be the same by chance."""
+    await fill(client, 12_000)
+    async with Proxy(lambda: server.port) as proxy:
+        through = await connect(f"nats://127.0.0.1:{proxy.port}")
+        async with reading(through) as pulled:
+            found, held = await read(pulled, 1), pulled._held
+            async with asyncio.timeout(PATIENCE_S):
+                while len(found) + len(held) < pull.MESSAGES_MAX:  # noqa: ASYNC110  # no event for it
+                    await asyncio.sleep(0.01)
+            before, reconnects = pulled._name, through.stats["reconnects"]
+            proxy.cut()
+            async with asyncio.timeout(PATIENCE_S):
+                while through.stats["reconnects"] == reconnects:  # noqa: ASYNC110  # nats-py tells by a callback alone
+                    await asyncio.sleep(0.01)
+            # Half of the room is free again, and more is asked for.
+            while len(held) > pull.MESSAGES_MAX // 2:
+                found += await pulled.read(0)
+            await through.flush()
+            await client.flush()
+            async with asyncio.timeout(PATIENCE_S):
+                while (await client.jetstream().consumer_info("CDC", before)).num_waiting:  # noqa: ASYNC110  # as above
+                    await asyncio.sleep(0.01)
+            assert len(found) + len(held) == pull.MESSAGES_MAX
+            found += await read(pulled, 12_000 - len(found))
+            assert pulled._name != before
+        await through.close()
+    assert numbers(found) == list(range(12_000))
+
+
 @pytest.mark.parametrize("durable", [None, "reader"])
 async def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(client: Client, durable: str | None) -> None:
     await fill(client, 20_000)

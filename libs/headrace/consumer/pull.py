@@ -207,10 +207,14 @@ class Pull:
         self._doubt = self._doubt or why
         self._news.set()
 
-    async def _attend(self) -> None:
-        """Put right what can be put right now."""
+    def _check_connection(self) -> None:
+        """What a new connection brings of the old consumer may be of an older store, whose counts are the same."""
         if self._doubt is None and self.client.stats["reconnects"] != self._reconnects:
             self._suspect("the connection was lost")
+
+    async def _attend(self) -> None:
+        """Put right what can be put right now."""
+        self._check_connection()
         if self._rewritten:
             raise RetentionGapError(self._received, self._received, rewritten=True)
         if self._doubt is None:
@@ -328,6 +332,7 @@ class Pull:
 
     def _hear(self, arrivals: list[bulk.Arrival]) -> None:
         """What one read of the socket brought."""
+        self._check_connection()
         self._heard_at = time.monotonic()
         before = len(self._held)
         came, size = self._given, 0

@@ -140,15 +140,10 @@ class AtomicPipe(Pipe):
         self._check_connection()
 
     async def _land(self) -> None:
-        """Wait until the group under way is stored; raise what came in its way."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        try:
-            await asyncio.shield(flight)
-        except asyncio.CancelledError:
-            self._flight = flight
-            raise
+        """Wait until the group under way is stored; raise what came in its way, from then on whenever it is asked."""
+        if self._flight is not None:
+            await asyncio.shield(self._flight)
+            self._flight = None
 
     async def _store(self, group: list[Message]) -> None:
         while True:
