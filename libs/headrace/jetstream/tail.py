@@ -7,12 +7,14 @@ is not an fsync, and a server may come back with an older store.
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
@@ -121,6 +123,7 @@ class StreamTail:
 
     async def _scan(self, tail: Tail, start: int) -> None:
         config = ConsumerConfig(
+            name=secrets.token_hex(11),
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=max(start, tail.first_seq, 1),
             ack_policy=AckPolicy.NONE,
@@ -128,12 +131,16 @@ class StreamTail:
             mem_storage=True,
             num_replicas=1,
         )
-        consumer = await self._js.pull_subscribe("", stream=self._stream, config=config)
+        await self._js.add_consumer(self._stream, config=config)
+        consumer = await self._js.pull_subscribe_bind(consumer=config.name, stream=self._stream)
         try:
             await self._read_to(tail, consumer)
         finally:
             with contextlib.suppress(Exception):
                 await consumer.unsubscribe()
+        # A stream that is shared is read often, and may have no more than 1,000 consumers.
+        with contextlib.suppress(NatsError, APIError):
+            await self._js.delete_consumer(self._stream, str(config.name))
 
     async def _read_to(self, tail: Tail, consumer: JetStreamContext.PullSubscription) -> None:
         at = 0
