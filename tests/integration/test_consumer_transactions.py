@@ -104,6 +104,14 @@ async def test_the_last_part_of_a_huge_transaction_whose_end_is_filtered_out_say
     assert [(one.lsn, len(one.events), one.ends) for one in found] == [(10, 2, False), (10, 2, True), (20, 1, True)]
 
 
+async def test_a_transaction_whose_rest_is_lost_in_a_gap_is_not_called_whole(client: Client) -> None:
+    gap = {**change(15, 0, last=False, xid=0), "operation": events.GAP}
+    await put(client, change(10, 0, last=False), gap, change(20, 0, last=True))
+    async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
+        found = await take(Transactions(consumer), 3)
+    assert [(one.lsn, len(one.events), one.ends) for one in found] == [(10, 1, False), (15, 1, True), (20, 1, True)]
+
+
 async def test_a_huge_transaction_comes_in_parts_that_say_so(client: Client) -> None:
     await put(client, *(change(10, seq, last=seq == 4) for seq in range(5)))
     async with follow(client, Subscription(), MemoryWatermarks()) as consumer:

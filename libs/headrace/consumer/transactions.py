@@ -4,7 +4,8 @@ A consumer of JetStream is given messages one by one, also while the server is s
 what has come may fall between two messages of a transaction. This reader gives one out when all of it is here.
 
 Promises: what it gives out is a transaction of PostgreSQL, whole and once, in commit order; only one of more events
-than `events_max` comes in parts, each saying so. It waits no longer than asked, and keeps what has come of the next.
+than `events_max` comes in parts, each saying so, and so says one whose rest may be lost in a gap. It waits no longer
+than asked, and keeps what has come of the next.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from headrace.consumer.event import Event
 from headrace.consumer.follow import FETCH_WAIT_S, Consumer
+from headrace.contract.events import GAP
 from headrace.errors import HeadraceError
 
 EVENTS_MAX = 100_000
@@ -33,7 +35,7 @@ class Transaction:
     """What one transaction did to the tables that are followed, in order."""
 
     events: tuple[Event, ...]
-    # Whether this is its last part; false only where it has more events than `events_max`.
+    # Whether this is its last part; false where it has more events than `events_max`, or a gap stands behind it.
     ends: bool
 
     @property
@@ -64,6 +66,9 @@ class Transactions:
         while (event := await self.consumer.peek(wait_s)) is not None:
             if self._open and _of_another(event, self._open[0]):
                 return self._take(ends=True)
+            if self._open and event.operation == GAP:
+                # Nobody knows whether the lost changes were its rest. The gap itself is given out next, alone.
+                return self._take(ends=False)
             if len(self._open) >= self.events_max:
                 # Only now: what has no more to come, its end being filtered out, is whole.
                 return self._take(ends=False)
