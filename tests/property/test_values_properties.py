@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.contract import type_oids
+from headrace.contract import type_oids, values_json
 from headrace.contract.arrays import parse_array
 from headrace.contract.values import Encoding, ValueOptions, converter
 from headrace.contract.values_json import embedded_json, native_json
@@ -112,6 +113,56 @@ def test_a_number_in_json_keeps_its_digits(number: str) -> None:
 def test_digits_in_strings_are_no_numbers(number: str, key: str) -> None:
     document = json.dumps({key: f"{number}", "also": f'"{number}"'}, ensure_ascii=False)
     assert native_json(document.encode()) == json.loads(document)
+
+
+# Documents as text, valid or nearly: their parts in any order.
+nearly_json = st.lists(
+    numbers
+    | st.sampled_from(["[", "]", "{", "}", ",", ":", " ", "-", "null", "true", '"', '"a"', '"e1"', "\\", "0" * 18, "."])
+    | st.text(st.characters(codec="utf-8"), max_size=3).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    max_size=12,
+).map("".join)
+
+
+def listed(parts: list[str]) -> str:
+    return f"[{', '.join(parts)}]"
+
+
+def named(pairs: list[tuple[str, str]]) -> str:
+    return f"{{{', '.join(f'{json.dumps(name, ensure_ascii=False)}: {value}' for name, value in pairs)}}}"
+
+
+documents_of_numbers = st.recursive(
+    numbers | st.text(characters, max_size=5).map(json.dumps),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(listed)
+        | st.lists(st.tuples(numbers | st.text(characters, max_size=3), inner), max_size=4).map(named)
+    ),
+    max_leaves=8,
+)
+
+
+def outcome(read: Callable[[bytes], object], source: bytes) -> str:
+    """The value with its types, or what kind of an error there was."""
+    try:
+        return repr(read(source))
+    except DecodeError:
+        return "DecodeError"
+
+
+@given(documents_of_numbers | nearly_json)
+@example('["3f2504e0-4f89-11d3", 0.14285714285714285714, "x0.14285714285714285714", -12345678901234567890]')
+@example("{12345678901234567890123: 1}")
+@example('{"a" 12345678901234567890123 : 1}')
+@example("[-0.00000000000000000, 1.10000000000000000000, 100000000000000000000000]")
+@example('["1e5]')
+@example("[012345678901234567890123]")
+def test_a_document_with_long_numbers_is_read_as_one_whose_every_number_is_looked_at(source: str) -> None:
+    try:
+        written = source.encode()
+    except UnicodeEncodeError:
+        return
+    assert outcome(native_json, written) == outcome(lambda value: values_json._exact_json(value.decode()), written)
 
 
 json_documents = st.recursive(

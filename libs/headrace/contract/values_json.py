@@ -32,6 +32,9 @@ _NUMBER_SHAPE = bytes.maketrans(b"123456789.E", b"0000000000e")
 _LONG_NUMBER = b"0" * 17
 _EXPONENT = b"0e"
 
+# One that stands where a value may: a name is never a number.
+_DIGITS = re.compile(rb"(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?![0-9.eE+-]|\s*:)")
+
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -41,12 +44,48 @@ def native_json(value: bytes) -> object:
     if _too_deep(value):
         return text(value)
     shape = value.translate(_NUMBER_SHAPE)
-    if _LONG_NUMBER not in shape and _EXPONENT not in shape:
+    exact = value if _LONG_NUMBER not in shape and _EXPONENT not in shape else _with_digits(value, shape)
+    if exact is not None:
         try:
-            return orjson.loads(value)
+            return orjson.loads(exact)
         except orjson.JSONDecodeError:
             pass  # a lone surrogate, or not JSON at all: told apart below
     return _exact_json(text(value))
+
+
+def _with_digits(value: bytes, shape: bytes) -> bytes | None:
+    """The same document with its inexact numbers as strings of their digits; None where that takes a closer look.
+
+    In a third of the time of `_exact_json`, which is the oracle of its test. What looks like a number is looked for,
+    and not each token: without escapes, the quotes before it tell whether it is in a string.
+    """
+    if b"\\" in value:
+        return None
+    parts: list[bytes] = []
+    done, at, long, exponent = 0, 0, -2, -2
+    while True:
+        # Each is looked for again only when it was passed: many of one kind don't make the other's search long.
+        long = shape.find(_LONG_NUMBER, at) if -1 != long < at else long
+        exponent = shape.find(_EXPONENT, at) if -1 != exponent < at else exponent
+        if long < 0 and exponent < 0:
+            return b"".join((*parts, value[done:]))
+        found = max(long, exponent) if min(long, exponent) < 0 else min(long, exponent)
+        if value.count(b'"', at, found) % 2:
+            at = value.find(b'"', found) + 1
+            if not at:
+                return None
+            continue
+        number = _DIGITS.match(value, found)
+        if number is None or found == exponent:
+            return None
+        start = found - (value[found - 1 : found] == b"-")
+        parts += [value[done:start], _as_json(value[start : number.end()].decode())]
+        done = at = number.end()
+
+
+def _as_json(digits: str) -> bytes:
+    number = _exact_number(digits) if "." in digits else _exact_int(digits)
+    return b'"%b"' % number.encode() if isinstance(number, str) else repr(number).encode()
 
 
 def native_documents(values: Sequence[bytes]) -> list[object] | None:
