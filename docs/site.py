@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+# In a table's code GitHub wants a bar escaped; here the backslash would be shown.
+CELL_CODE = re.compile(r"(?<=\| )`[^`\n]*\\\|[^`\n]*`")
 OUTSIDE = re.compile(r"\[([^\]]*)\]\((\.\./[^)#\s]+)\)")
 
 
@@ -37,7 +39,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return match[0] if _stays(page.file.src_uri, link) else text
         return f"[{text}]({posixpath.relpath(_copy(target), posixpath.dirname(page.file.src_uri) or '.')})"
 
-    return OUTSIDE.sub(inside, markdown)
+    return CELL_CODE.sub(lambda code: code[0].replace("\\|", "|"), OUTSIDE.sub(inside, markdown))
 
 
 def _target(page: str, link: str) -> str | None:

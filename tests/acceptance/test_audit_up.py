@@ -112,6 +112,12 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert [one["primary_key"] for one in of_user] == ["44", "42"]
     assert "O'Brien" in await running.audit("show", str(of_user[1]["id"]))
     assert '+ name: "O\'Brien"' in await running.audit("diff", str(of_user[1]["id"]))
+    # What a new row was and what a deleted one is are not unknown: there is nothing of them.
+    made, deleted = (await running.log("--table", "users", "--key", "42"))[::-2]
+    assert "\n- " not in await running.audit("diff", str(made["id"]))
+    assert "\n+ " not in await running.audit("diff", str(deleted["id"]))
+    slip = await command(running.environment, "audit", "show", "42")
+    assert (slip.code, slip.err.startswith("headrace: '42' is no change's id. ")) == (1, True)
     was = json.loads(await running.audit("at", before.isoformat(), "--table", "users", "--key", "42"))
     assert was == {"id": 42, "name": "Ann", "age": 30, "tags": '{a,"b c"}', "doc": {"x": 1.5}}
     gone = await command(running.environment, "audit", "at", "0s", "--table", "users", "--key", "42")

@@ -61,3 +61,16 @@ async def test_a_slip_in_a_variable_s_name_is_told_before_anything_else() -> Non
     found = await command({"HEADRACE_DELIVRY": "batch", "NATS_URL": "nats://127.0.0.1:1"}, "tail")
     first = found.err.splitlines()[0]
     assert first == "headrace: HEADRACE_DELIVRY is no setting: did you mean HEADRACE_DELIVERY?"
+
+
+async def test_to_look_at_an_archive_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    folder = tmp_path / "with a slip"
+    found = await command({}, "archive", "ls", "--url", folder.as_uri())
+    assert found.code == 1
+    assert found.err == (
+        f"headrace: there is no archive at {folder.as_uri()}. Check the path; the archiver makes the folder.\n"
+    )
+    assert not folder.exists()
+    folder.mkdir()
+    found = await command({}, "archive", "ls", "--url", folder.as_uri())
+    assert (found.code, found.out) == (0, f"0 files in {folder.as_uri()}\n")

@@ -207,7 +207,7 @@ def test_the_command_prints_files_and_rows(made: Maker) -> None:
     assert listed.exit_code == 0
     assert len(listed.stdout.splitlines()) == 5
     assert runner.invoke(app, ["archive", "verify", "--url", made.url]).exit_code == 0
-    assert runner.invoke(app, ["archive", "cat", "--url", f"{made.url}/none"]).exit_code == 0
+    assert runner.invoke(app, ["archive", "cat", "--url", f"{made.url}/none"]).exit_code == 1
     refused = runner.invoke(app, ["archive", "cat", "--from", "yesterday", "--url", made.url])
     assert refused.exit_code == 1
 

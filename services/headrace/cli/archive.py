@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import orjson
 from rich.table import Table
@@ -34,6 +37,10 @@ def chosen_url(url: str | None, configured: str | None) -> str:
     found = url or configured
     if not found:
         raise SettingError("no archive is named", remedy="Name it by --url, or set HEADRACE_ARCHIVE_URL.")
+    parts = urlsplit(found)
+    # To look makes no folder: after a slip in the path there would be an empty archive.
+    if parts.scheme == "file" and not Path(url2pathname(parts.path)).exists():
+        raise SettingError(f"there is no archive at {found}", remedy="Check the path; the archiver makes the folder.")
     return found
 
 
@@ -64,14 +71,23 @@ def place(text: str | None) -> dict[str, int | datetime]:
     return {"from_time": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
 
 
+_HEADINGS = ("file", "rows", "bytes", "first", "last", "end LSN", "last commit", "epoch", "tables", "gap")
+_NUMBERS = frozenset({"file", "rows", "bytes", "first", "last"})
+# What a narrow terminal does without, and --json always has.
+_FOR_WIDE = frozenset({"bytes", "end LSN", "epoch"})
+_WIDE = 120
+
+
 def ls(url: str, *, as_json: bool, limit: int | None) -> None:
     """The files, the last ones where there is a limit."""
     reader = WalReader(url)
     listed = reader.list()
     shown = listed[-limit:] if limit else listed
-    table = Table(title=f"{len(listed)} files in {url}")
-    for heading in ("file", "rows", "bytes", "first", "last", "end LSN", "last commit", "epoch", "tables", ""):
-        table.add_column(heading)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    console = Console()
+    wanted = [heading for heading in _HEADINGS if console.width >= _WIDE or heading not in _FOR_WIDE]
+    for heading in wanted:
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=heading != "tables")
     for file_id, item in shown:
         file = reader.get(file_id)
         if file is None:
@@ -83,10 +99,14 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
             continue
         names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
         told = f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}" if info.gap else ""
-        cells = (info.id, info.rows, item.size, info.first, info.last, format_lsn(info.end_lsn), f"{moment:%F %T}")
-        table.add_row(*map(str, cells), str(info.epoch), names, told)
-    if not as_json:
-        Console().print(table)
+        end = format_lsn(info.end_lsn)
+        cells = (info.id, info.rows, item.size, info.first, info.last, end, f"{moment:%F %T}", info.epoch, names, told)
+        table.add_row(*(str(cell) for heading, cell in zip(_HEADINGS, cells, strict=True) if heading in wanted))
+    if as_json:
+        return
+    if shown:
+        console.print(table)
+    console.print(f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}", style="dim")
 
 
 def _account(info: object) -> dict[str, object]:

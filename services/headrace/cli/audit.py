@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -35,6 +36,8 @@ from headrace.settings import Settings, load
 
 _AGO = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+# HEADRACE_AUDIT_INSERT_AS decides which of them a trail has.
+_INSERTED = frozenset({"CREATE", "INSERT"})
 _GENERATED = """
 SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND attgenerated <> ''
 """
@@ -101,6 +104,12 @@ async def _found(connection: asyncpg.Connection, table: AuditTable, search: Sear
 
 
 async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -> Any:
+    try:
+        uuid.UUID(change)
+    except ValueError as error:
+        raise SettingError(
+            f"{change!r} is no change's id", remedy="Take one from the second column of `headrace audit log`."
+        ) from error
     found = await _found(connection, table, Search(id=change))
     if not found:
         raise NotFoundError(f"the trail has no change {change}")
@@ -124,10 +133,17 @@ async def log(search: Search, *, as_json: bool) -> None:
 def _line(row: Mapping[str, Any]) -> str:
     context = "" if row["context"] == "{}" else f"  {_short(row['context'])}"
     where = row["table"] if row["schema"] == "public" else f"{row['schema']}.{row['table']}"
-    changed = ", ".join(f"{name}: {_short(was)} → {_short(now)}" for name, was, now in _differences(row))
+    changed = ", ".join(f"{name}: {_side(row, _short(was), _short(now))}" for name, was, now in _differences(row))
     time = row["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     what = f"{row['operation']:<8} {where} {row['primary_key'] or ''}"
     return f"{time}  {row['id']}  {what}  {_short(changed, 160)}{context}"
+
+
+def _side(row: Mapping[str, Any], was: str, now: str) -> str:
+    """A new row has no past, and a deleted one no present; for an update both are told."""
+    if row["operation"] in _INSERTED:
+        return now
+    return was if row["operation"] == "DELETE" else f"{was} → {now}"
 
 
 def _short(text: str, length: int = 60) -> str:
@@ -160,10 +176,11 @@ async def diff(change: str) -> None:
         row = await _one(connection, table, change)
         screen = Screen()
         screen.title(one_line(_line({**row, "before": "{}", "after": "{}"})))
-        whole = row["operation"] != "UPDATE" or set(json.loads(row["after"])) <= set(json.loads(row["before"]))
         for name, was, now in _differences(row):
-            if was != "?" or not whole or row["operation"] != "UPDATE":
-                print(one_line(f"- {name}: {was}"), one_line(f"+ {name}: {now}"), sep="\n")
+            if row["operation"] not in _INSERTED:
+                print(one_line(f"- {name}: {was}"))
+            if row["operation"] != "DELETE":
+                print(one_line(f"+ {name}: {now}"))
         for name in row["unchanged"] or ():
             print(one_line(f"  {name}: unchanged"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,15 @@ from rich.segment import Segment
 
 from headrace.plain import plain
 
+_PLAIN_WIDTH = 200
+
 
 class Console(rich_console.Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
+        if not self.is_terminal and "COLUMNS" not in os.environ and options.get("width") is None:
+            # Rich takes 80 for what is no terminal: a table in a file or a pipe would be folded for nobody.
+            self.width = _PLAIN_WIDTH
 
     def render(
         self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None

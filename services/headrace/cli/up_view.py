@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from headrace.supervisor.line import Line
 _NAME_WIDTH = 18
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red bold"}
 _PLAIN_WIDTH = 200
+_AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class View:
         self._verbose = verbose
         # Services come and go while the suite starts and stops: what they warn of then is in their logs.
         self.quiet = True
+        self._told: dict[tuple[str, str], float] = {}
 
     @contextmanager
     def step(self, doing: str) -> Iterator[None]:
@@ -76,10 +79,16 @@ class View:
 
     def line(self, service: str, line: Line) -> None:
         """A service's line: all of them with --verbose, else the grave ones."""
-        if not self._verbose and (self.quiet or not line.grave):
+        if not self._verbose and (self.quiet or not line.grave or self._is_told(service, line.summary)):
             return
         name = Text(f"{service:<{_NAME_WIDTH}} │ ", style="cyan")
         self._console.print(name.append(line.summary, style=_COLOURS.get(line.level, "dim")), soft_wrap=True)
+
+    def _is_told(self, service: str, summary: str) -> bool:
+        """Whether it stood here a moment ago: what keeps a service waiting is logged at each attempt."""
+        now = time.monotonic()
+        self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_S}
+        return self._told.setdefault((service, summary), now) != now
 
     def news(self, text: str) -> None:
         """What the supervisor or the shutdown does."""
