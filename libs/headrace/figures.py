@@ -99,6 +99,8 @@ _PUBLISHER = (
     Figure("window_messages", "gauge", "Messages published and not acknowledged yet", PUBLISHER),
     Figure("skipped_events", "counter", "Dedupe hits: change events that were in the stream already", PUBLISHER),
     Figure("duplicates_refused", "counter", "Messages that JetStream's duplicate window knew", PUBLISHER),
+    Figure("batches_broken", "counter", "Batches cut short by another source's message", PUBLISHER),
+    Figure("turns_passed", "counter", "Turns at the stream's end passed to another source that waited", PUBLISHER),
     Figure("parked_messages", "counter", "Changes that could not be read and were put aside", PUBLISHER),
     Figure("gaps", "counter", "Gaps told: changes that are lost", PUBLISHER),
     Figure("recoveries", "counter", "Times the publisher found its place again", PUBLISHER),

@@ -27,6 +27,8 @@ ROWS = 700
 ABSENT = {"confirmers_dropped"}
 # What is counted from the first time on that it happens.
 EVENTUAL = {"gaps", "duplicates_refused", "parked_messages", "recoveries", "skipped_events", "nats_reconnects"}
+# What only publishers of several sources in one stream have.
+EVENTUAL |= {"batches_broken", "turns_passed"}
 
 
 async def figures_when(telemetry: ServiceProcess, rows: int) -> dict[str, Stats]:

@@ -36,7 +36,7 @@ PURE = (
     "libs/headrace/archive/layout.py",
     "libs/headrace/archive/metadata.py",
     "libs/headrace/consumer/event.py",
-    "libs/headrace/consumer/room.py",
+    "libs/headrace/jetstream/room.py",
     "libs/headrace/audit/query.py",
     "libs/headrace/audit/rows.py",
     "libs/headrace/audit/stitching.py",

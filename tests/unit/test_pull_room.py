@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.consumer.room import Room, Status, place, status
 from headrace.errors import DecodeError
+from headrace.jetstream.room import Room, Status, place, status
 
 MESSAGES_MAX, BYTES_MAX = 20, 1000
 

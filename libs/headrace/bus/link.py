@@ -3,7 +3,7 @@
 Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
 `headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite),
 `headrace.{slot}.pause` (to the publisher: read again whether it is paused), `headrace.{slot}.doctor` (a message to
-itself, to prove the right).
+itself, to prove the right). `headrace.{stream}.turns`, among publishers, is `headrace.jetstream.turns`'s.
 """
 
 from __future__ import annotations

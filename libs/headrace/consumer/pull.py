@@ -23,9 +23,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
 from nats.js.errors import NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
-from headrace.consumer.room import Room, place, status
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream import bulk
+from headrace.jetstream.room import Room, place, status
 
 log = logs.logger("consumer")
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.errors import ProtocolError
+from nats.js import JetStreamContext
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 _CRLF = b"\r\n"
@@ -52,6 +53,11 @@ async def listen(client: Client, subject: str, listener: Listener) -> Listening:
     subscription = await client.subscribe(subject)
     _parser(client).listeners[_sid(subscription)] = listener
     return Listening(client, subscription)
+
+
+def connection_of(js: JetStreamContext) -> Client:
+    """The connection that JetStream is used over."""
+    return js._nc  # noqa: SLF001  # the public object doesn't tell it
 
 
 def _sid(subscription: Subscription) -> bytes:

@@ -42,7 +42,8 @@ from headrace.jetstream.message import Message
 from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
 from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.metrics import Stats
+from headrace.jetstream.turns import Turns
+from headrace.metrics import Stats, count
 
 log = logs.logger("ingest")
 
@@ -72,8 +73,11 @@ class FastIngestUnsupportedError(HeadraceError):
 class FastIngest(Pipe):
     """Messages one behind the other, from where the stream's tail is now."""
 
-    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
+    def __init__(
+        self, client: Client, tail: StreamTail, stats: Stats, window: Window, turns: Turns | None = None
+    ) -> None:
         super().__init__(client, tail, stats, window)
+        self._turns = turns
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
         self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
         self._inbox = client.new_inbox()
@@ -109,9 +113,16 @@ class FastIngest(Pipe):
         """Begin behind a tail that was read from the stream just now."""
         self._begin_behind(tail)
         self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
+        if self._turns is not None:
+            await self._turns.open(self._is_writing)
         await self._client.flush()
 
+    def _is_writing(self) -> bool:
+        return (self._open or bool(self._unsent)) and not self._broken
+
     async def close(self) -> None:
+        if self._turns is not None:
+            await self._turns.close()
         if not self._client.is_closed:
             try:
                 await self._subscription.unsubscribe()
@@ -195,10 +206,14 @@ class FastIngest(Pipe):
             return
         # Of so few messages the server says nothing until the batch is ended.
         await self._send(end=self._pending < 2 * self._flow)
-        await self._answer()
+        # Where another writes nothing was sent, and nothing is answered.
+        if self._pending and not (self._broken and self._over):
+            await self._answer()
 
     async def _send(self, *, end: bool) -> None:
         """Send what is unsent, unless a batch is ending; `end` the batch with it."""
+        if self._turns is not None and not self._ending and not self._broken:
+            end = self._keep_to_turns(self._turns) or end
         if self._ending or self._broken or not (self._unsent or (end and self._open)):
             return
         self._check_connection()
@@ -210,6 +225,14 @@ class FastIngest(Pipe):
         except NatsError as error:
             self._fail(IngestError(f"messages could not be sent: {error}"))
             self._raise_failure()
+
+    def _keep_to_turns(self, turns: Turns) -> bool:
+        """Begin nothing while another writes; whether the batch that is open has to end for another that waits."""
+        if not self._open:
+            if self._unsent and turns.others_write:
+                self._broken = self._over = True
+            return False
+        return turns.is_over
 
     def _commands(self, *, end: bool) -> list[bytes]:
         """The bytes of everything unsent, which is sent with it; nothing here may wait."""
@@ -247,6 +270,8 @@ class FastIngest(Pipe):
         kind = answer.get("type")
         if kind == "ack":
             self._keep(int(answer["seq"]))
+            if self._turns is not None:
+                await self._turns.keep()
         elif kind == "gap":
             self._fail(IngestError(f"JetStream misses message {answer.get('last_seq')} of a batch"))
         elif "error" in answer:
@@ -272,6 +297,8 @@ class FastIngest(Pipe):
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
         code = error.get("err_code")
         if code in CHAIN_CODES:
+            if not self._broken:
+                count(self._stats, "batches_broken")
             self._broken = True
             # Of a batch whose first message was refused nothing was kept; of another the server says how much.
             self._over = self._over or (first and final)
@@ -298,15 +325,34 @@ class FastIngest(Pipe):
             self._fail(IngestError(f"JetStream ended a batch after {kept} of {self._number} messages"))
             return
         self._open = self._ending = False
-        if self._unsent:
+        if self._turns is not None and self._turns.pass_on(more=bool(self._unsent)):
+            # As after a refusal: what is left goes behind what the other writes.
+            self._broken = self._over = bool(self._unsent)
+            await self._turns.tell()
+        elif self._unsent:
             await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _begin_again(self) -> None:
         """Something else was stored where a message belongs: go on behind the tail with what is not stored."""
-        tail = await self._tail.after(self._last_seq)
-        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
+        await self._go_behind_others()
         self._unsent = [*self._sent, *self._unsent]
         self._sent.clear()
-        self._last_seq = tail.last_seq
         self._open = self._ending = self._broken = self._over = False
-        await self._send(end=True)
+        await self._send(end=len(self._unsent) <= _SMALL_BATCH)
+
+    async def _go_behind_others(self) -> None:
+        """Find the stream's end; where another writes there, wait for the turn, and read what it writes meanwhile."""
+        if self._turns is None:
+            await self._check(await self._tail.after(self._last_seq))
+            return
+        await self._turns.want()
+        async with self._tail.watched(self._last_seq) as look:
+            before = -1
+            while before < 0 or await self._turns.wait(self._last_seq - before):
+                self._check_connection()
+                before = self._last_seq
+                await self._check(await look())
+
+    async def _check(self, tail: Tail) -> None:
+        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
+        self._last_seq = tail.last_seq

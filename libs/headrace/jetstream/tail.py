@@ -7,20 +7,17 @@ is not an fsync, and a server may come back with an older store.
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
+from headrace.jetstream import bulk
+from headrace.jetstream.stretch import Stretch, fields
 from headrace.lsn import Position
-
-_FETCH = 1000
 
 
 class TailError(HeadraceError):
@@ -49,6 +46,9 @@ class Mark:
 
 # From a message's payload and headers to its mark; None for a message of another source.
 Reader = Callable[[bytes, dict[str, str]], Mark | None]
+# From a message's header and payload as bytes: whether it may have a mark. A quick look at what others wrote, of which
+# there may be much; True wherever there is doubt.
+Suspect = Callable[[bytes, bytes], bool]
 
 
 @dataclass(slots=True)
@@ -81,10 +81,11 @@ class Tail:
 
 
 class StreamTail:
-    def __init__(self, js: JetStreamContext, stream: str, read: Reader) -> None:
+    def __init__(self, js: JetStreamContext, stream: str, read: Reader, suspect: Suspect | None = None) -> None:
         self._js = js
         self._stream = stream
         self._read = read
+        self._suspect = suspect
 
     async def state(self) -> Tail:
         info = await self._js.stream_info(self._stream)
@@ -118,47 +119,54 @@ class StreamTail:
         if last is not None and last.settles:
             tail.see(tail.last_seq, last)
             return tail
-        await self._scan(tail, seq + 1)
+        stretch = self._stretch(max(seq + 1, tail.first_seq, 1))
+        try:
+            await self._scan(tail, stretch)
+        finally:
+            await stretch.close()
         return tail
 
-    async def _scan(self, tail: Tail, start: int) -> None:
-        config = ConsumerConfig(
-            name=secrets.token_hex(11),
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=max(start, tail.first_seq, 1),
-            ack_policy=AckPolicy.NONE,
-            inactive_threshold=30.0,
-            mem_storage=True,
-            num_replicas=1,
-        )
-        await self._js.add_consumer(self._stream, config=config)
-        consumer = await self._js.pull_subscribe_bind(consumer=config.name, stream=self._stream)
-        try:
-            await self._read_to(tail, consumer)
-        finally:
-            with contextlib.suppress(Exception):
-                await consumer.unsubscribe()
-        # A stream that is shared is read often, and may have no more than 1,000 consumers.
-        with contextlib.suppress(NatsError, APIError):
-            await self._js.delete_consumer(self._stream, str(config.name))
+    @contextlib.asynccontextmanager
+    async def watched(self, seq: int) -> AsyncIterator[Callable[[], Awaitable[Tail]]]:
+        """`after` in steps: each call tells of what came since the one before."""
+        stretch: Stretch | None = None
+        at = seq
 
-    async def _read_to(self, tail: Tail, consumer: JetStreamContext.PullSubscription) -> None:
-        at = 0
-        while at < tail.last_seq:
-            try:
-                messages = await consumer.fetch(_FETCH, timeout=2)
-            except TimeoutError as error:
-                state = await self.state()
-                if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
-                    return
-                if await self._deleted(at + 1, tail.last_seq):
-                    return
-                raise TailError(f"stream {self._stream} could not be read beyond {at}") from error
-            for message in messages:
-                at = message.metadata.sequence.stream
-                mark = self._read(message.data, message.headers or {})
-                if mark is not None and at <= tail.last_seq:
-                    tail.see(at, mark)
+        async def look() -> Tail:
+            nonlocal stretch, at
+            tail = await self.state()
+            if tail.last_seq > at and tail.last_seq >= tail.first_seq:
+                stretch = stretch or self._stretch(max(at + 1, tail.first_seq, 1))
+                await self._scan(tail, stretch)
+                at = tail.last_seq
+            return tail
+
+        try:
+            yield look
+        finally:
+            if stretch is not None:
+                await stretch.close()
+
+    def _stretch(self, first_seq: int) -> Stretch:
+        return Stretch(bulk.connection_of(self._js), self._stream, first_seq)
+
+    async def _scan(self, tail: Tail, stretch: Stretch) -> None:
+        async for found in stretch.read(tail.last_seq):
+            for seq, header, payload in found:
+                if self._suspect is None or self._suspect(header, payload):
+                    mark = self._read(payload, fields(header))
+                    if mark is not None and seq <= tail.last_seq:
+                        tail.see(seq, mark)
+        if stretch.at < tail.last_seq:
+            await self._check_end(tail, stretch.at)
+
+    async def _check_end(self, tail: Tail, at: int) -> None:
+        """Raise unless what could not be read is no longer there."""
+        state = await self.state()
+        if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
+            return
+        if not await self._deleted(at + 1, tail.last_seq):
+            raise TailError(f"stream {self._stream} could not be read beyond {at}")
 
     async def _deleted(self, start: int, end: int) -> bool:
         """Whether the last message was deleted: then no fetch will ever bring it."""

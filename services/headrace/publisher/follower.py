@@ -30,6 +30,7 @@ from headrace.jetstream.large import LargeStore
 from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Window
 from headrace.jetstream.state import Cell, bucket
 from headrace.jetstream.tail import StreamTail
+from headrace.jetstream.turns import Turns
 from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import count, one_of
@@ -53,6 +54,7 @@ from headrace.publisher.progress import (
     find_place,
     gap_before,
     reader_of,
+    suspect_of,
 )
 from headrace.publisher.tables import Tables
 from headrace.publisher.transactions import Transactions
@@ -114,7 +116,7 @@ class Follower:
         js = self._client.jetstream()
         state = await bucket(js, self._settings.streams.state)
         cell = Cell(state, f"progress.{self._source}")
-        tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source))
+        tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source), suspect_of(self._source))
         self._compression = Compression(js, state, self._settings)
         # Before the tail is read: its messages may need them.
         await self._compression.open()
@@ -263,12 +265,15 @@ class Follower:
             self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
             window = Window(delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s)
             return AtomicPipe(self._client, tail, self._stats, window)
-        kind = FastIngest if await self._is_fast(delivery.ingest) else Ingest
-        mode = "fast" if kind is FastIngest else "chain"
+        fast = await self._is_fast(delivery.ingest)
+        mode = "fast" if fast else "chain"
         self._stats["ingest_mode"] = one_of(INGEST_MODES, mode)
         log.info("ingest_chosen", kind=mode)
         window = Window(bus.window_messages_max, bus.window_bytes_max, bus.ack_timeout_s)
-        return kind(self._client, tail, self._stats, window)
+        if not fast:
+            return Ingest(self._client, tail, self._stats, window)
+        turns = Turns(self._client, self._settings.streams.cdc, self._source, self._stats)
+        return FastIngest(self._client, tail, self._stats, window, turns)
 
     async def _is_fast(self, wanted: IngestMode) -> bool:
         if wanted is IngestMode.CHAIN:

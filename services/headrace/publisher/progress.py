@@ -15,11 +15,11 @@ from typing import Any
 from headrace import log as logs
 from headrace.bus.frame import Opening
 from headrace.contract import events
-from headrace.contract.dictionaries import UnknownDictionaryError
+from headrace.contract.dictionaries import ZSTD_MAGIC, UnknownDictionaryError
 from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.state import Cell
-from headrace.jetstream.tail import Mark, Reader, StreamTail, Tail
+from headrace.jetstream.tail import Mark, Reader, StreamTail, Suspect, Tail
 from headrace.lsn import ORIGIN, Position, format_lsn
 from headrace.publisher.gaps import Gap
 
@@ -101,6 +101,16 @@ def reader_of(source: str) -> Reader:
         return Mark(msg_id, position)
 
     return read
+
+
+def suspect_of(source: str) -> Suspect:
+    """Recognises what can't be a source's own: its name is in each of its messages, unless they are compressed."""
+    name = source.encode()
+
+    def suspect(header: bytes, data: bytes) -> bool:
+        return name in data or name in header or data[:4] == ZSTD_MAGIC
+
+    return suspect
 
 
 def _lane(data: bytes) -> tuple[str, Position] | None:
