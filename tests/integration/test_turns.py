@@ -187,6 +187,20 @@ async def test_who_takes_no_turns_is_not_waited_for(site: Site, monkeypatch: pyt
     assert one.counted("batches_broken") == 20
 
 
+async def test_who_has_nothing_more_to_write_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that write one message now and then, in each other's way, and never at once."""
+    monkeypatch.setattr(taking_turns, "_BELIEVED_S", 3600.0)
+    monkeypatch.setattr(taking_turns, "_WAIT_MAX_S", 3600.0)
+    both = [await site.publisher("a"), await site.publisher("b")]
+    async with asyncio.timeout(60):
+        for number in range(40):
+            for one in both:
+                await one.deliver()
+            # Now right behind each other, now when all that is to be said was said.
+            await asyncio.sleep(0.002 * (number % 10))
+    assert await site.numbers() == {"a": list(range(1, 41)), "b": list(range(1, 41))}
+
+
 async def test_a_note_that_lies_delays_and_stops_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taking_turns, "_WAIT_MAX_S", 0.5)
     one, liar = await site.publisher("a"), await site.client()

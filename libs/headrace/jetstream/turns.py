@@ -39,6 +39,7 @@ _REST_S = 0.005
 # How often one that waits or writes says so, and when one that no longer waits is forgotten.
 _SAYS_AGAIN_S = 0.1
 _FORGOTTEN_S = 1.0
+_OTHERS_MAX = 64
 
 _WAIT, _WRITE, _PASS = "wait", "write", "pass"
 
@@ -70,6 +71,8 @@ class Turns:
         self._writer, self._writes_until = "", 0.0
         # Our turn began; we wait since; we said last what we do.
         self._began = self._waits_since = self._said_at = 0.0
+        # The others were told that we wait or write, and not that we no longer do.
+        self._told = False
         # The turn came after the last look at the stream's end.
         self._came = False
         self._news = asyncio.Event()
@@ -104,12 +107,12 @@ class Turns:
 
     async def want(self, *, ready: bool = False) -> None:
         """Ask who writes for the turn."""
+        self._waits_since = self._waits_since or time.monotonic()
         await self._say(_WAIT, ready=ready)
 
     async def wait(self, new: int) -> bool:
         """After a look at the stream's end that found so much new: whether to look again, a moment later, or write."""
         now = time.monotonic()
-        self._waits_since = self._waits_since or now
         if self._came:
             self._came = False
             return True
@@ -134,24 +137,21 @@ class Turns:
 
         Nothing here waits, so that nobody begins a batch in between.
         """
-        if not self._waiting:
-            return False
         if self.is_over:
             return self._pass()
-        if not more and self._resting is None:
+        if not more and (self._waiting or self._told) and self._resting is None:
             self._resting = asyncio.create_task(self._rest(), name="turn")
         return False
 
     async def tell(self) -> None:
-        """Tell who writes now."""
-        if self._writer:
-            await self._say(_PASS, self._writer)
+        """Tell whose turn it is now."""
+        await self._say(_PASS, self._writer)
 
     async def _rest(self) -> None:
         try:
             await asyncio.sleep(_REST_S)
-            if not self._is_writing() and self._pass():
-                await self.tell()
+            if not self._is_writing() and not self._waits_since:
+                await self._say(_PASS, self._writer if self._pass() else "")
         finally:
             self._resting = None
 
@@ -170,7 +170,7 @@ class Turns:
             await self._say(_WRITE)
 
     async def _say(self, word: str, to: str = "", *, ready: bool = False) -> None:
-        self._said_at = time.monotonic()
+        self._said_at, self._told = time.monotonic(), word != _PASS
         note = {"word": word, "by": self._me, "source": self._source, "to": to, "ready": ready}
         with contextlib.suppress(NatsError):
             await self._client.publish(self._subject, orjson.dumps(note))
@@ -185,21 +185,34 @@ class Turns:
             return
         if word == _WAIT:
             await self._on_wait(by, ready=bool(note.get("ready")))
-        elif word == _PASS and to == self._me:
-            self._writer, self._came = "", True
-            self._news.set()
-            await self._say(_WRITE)
-        elif word in (_WRITE, _PASS):
-            self._believe(by if word == _WRITE else to)
+        elif word == _WRITE:
+            self._believe(by)
+        elif word == _PASS:
+            await self._on_pass(by, to)
 
     async def _on_wait(self, by: str, *, ready: bool) -> None:
         now = time.monotonic()
         known = self._waiting.get(by)
+        if known is None and len(self._waiting) >= _OTHERS_MAX:
+            return
         self._waiting[by] = _Waiting(known.since if known else now, now, ready)
         if by == self._writer:
             self._writer = ""
         if known is None and self._is_writing():
             await self._say(_WRITE)
+
+    async def _on_pass(self, by: str, to: str) -> None:
+        self._waiting.pop(by, None)
+        if to not in ("", self._me):
+            self._believe(to)
+            return
+        if to == self._me or self._writer == by:
+            self._writer, self._came = "", True
+            self._news.set()
+        if to == self._me:
+            # One that wrote meanwhile has no use for it.
+            busy = self._waits_since or self._is_writing()
+            await self._say(_WRITE if busy else _PASS)
 
     def _believe(self, writer: str) -> None:
         self._waiting.pop(writer, None)
