@@ -14,7 +14,9 @@ from headrace.lsn import Position
 from headrace.publisher.progress import reader_of, suspect_of
 
 NAMES = st.from_regex(r"[a-z0-9_]{1,20}", fullmatch=True)
-VALUES = st.dictionaries(st.text(max_size=8), st.one_of(st.text(max_size=20), st.integers(), st.none()), max_size=4)
+VALUES = st.dictionaries(
+    st.text(max_size=8), st.one_of(st.text(max_size=20), st.integers(-(2**63), 2**63 - 1), st.none()), max_size=4
+)
 
 
 def header(**lines: str) -> bytes:
