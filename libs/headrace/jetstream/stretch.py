@@ -2,7 +2,7 @@
 
 Another source's part of a shared stream has to be read before a publisher goes on behind it, and may be much. Promises:
 every message that the stream has there, in order, or an error; a bounded part of it in memory, but for one message that
-is larger than the bound. Never keeps its consumer, nor asks the server to keep it.
+is larger than the bound. Leaves no consumer behind.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import orjson
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError
 
 from headrace.errors import HeadraceError
 from headrace.jetstream import bulk
@@ -81,14 +82,14 @@ class Stretch:
         await self.client.jetstream().add_consumer(self.stream, config=self._config())
 
     async def close(self) -> None:
-        """Give the consumer up. Nobody waits for the answer: else the server does, when it was not used for a while."""
+        """Give the consumer up: a stream may have no more than 1,000, and one that is shared is read often."""
         listening, self._listening = self._listening, None
-        if listening is None:
+        if listening is None or not self.client.is_connected:
             return
-        with contextlib.suppress(NatsError, OSError):
-            await listening.end()
-            subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
-            await self.client.publish(subject, reply=f"{self._inbox}.0")
+        with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await listening.end()
+                await self.client.jetstream().delete_consumer(self.stream, self._name)
 
     def _config(self) -> ConsumerConfig:
         return ConsumerConfig(
