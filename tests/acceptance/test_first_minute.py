@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -116,6 +117,16 @@ async def test_the_psql_command_that_up_shows_connects_and_no_secret_is_shown(ru
     assert secret not in running.output
     for name in ("postgres.password", "pgpass", "env"):
         assert (running.folder / ".headrace" / name).stat().st_mode & 0o077 == 0, f"{name} is for its owner only"
+
+
+async def test_the_archive_that_up_keeps_is_found_from_another_terminal(empty_folder: Path) -> None:
+    async with Up(empty_folder, "--once", "--archive", f"file://{empty_folder}/archive") as up:
+        assert await up.ends() == 0, up.output
+    command = ". .headrace/env && headrace archive cat"
+    shell = await asyncio.create_subprocess_shell(command, cwd=empty_folder, stdout=asyncio.subprocess.PIPE)
+    said, _ = await shell.communicate()
+    assert shell.returncode == 0
+    assert b'"lamp"' in said
 
 
 async def test_servers_that_the_environment_names_are_used_and_none_is_started(

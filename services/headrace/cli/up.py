@@ -195,6 +195,8 @@ class _Up:
             # For `headrace status`, which asks telemetry.
             "HEADRACE_HTTP_PORT": str(suite.ports["telemetry"]),
         }
+        if suite.settings.archive.url:
+            settings["HEADRACE_ARCHIVE_URL"] = suite.settings.archive.url
         self._servers.write_environment(settings, name)
 
     async def _watch(self) -> None:
