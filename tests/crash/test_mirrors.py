@@ -142,7 +142,9 @@ async def _bootstrapped(mirror: MirrorProcess, suite: Suite) -> None:
                 assert mirror.runs, mirror.log[-4000:]
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        logs = f"{mirror.log[-4000:]}\n\n{suite.log('snapshot-responder')[-4000:]}"
+        # Tables are found by what the schema-publisher keeps, and copied by the snapshot-responder.
+        services = "\n\n".join(suite.log(name)[-4000:] for name in ("schema-publisher", "snapshot-responder"))
+        logs = f"{mirror.log[-4000:]}\n\n{services}"
         raise AssertionError(f"{mirror.to} has no {missing}:\n{logs}") from None
 
 

@@ -28,7 +28,7 @@ _GIB = 1024 * _MIB
 _NO_STORAGE = 10047
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
 # No answer may be a server that starts, or rights that are missing: it is asked again so often.
-_SILENT_MAX = 3
+SILENT_MAX = 3
 
 
 NO_JETSTREAM_REMEDY = "Start nats-server with JetStream (-js), or enable it for this account."
@@ -128,7 +128,7 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
             await ensure(js, settings)
         except HeadraceError as error:
             silent += isinstance(error.__cause__, NatsTimeoutError)
-            if not error.retry and not 0 < silent < _SILENT_MAX:
+            if not error.retry and not 0 < silent < SILENT_MAX:
                 raise
             scope.health.ail("jetstream", str(error))
             await scope.pause(pause_s)

@@ -106,7 +106,7 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
         return
     if shown:
         console.print(table)
-    console.print(f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}", style="dim")
+    console.print(f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}", style="dim", soft_wrap=True)
 
 
 def _account(info: object) -> dict[str, object]:

@@ -12,10 +12,12 @@ import random
 import asyncpg
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
+from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.jetstream.objects import SILENT_MAX
 from headrace.lifecycle import Scope
 from headrace.postgres.connection import PostgresError
 from headrace.schema_publisher.bucket import SchemaBucket
@@ -50,6 +52,7 @@ class SchemaPublisher:
         self._bucket = SchemaBucket(settings, client, scope.health.stats)
         self._events = events
         self._worked = False
+        self._silent = 0
         self._backoff_s = BACKOFF_S
 
     async def run(self) -> None:
@@ -78,7 +81,9 @@ class SchemaPublisher:
 
     def _ailing(self, error: Exception) -> float:
         """What is refused at the start ends the process with its remedy; what worked before is waited for."""
-        if isinstance(error, HeadraceError) and not error.retry and not self._worked:
+        self._silent += isinstance(error.__cause__, NatsTimeoutError)
+        is_busy = isinstance(error.__cause__, NatsTimeoutError) and self._silent < SILENT_MAX
+        if isinstance(error, HeadraceError) and not error.retry and not self._worked and not is_busy:
             raise error
         part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
         self._scope.health.ail(part, str(error) or type(error).__name__)
