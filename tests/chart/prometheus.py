@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: found on the PATH or where `.ci/run` unpacks Debian's, scraping what it is told to.
+"""A real Prometheus for tests: found on the PATH or where `tests/tools` unpacks Debian's, scraping what it is told to.
 
 Promises that it listens on loopback alone and ends with its block. Where there is none, `binary` says so: the tests
 that need it are skipped with that reason.
@@ -29,12 +29,15 @@ _START_TIMEOUT_S = 60.0
 class PrometheusMissingError(HeadraceError):
     """There is no Prometheus on this machine."""
 
-    remedy = "Install it (Debian: apt-get install prometheus), or name its folder in HEADRACE_PROMETHEUS."
+    remedy = "Run tests/tools, which unpacks Debian's, or install it (Debian: apt-get install prometheus)."
+
+
+_UNPACKED = Path(__file__).parents[2] / "build/prometheus/usr/bin"
 
 
 def binary(name: str = "prometheus") -> Path:
     """Where `prometheus` or `promtool` is."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("HEADRACE_PROMETHEUS", ""), os.environ["PATH"]]))
+    found = shutil.which(name, path=os.pathsep.join([os.environ["PATH"], str(_UNPACKED)]))
     if found is None:
         raise PrometheusMissingError(f"{name} was not found")
     return Path(found)

@@ -23,7 +23,9 @@ from headrace.testing.oracle import Oracle, Stored, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 
-pytestmark = pytest.mark.skipif(not can_move_clocks(), reason="clocks are moved on Linux on x86-64 only")
+pytestmark = pytest.mark.skipif(
+    not can_move_clocks(), reason="clocks can't be moved: that needs x86-64 Linux and the right to trace"
+)
 
 HOUR_S = 3600
 WAIT_S = 60.0

@@ -97,6 +97,10 @@ async def browser(profile: Path, url: str) -> AsyncIterator[Browser]:
         "--disable-gpu",
         "--disable-dev-shm-usage",
         "--no-first-run",
+        # It calls nobody but the page under test.
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
         "--remote-debugging-port=0",
     ]
     # Chromium's sandbox refuses to start for root, as whom containers run tests.
