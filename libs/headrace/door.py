@@ -11,9 +11,6 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web, web_response
 
-# Which version answers is nobody's business; aiohttp has no setting for it.
-web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
-
 CONNECTIONS_MAX = 128
 HEAD_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 15.0
@@ -56,6 +53,9 @@ class Door:
 
     async def open(self, runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
         """Listen for the application."""
+        # No answer tells a version. aiohttp has no setting for it, and no signal for answers to what it can't parse.
+        # Not at import: a program that imports the library may have a web server of its own.
+        web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
         loop = asyncio.get_running_loop()
         server = runner.server
         assert server is not None, "the runner was set up"

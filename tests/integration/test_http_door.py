@@ -100,3 +100,16 @@ async def test_no_answer_tells_which_version_answers(said: str) -> None:
         writer.close()
     assert answer.startswith("HTTP/1.")
     assert not [name for name in ("aiohttp", "python", "traceback") if name in answer.lower()], answer
+
+
+async def test_no_answer_tells_a_version_not_even_one_to_what_is_no_request() -> None:
+    async with port(Door()) as at:
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{at}/") as answer:
+            assert answer.headers["Server"] == "headrace"
+        reader, writer = await asyncio.open_connection("127.0.0.1", at)
+        writer.write(b"no request\r\n\r\n")
+        async with asyncio.timeout(30):
+            refused = await reader.read()
+        assert b" 400 " in refused
+        assert b"aiohttp" not in refused
+        writer.close()

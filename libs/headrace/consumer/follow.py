@@ -19,13 +19,13 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamInfo, StreamState
 from nats.js.errors import BadRequestError, NotFoundError
 
-from headrace.consumer.event import Event, of_message
+from headrace.consumer.event import Event
+from headrace.consumer.messages import events_of
 from headrace.consumer.pull import Delivered, Pull, RetentionGapError, StreamMissingError
 from headrace.consumer.watermark import Watermark, WatermarkStore
-from headrace.contract.dictionaries import ZSTD_MAGIC
 from headrace.contract.events import decode
 from headrace.errors import DecodeError
-from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
+from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryMissingError, DictionaryReader
 from headrace.jetstream.large import LargeStore
 from headrace.lsn import ORIGIN
 
@@ -46,7 +46,8 @@ class Start(StrEnum):
 class Subscription:
     """What to follow: `durable` names a consumer that the server remembers.
 
-    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap.
+    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap. `state_bucket` has
+    the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
     """
 
     stream: str = "CDC"
@@ -54,6 +55,7 @@ class Subscription:
     durable: str | None = None
     start: Start = Start.ALL
     start_seq: int | None = None
+    state_bucket: str = STATE_BUCKET
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class Consumer:
     _dictionaries: DictionaryReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self._dictionaries = DictionaryReader(self._js)
+        self._dictionaries = DictionaryReader(self._js, self._subscription.state_bucket)
 
     @property
     def seen_seq(self) -> int:
@@ -191,9 +193,7 @@ class Consumer:
             await self._check_idle()
         while unread:
             stream_seq, subject, payload = unread[0]
-            if payload[:4] == ZSTD_MAGIC:
-                await self._dictionaries.learn_for(payload)
-            self._ready += of_message(payload, subject.decode(), stream_seq)
+            self._ready += await events_of(self._dictionaries, payload, subject.decode(), stream_seq)
             # Only now: what can't be read is not passed over by asking again.
             unread.popleft()
 
@@ -220,8 +220,7 @@ class Consumer:
         """
         stream_seq, subject, payload = message
         with contextlib.suppress(DecodeError, DictionaryMissingError):
-            await self._dictionaries.learn_for(payload)
-            for event in of_message(payload, subject.decode(), stream_seq):
+            for event in await events_of(self._dictionaries, payload, subject.decode(), stream_seq):
                 if event.lane in self._marks and event.advances and not self._applied(event):
                     raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
 

@@ -10,6 +10,9 @@ from headrace.contract import dictionaries
 from headrace.errors import DecodeError, HeadraceError
 from headrace.settings import StreamSettings
 
+# The suite's, unless HEADRACE_STATE_BUCKET names another.
+STATE_BUCKET = StreamSettings().state
+
 
 class DictionaryMissingError(HeadraceError):
     """What a message was compressed with is not in the state bucket."""
@@ -18,7 +21,7 @@ class DictionaryMissingError(HeadraceError):
 
 
 class DictionaryReader:
-    def __init__(self, js: JetStreamContext, bucket: str = StreamSettings().state) -> None:
+    def __init__(self, js: JetStreamContext, bucket: str = STATE_BUCKET) -> None:
         self._js = js
         self._bucket = bucket
 

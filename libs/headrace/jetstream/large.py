@@ -11,7 +11,7 @@ from nats.js.object_store import ObjectStore
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.objects import MissingObjectError
+from headrace.jetstream.errors import MissingObjectError
 
 log = logs.logger("large")
 

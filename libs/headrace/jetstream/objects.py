@@ -16,6 +16,7 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError, MissingObjectError
 from headrace.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
 
@@ -29,17 +30,6 @@ _NO_STORAGE = 10047
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
 # No answer may be a server that starts, or rights that are missing: it is asked again so often.
 SILENT_MAX = 3
-
-
-NO_JETSTREAM_REMEDY = "Start nats-server with JetStream (-js), or enable it for this account."
-
-
-class JetStreamError(HeadraceError):
-    """JetStream can't do what the suite needs."""
-
-
-class MissingObjectError(JetStreamError):
-    """A stream or bucket is missing, or our rights to it."""
 
 
 def declared(settings: StreamSettings) -> list[StreamConfig]:

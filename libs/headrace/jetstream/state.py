@@ -21,7 +21,7 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.objects import MissingObjectError
+from headrace.jetstream.errors import MissingObjectError
 from headrace.lifecycle import Scope
 
 log = logs.logger("state")

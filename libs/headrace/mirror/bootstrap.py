@@ -20,6 +20,7 @@ from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapErr
 from headrace.contract.events import SCHEMA, decode
 from headrace.contract.naming import CDC, schema_subject
 from headrace.errors import HeadraceError
+from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.changes import outdated
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
@@ -53,6 +54,7 @@ class Streams:
     cdc: str = "CDC"
     init: str = "INIT"
     schemas: str = "schemas"
+    state: str = STATE_BUCKET
 
 
 class Bootstrap:
@@ -63,7 +65,7 @@ class Bootstrap:
         self._client = client
         self._js = client.jetstream()
         self._streams = streams
-        self._snapshots = Snapshots(client, streams.cdc, streams.init)
+        self._snapshots = Snapshots(client, streams.cdc, streams.init, streams.state)
         self._token = token
         self._progress = progress
         self._number = book.run_of(token)
@@ -212,7 +214,8 @@ class Bootstrap:
         for lane, mark in run.marks.items():
             await marks.save(lane, mark)
         start_seq = max(mark.stream_seq for mark in run.marks.values()) + 1
-        subscription = Subscription(self._streams.cdc, (f"{CDC}.{self._token}.>",), start_seq=start_seq)
+        filters = (f"{CDC}.{self._token}.>",)
+        subscription = Subscription(self._streams.cdc, filters, start_seq=start_seq, state_bucket=self._streams.state)
         moved_at = time.monotonic()
         async with follow(self._client, subscription, marks) as consumer:
             while True:

@@ -63,7 +63,9 @@ class Follower:
             await self._marks.save(lane, mark)
         filters = self._filters()
         durable, start_seq = f"mirror-{self._book.identity}", self._book.seen_seq + 1
-        subscription = Subscription(self._streams.cdc, filters, durable, start_seq=start_seq)
+        subscription = Subscription(
+            self._streams.cdc, filters, durable, start_seq=start_seq, state_bucket=self._streams.state
+        )
         self._book.subscribed = None if self._every_table else frozenset(self._book.tables)
         async with follow(self._client, subscription, self._marks) as consumer:
             log.info("following", tables=len(self._book.tables), stream_seq=self._book.seen_seq)

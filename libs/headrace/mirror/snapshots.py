@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.errors import NotFoundError
 
+from headrace.consumer.messages import events_of
 from headrace.consumer.reference import whole
 from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import (
@@ -29,6 +30,7 @@ from headrace.contract.naming import (
     snapshot_request_subject,
 )
 from headrace.errors import HeadraceError
+from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryReader
 from headrace.lsn import parse_lsn
 from headrace.mirror.book import heed_cancellation
 
@@ -66,11 +68,12 @@ class Snapshot:
 
 
 class Snapshots:
-    def __init__(self, client: Client, stream: str, init: str) -> None:
+    def __init__(self, client: Client, stream: str, init: str, state: str = STATE_BUCKET) -> None:
         self._client = client
         self._js = client.jetstream()
         self._stream = stream
         self._init = init
+        self._dictionaries = DictionaryReader(self._js, state)
 
     async def take(self, token: str, progress: Progress, options: bytes = OPTIONS) -> Snapshot:
         """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows meanwhile."""
@@ -152,9 +155,8 @@ class Snapshots:
             return 0
         with contextlib.suppress(NotFoundError):
             message = await self._js.get_msg(self._stream, first)
-            decoded = decode(message.data or b"")
-            event = decoded[0] if isinstance(decoded, list) else decoded
-            if event["source"] == snapshot.source and int(event["tx"]["lsn"]) < snapshot.lsn:
+            event = (await events_of(self._dictionaries, message.data or b"", message.subject or "", first))[0]
+            if event.source == snapshot.source and event.position.lsn < snapshot.lsn:
                 return first - 1
         raise SnapshotError("the stream does not reach back to a snapshot that others had asked for")
 

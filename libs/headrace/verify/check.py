@@ -20,6 +20,7 @@ from nats.aio.client import Client
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
+from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.mirror.book import identity_of, tables_of
 from headrace.mirror.hold import subject_of
 from headrace.mirror.table import Phase, TableState
@@ -29,7 +30,7 @@ from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, RefusedError, held_snapshot
 from headrace.verify import source
 from headrace.verify.digest import RANGES, Difference, Digests, Row, differences, differing, key_of, range_of
-from headrace.verify.place import Place, place_of, state_of
+from headrace.verify.place import Place, Stream, place_of, state_of
 
 log = logs.logger("verify")
 
@@ -170,14 +171,14 @@ class Verifier:
             if time.monotonic() > until:
                 raise NotThereError(f"the stream has not come to the source's LSN; {token} can't be compared")
             await asyncio.sleep(LOOK_S)
-        js, stream = self.client.jetstream(), self.settings.streams.cdc
+        stream = self._stream()
         place = Place.BEHIND
         while time.monotonic() <= until:
             async with self.target.reading(before.live) as reading:
                 state = state_of(reading.marks, token)
                 place = Place.BEHIND
                 if state is not None:
-                    place = await place_of(js, stream, reading.marks, state, lsn)
+                    place = await place_of(stream, reading.marks, state, lsn)
                 if place is Place.THERE:
                     yield reading
                     return
@@ -187,6 +188,10 @@ class Verifier:
                 raise PastError(f"{token} went past the LSN")
             await asyncio.sleep(LOOK_S)
         raise NotThereError(f"the mirror's {token} is {place} and did not come to the source's LSN")
+
+    def _stream(self) -> Stream:
+        js, names = self.client.jetstream(), self.settings.streams
+        return Stream(js, names.cdc, DictionaryReader(js, names.state))
 
     async def _rows(self, held: HeldSnapshot, reading: TargetReading, token: str) -> Verdict:
         state = state_of(reading.marks, token)

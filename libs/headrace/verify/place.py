@@ -8,13 +8,15 @@ known to have every such transaction. Trusts no clock and no answer of the mirro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from headrace.consumer.event import of_message
+from headrace.consumer.messages import events_of
 from headrace.contract.naming import CDC
+from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN
 from headrace.mirror.book import lanes_of, tables_of
 from headrace.mirror.table import Marks, Phase, TableState
@@ -34,7 +36,16 @@ def state_of(marks: Mapping[str, str], token: str) -> TableState | None:
     return tables_of(marks).get(token)
 
 
-async def place_of(js: JetStreamContext, stream: str, marks: Mapping[str, str], state: TableState, lsn: int) -> Place:
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The stream of changes, as a verifier reads it: single messages, by their subject."""
+
+    js: JetStreamContext
+    name: str
+    dictionaries: DictionaryReader
+
+
+async def place_of(stream: Stream, marks: Mapping[str, str], state: TableState, lsn: int) -> Place:
     """Only when the stream is known to have everything that committed before `lsn`."""
     if state.phase is not Phase.FOLLOWING:
         return Place.BOOTSTRAPPING
@@ -43,19 +54,19 @@ async def place_of(js: JetStreamContext, stream: str, marks: Mapping[str, str], 
     applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
     if state.since > lsn or max(applied, default=ORIGIN).lsn >= lsn:
         return Place.PAST
-    return Place.BEHIND if await _lacks(js, stream, lanes, state, lsn) else Place.THERE
+    return Place.BEHIND if await _lacks(stream, lanes, state, lsn) else Place.THERE
 
 
-async def _lacks(js: JetStreamContext, stream: str, lanes: Marks, state: TableState, lsn: int) -> bool:
+async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:
     """Whether the stream has an event of the table before the LSN that the mirror has not applied."""
     seen = max((mark.stream_seq for mark in lanes.values()), default=0)
     while True:
         try:
-            message = await js.get_msg(stream, seen + 1, subject=f"{CDC}.{state.token}.>", next=True)
+            message = await stream.js.get_msg(stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True)
         except NotFoundError:
             return False
         seen = int(message.seq or 0)
-        for event in of_message(message.data or b"", message.subject or "", seen):
+        for event in await events_of(stream.dictionaries, message.data or b"", message.subject or "", seen):
             lane = lanes.get(event.lane)
             if event.advances and lane is not None and event.position <= lane.position:
                 continue

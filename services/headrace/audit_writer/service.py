@@ -104,7 +104,8 @@ class AuditWriter:
         slot = self._settings.source.slot
         session = await opened(self._scope, self._audit, self._settings.postgres, destination, slot)
         self._session = session
-        subscription = Subscription(self._settings.streams.cdc)
+        streams = self._settings.streams
+        subscription = Subscription(streams.cdc, state_bucket=streams.state)
         try:
             async with follow(self._client, subscription, Marks(destination, slot)) as consumer:
                 self._ready(destination)

@@ -81,7 +81,8 @@ async def _mirror(
     http: int | None,
     on_terminal: bool,
 ) -> None:
-    streams = Streams(settings.streams.cdc, settings.streams.init, settings.streams.schemas)
+    names = settings.streams
+    streams = Streams(names.cdc, names.init, names.schemas, names.state)
     try:
         async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
             mirror = Mirror(client, target, tables, streams)

@@ -19,7 +19,7 @@ from rich.text import Text
 from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsForbiddenError, NatsUnreachableError, connect_once
-from headrace.jetstream.objects import NO_JETSTREAM_REMEDY, JetStreamError
+from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError
 from headrace.postgres import connection
 from headrace.postgres.replication import refusal
 from headrace.settings import Settings

@@ -58,7 +58,7 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
     """Ask, wait, and say what came."""
     token = token_of(table)
     async with session.nats(settings, COMMAND) as (client, _):
-        snapshots = Snapshots(client, settings.streams.cdc, settings.streams.init)
+        snapshots = Snapshots(client, settings.streams.cdc, settings.streams.init, settings.streams.state)
         with _bar(table, quiet=as_json) as told:
             made = await snapshots.take(token, told, payload)
     facts = {

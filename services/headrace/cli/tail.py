@@ -43,7 +43,12 @@ async def run(settings: Settings, tables: list[str], *, as_json: bool, from_star
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    subscription = Subscription(settings.streams.cdc, filters(tables), start=Start.ALL if from_start else Start.NEW)
+    subscription = Subscription(
+        settings.streams.cdc,
+        filters(tables),
+        start=Start.ALL if from_start else Start.NEW,
+        state_bucket=settings.streams.state,
+    )
     try:
         async with follow(client, subscription, MemoryWatermarks()) as consumer:
             if console.is_terminal:

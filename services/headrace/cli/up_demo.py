@@ -67,7 +67,12 @@ async def kept_events(settings: Settings) -> int:
 
 async def sample_changes(settings: Settings, table: str) -> list[Event]:
     """Commit one transaction on the demo's table, and take its events from the stream."""
-    subscription = Subscription(settings.streams.cdc, (f"{CDC}.{table_token('public', table)}.>",), start=Start.NEW)
+    subscription = Subscription(
+        settings.streams.cdc,
+        (f"{CDC}.{table_token('public', table)}.>",),
+        start=Start.NEW,
+        state_bucket=settings.streams.state,
+    )
     try:
         async with (
             nats(settings, "up") as (client, _),
