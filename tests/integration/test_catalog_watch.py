@@ -102,7 +102,8 @@ async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
     await published(line, "quiet")
     await line.execute("ALTER TABLE quiet ADD c int DEFAULT 5")
     event, _ = await told(line, "quiet", "column_added")
-    assert event.payload["resync"]
+    change = {"change": "column_added", "column": "c", "data_type": "integer", "filled": 5, "filled_text": "5"}
+    assert (event.payload["changes"], event.payload["resync"]) == ([change], False)
     assert (event.payload["tx"]["xid"], event.payload["tx"]["ts"]) == (0, None)
     await line.execute("INSERT INTO quiet VALUES (2, 2)")
     assert [event.operation for event in await line.take()] == ["INSERT"]

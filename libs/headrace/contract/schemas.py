@@ -7,9 +7,10 @@ stream and are exact at their place in it; nullability and defaults are the cata
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.contract.values import Converter
 from headrace.errors import DecodeError
 
 Change = dict[str, Any]
@@ -19,9 +20,27 @@ _WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
 
 
 @dataclass(frozen=True, slots=True)
+class Fill:
+    """The one value that adding a column gave to all rows that were there: in the contract's form, and as text."""
+
+    value: object
+    text: str
+
+
+def fill(missing: bytes | None, convert: Converter) -> Fill | None:
+    """The value that the catalog keeps for rows older than a column; None where it has none, or none that is text."""
+    if missing is None:
+        return None
+    try:
+        return Fill(convert(missing), missing.decode())
+    except (DecodeError, UnicodeDecodeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnShape:
     """A column; `number` is its place in the table's history (0: not known), `filled` whether adding it gave existing
-    rows a value."""
+    rows a value, `fill` which, where it is one for all of them (not kept: it is of the moment that it was read)."""
 
     name: str
     type_oid: int
@@ -32,12 +51,16 @@ class ColumnShape:
     column_default: str | None = None
     number: int = 0
     filled: bool = False
+    fill: Fill | None = field(default=None, compare=False)
+
+    def encode(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "fill"}
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
     """A table as a stretch of the stream shows it; `membership` tells one membership in the publication from a later
-    one."""
+    one, `last_number` is the highest that a column of it ever had (0: not known)."""
 
     schema: str
     name: str
@@ -46,6 +69,7 @@ class TableShape:
     primary_key: tuple[str, ...]
     membership: int
     columns: tuple[ColumnShape, ...]
+    last_number: int = field(default=0, compare=False)
 
     @property
     def seen(self) -> bool:
@@ -77,13 +101,15 @@ class TableShape:
         return (*table, self.replica_identity, self.primary_key, self.membership, columns)
 
     def encode(self) -> dict[str, Any]:
-        return {**asdict(self), "columns": [asdict(column) for column in self.columns]}
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "columns": [column.encode() for column in self.columns]}
 
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> TableShape:
         try:
             columns = tuple(ColumnShape(**column) for column in value["columns"])
-            fields = {name: value[name] for name in cls.__slots__}
+            # What an earlier version did not keep has its default.
+            fields = {name: value[name] for name in cls.__slots__ if name in value}
             return cls(**{**fields, "columns": columns, "primary_key": tuple(value["primary_key"])})
         except (KeyError, TypeError) as error:
             raise DecodeError(f"a malformed table shape: {error}") from error
@@ -118,6 +144,15 @@ def event(shape: TableShape, *, source: str, version: int, changes: list[Change]
         "changes": changes,
         "resync": resync,
     }
+
+
+def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema event that a message has no room for: who wants a new column's value copies the table instead."""
+    changes = [
+        {key: value for key, value in change.items() if key not in {"filled", "filled_text"}}
+        for change in payload["changes"]
+    ]
+    return {**payload, "changes": changes, "resync": payload["resync"] or changes != payload["changes"]}
 
 
 def bucket_value(event_payload: Mapping[str, Any], timestamp: str) -> dict[str, Any]:
@@ -171,19 +206,39 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     pairs = _pair(old, new)
     kept = set(pairs.values())
     lost_track = any(column.number == 0 for column in old.columns if column not in kept)
+    accounted = _accounted(old, new)
     names_before = {column.name for column in old.columns}
     changes += [{"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept]
     for column in new.columns:
         before_or_none = pairs.get(column)
         if before_or_none is None:
-            changes.append({"change": "column_added", "column": column.name, "data_type": column.data_type})
             # A column that took another's name, or that may be another one renamed: nobody can say what rows hold now.
-            resync = resync or column.filled or column.name in names_before or lost_track
+            unclear = column.name in names_before or lost_track
+            given = _given(column) if accounted and not unclear else {}
+            changes.append({"change": "column_added", "column": column.name, "data_type": column.data_type, **given})
+            resync = resync or unclear or (column.filled and not given)
             continue
         column_changes, rewritten = _one_column(before_or_none, column)
         changes += column_changes
         resync = resync or rewritten
     return changes, resync
+
+
+def _given(column: ColumnShape) -> Change:
+    """The value that all rows have in this column which were there before it."""
+    return {} if column.fill is None else {"filled": column.fill.value, "filled_text": column.fill.text}
+
+
+def _accounted(old: TableShape, new: TableShape) -> bool:
+    """Whether every column that was ever added since is one of the new shape's.
+
+    The catalog may be ahead of the stream: a column of this name may have been added, dropped and added again since the
+    place at hand, and then the value in the catalog is not that of the rows there.
+    """
+    if old.relation_id != new.relation_id or not new.last_number:
+        return False
+    before = old.last_number or max((column.number for column in old.columns), default=0)
+    return {column.number for column in new.columns}.issuperset(range(before + 1, new.last_number + 1))
 
 
 def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:

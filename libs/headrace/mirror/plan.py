@@ -50,7 +50,8 @@ def gone(payload: Mapping[str, Any]) -> Gone | None:
 
 def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
     """From the table as it is to the one that a schema event describes; None where they are the same."""
-    if payload["resync"]:
+    # The value that a new column's default filled into the rows is not applied yet: the copy has it.
+    if payload["resync"] or any("filled" in change for change in payload["changes"]):
         return Resync(", ".join(sorted({str(change["change"]) for change in payload["changes"]})) or "schema event")
     wanted = shape(payload)
     renamed = _renames(table, wanted, payload["changes"])

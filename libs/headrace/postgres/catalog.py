@@ -58,11 +58,25 @@ JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $1 AND c.oid = o
 ORDER BY 1 LIMIT 1
 """
 
-_SHAPES = """
+# The value that rows have which are older than the column: a constant default fills it in without writing a row. As
+# bytes, since text of a SQL_ASCII database may be none.
+_MISSING = """
+CASE WHEN a.atthasmissing THEN convert_to(array_to_string(a.attmissingval, ''),
+    CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
+"""
+
+# Whether adding the column gave rows a value; of a partitioned table its partitions know.
+_FILLED = """
+(a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' OR EXISTS (
+    SELECT FROM pg_partition_tree(a.attrelid) t JOIN pg_attribute leaf ON leaf.attrelid = t.relid
+    WHERE leaf.attname = a.attname AND leaf.atthasmissing))
+"""
+
+_SHAPES = f"""
 SELECT c.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
        a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default,
-       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
+       c.relnatts AS last_number,
        CASE c.relreplident WHEN 'f' THEN true
             WHEN 'n' THEN false
             ELSE EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])
@@ -71,7 +85,7 @@ SELECT c.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.attt
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE c.oid = ANY($1::oid[]) ORDER BY c.oid, a.attnum
-"""
+"""  # noqa: S608  # of the constants above
 
 # A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute. The partitions
 # follow by OID, with an `a` where one was not made as a partition: what it had when it was attached has no events.
@@ -119,8 +133,8 @@ SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS me
        (SELECT array_agg(format_type(w.oid, nullif(w.modifier, -1)) ORDER BY w.place)
         FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
        a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default,
-       a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' AS filled
+       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
+       (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number
 FROM (SELECT $2::oid AS oid) AS of
 LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -170,6 +184,7 @@ def _table_facts(
                 row["is_nullable"],
                 row["column_default"],
                 row["filled"],
+                row["missing"],
             )
             for row in rows
             if row["name"] is not None
@@ -178,6 +193,7 @@ def _table_facts(
             of: name for of, name in zip(column_types, rows[0]["type_names"] or (), strict=True) if name is not None
         },
         membership=rows[0]["membership"] or 0,
+        last_number=rows[0]["last_number"] or 0,
     )
     return facts, rows[0]["seen"]
 
@@ -240,6 +256,8 @@ class TableReading:
     primary_key: tuple[str, ...]
     membership: int
     storage: str
+    # The highest number that a column of the table ever had; 0 where the publication doesn't show all that are there.
+    last_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +268,8 @@ class PublicationReading:
     tables: tuple[TableReading, ...]
     existing: frozenset[int]
     snapshot: Snapshot
+    # Of columns whose value in older rows is told.
+    types: dict[int, TypeInfo]
 
 
 async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:
@@ -263,17 +283,32 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         keys = {row["relation_id"]: row for row in await connection.fetch(_KEYS, publication, oids)}
         storage = {row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)}
         tables = [
-            TableReading(
+            _table_reading(
                 table,
-                tuple(row for row in by_relation.get(table.relation_id, ()) if row["name"] in set(table.columns)),
-                tuple(keys[table.relation_id]["primary_key"] or ()),
-                keys[table.relation_id]["membership"] or 0,
+                by_relation.get(table.relation_id, []),
+                keys[table.relation_id],
                 storage.get(table.relation_id, ""),
             )
             for table in published
         ]
+        filled = {row["type_oid"] for table in tables for row in table.columns if row["missing"] is not None}
+        known = await types(connection, (oid for oid in filled if oid >= FIRST_USER_OID))
     # Not in the snapshot: the list of published tables does not keep to it, and may lack one that was just dropped.
     existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
     # Asked after the snapshot: whatever that shows has its commit record before this place.
     lsn = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot)
+    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot, known)
+
+
+def _table_reading(
+    table: PublishedTable, rows: Sequence[asyncpg.Record], keys: asyncpg.Record, storage: str
+) -> TableReading:
+    shown = tuple(row for row in rows if row["name"] in set(table.columns))
+    return TableReading(
+        table,
+        shown,
+        tuple(keys["primary_key"] or ()),
+        keys["membership"] or 0,
+        storage,
+        rows[0]["last_number"] if rows and len(shown) == len(rows) else 0,
+    )

@@ -19,13 +19,15 @@ class ColumnFacts:
     """What only the catalog knows of a column.
 
     `number`: its place in the table's history; 0 where the catalog is newer than the stream and can't say which column
-    this was. `filled`: adding it may have given existing rows a value.
+    this was. `filled`: adding it may have given existing rows a value; `missing` is that value as PostgreSQL's text,
+    where it is one for all of them.
     """
 
     number: int
     is_nullable: bool
     column_default: str | None
     filled: bool
+    missing: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class TableFacts:
     columns: dict[str, ColumnFacts] = field(default_factory=dict)
     type_names: dict[tuple[int, int], str] = field(default_factory=dict)
     membership: int = 0
+    # The highest number that a column of the table ever had.
+    last_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

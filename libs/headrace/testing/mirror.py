@@ -129,6 +129,9 @@ class PostgresMirror:
             match change["change"]:
                 case "column_added" if column not in names:
                     body = f"ADD COLUMN {quoted(column)} {change['data_type']}"
+                    if "filled_text" in change:
+                        await self._add_filled(table, body, column, change["filled_text"])
+                        continue
                 case "column_dropped" if column in names:
                     body = f"DROP COLUMN {quoted(column)}"
                 case "column_renamed" if change["from"] in names and column not in names:
@@ -140,6 +143,12 @@ class PostgresMirror:
             await self.target.execute(f"ALTER TABLE {table.sql} {body}")
         table.columns = {column["name"]: column["data_type"] for column in payload["columns"]}
         table.identity = list(payload["identity"])
+
+    async def _add_filled(self, table: _Table, body: str, column: str, text: str) -> None:
+        """A column whose default is the value of the rows that are there, and of no later one."""
+        value = "'" + text.replace("'", "''") + "'"
+        await self.target.execute(f"ALTER TABLE {table.sql} {body} DEFAULT {value}")
+        await self.target.execute(f"ALTER TABLE {table.sql} ALTER COLUMN {quoted(column)} DROP DEFAULT")
 
     async def _row(self, table: _Table, payload: Mapping[str, Any]) -> None:
         match payload["operation"]:

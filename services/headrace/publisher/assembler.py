@@ -350,7 +350,10 @@ class Assembler:
             told.shape, source=self._source, version=told.version, changes=told.changes, resync=told.resync
         )
         payload: Payload = {"subject": subject, "msg_id": told.msg_id, **body, "lsn": lsn, "tx": tx}
-        return Event(subject, told.msg_id, events.encode(payload, self._encoding), advances=False, position=position)
+        encoded = events.encode(payload, self._encoding)
+        if len(encoded) > self._payload_bytes_max:
+            encoded = events.encode(schemas.without_fills(payload), self._encoding)
+        return Event(subject, told.msg_id, encoded, advances=False, position=position)
 
     def _message(self, lsn: int, message: Message) -> None:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""

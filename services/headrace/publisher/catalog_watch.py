@@ -7,18 +7,21 @@ that a schema event never comes before a row of the old shape. A database that c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import asyncpg
 
 from headrace import log as logs
-from headrace.contract.schemas import ColumnShape, TableShape
+from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
+from headrace.contract.values import TypeInfo, converter
 from headrace.lifecycle import Scope
 from headrace.postgres import connection
 from headrace.postgres.catalog import PublicationReading, TableReading, read_publication
 from headrace.postgres.connection import PostgresError
 from headrace.publisher.schemas import CatalogReading, CatalogTable
+from headrace.publisher.tables import value_options
 from headrace.settings import Settings
 
 log = logs.logger("publisher")
@@ -30,6 +33,7 @@ class CatalogWatch:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         form = settings.format
+        self._options = value_options(settings)
         self._selection = Selection(form.include, form.exclude, form.exclude_columns)
         self._reading: CatalogReading | None = None
 
@@ -63,10 +67,13 @@ class CatalogWatch:
     def _of(self, reading: PublicationReading) -> CatalogReading:
         wanted = [t for t in reading.tables if self._selection.wants(t.table.schema, t.table.name)]
         return CatalogReading(
-            reading.lsn, tuple(self._table(table) for table in wanted), reading.existing, reading.snapshot
+            reading.lsn,
+            tuple(self._table(table, reading.types) for table in wanted),
+            reading.existing,
+            reading.snapshot,
         )
 
-    def _table(self, reading: TableReading) -> CatalogTable:
+    def _table(self, reading: TableReading, types: Mapping[int, TypeInfo]) -> CatalogTable:
         table = reading.table
         hidden = self._selection.hidden_columns(table.schema, table.name)
         columns = tuple(
@@ -80,6 +87,7 @@ class CatalogWatch:
                 column_default=row["column_default"],
                 number=row["number"],
                 filled=row["filled"],
+                fill=fill(row["missing"], converter(row["type_oid"], self._options, types.get)),
             )
             for row in reading.columns
             if row["name"] not in hidden
@@ -92,5 +100,6 @@ class CatalogWatch:
             primary_key=tuple(name for name in reading.primary_key if name not in hidden),
             membership=reading.membership,
             columns=columns,
+            last_number=reading.last_number,
         )
         return CatalogTable(shape, reading.storage)

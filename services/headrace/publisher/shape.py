@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.contract.naming import Operation, change_subject, message_id, table_token
-from headrace.contract.schemas import ColumnShape, TableShape
+from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
@@ -77,7 +78,7 @@ class Shape:
             update=Kind.of(token, Operation.UPDATE),
             delete=Kind.of(token, Operation.DELETE),
             truncate=Kind.of(token, Operation.TRUNCATE),
-            table=_table_shape(relation, facts, hidden),
+            table=_table_shape(relation, facts, dict(columns)),
             excluded=not selection.wants(relation.schema, relation.name),
         )
 
@@ -112,8 +113,9 @@ class Shape:
         }
 
 
-def _table_shape(relation: Relation, facts: TableFacts, hidden: frozenset[str]) -> TableShape:
+def _table_shape(relation: Relation, facts: TableFacts, converters: Mapping[str, Convert | None]) -> TableShape:
     """What a schema event tells: names and types from the stream, the rest from the catalog where it still knows."""
+    hidden = {name for name, convert in converters.items() if convert is None}
     return TableShape(
         schema=relation.schema,
         name=relation.name,
@@ -121,11 +123,16 @@ def _table_shape(relation: Relation, facts: TableFacts, hidden: frozenset[str]) 
         replica_identity=relation.replica_identity,
         primary_key=tuple(name for name in facts.primary_key if name not in hidden),
         membership=facts.membership,
-        columns=tuple(_column_shape(column, facts) for column in relation.columns if column.name not in hidden),
+        columns=tuple(
+            _column_shape(column, facts, convert)
+            for column in relation.columns
+            if (convert := converters[column.name]) is not None
+        ),
+        last_number=facts.last_number if facts.columns.keys() == converters.keys() else 0,
     )
 
 
-def _column_shape(column: RelationColumn, facts: TableFacts) -> ColumnShape:
+def _column_shape(column: RelationColumn, facts: TableFacts, convert: Convert) -> ColumnShape:
     known = facts.columns.get(column.name)
     data_type = facts.type_names.get((column.type_oid, column.type_modifier), "???")
     shape = ColumnShape(column.name, column.type_oid, column.type_modifier, data_type, is_key=column.is_key)
@@ -140,4 +147,5 @@ def _column_shape(column: RelationColumn, facts: TableFacts) -> ColumnShape:
         column_default=known.column_default,
         number=known.number,
         filled=known.filled or not known.number,
+        fill=fill(known.missing, convert) if known.number else None,
     )

@@ -11,14 +11,19 @@ from headrace.publisher.shape import Shape
 from headrace.settings import Settings
 
 
+def value_options(settings: Settings) -> ValueOptions:
+    """How the operator wants values to be."""
+    return ValueOptions(
+        encoding=settings.format.encoding,
+        arrays=settings.format.arrays,
+        json_values=settings.format.json_values,
+        int8_as_string=settings.format.int8_as_string,
+    )
+
+
 class Tables:
     def __init__(self, settings: Settings) -> None:
-        self._options = ValueOptions(
-            encoding=settings.format.encoding,
-            arrays=settings.format.arrays,
-            json_values=settings.format.json_values,
-            int8_as_string=settings.format.int8_as_string,
-        )
+        self._options = value_options(settings)
         self._selection = Selection(settings.format.include, settings.format.exclude, settings.format.exclude_columns)
         self._facts = RelationFacts(settings, "headrace publisher")
 
