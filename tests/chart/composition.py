@@ -5,7 +5,9 @@ Reads only. Promises that what it does not understand is an error and not a gues
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose.yaml"
 SERVERS = ROOT / "deploy/docker/compose.servers.yaml"
+# Where requirements.lock brings a Helm; elsewhere tests with it are skipped unless one is installed.
+HAS_LOCKED_HELM = sys.platform == "linux" and platform.machine() == "x86_64"
 _VARIABLE = re.compile(r"\$\{(\w+):-([^{}]*)\}")
 
 

@@ -67,8 +67,8 @@ async def test_a_full_old_row_has_the_toasted_value_and_the_new_one_names_it(lin
     inserted, updated, deleted = await line.rows()
     assert updated.payload["old"] == inserted.row
     # PostgreSQL writes the value of an unchanged TOAST column into the old row only.
-    assert {**updated.row, "big": inserted.row["big"]} == {**inserted.row, "n": 1}
-    assert updated.row.get("big") == inserted.row["big"] or updated.payload["unchanged"] == ["big"]
+    assert updated.row == {"id": 1, "n": 1}
+    assert updated.payload["unchanged"] == ["big"]
     assert deleted.payload["old"] == {**inserted.row, "n": 1}
     assert deleted.row == {"id": 1, "big": None, "n": None}
 
