@@ -75,3 +75,21 @@ def test_a_bill_of_materials_names_every_package_of_its_image(image: str) -> Non
     known = {c["bom-ref"] for c in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
     assert {ref for d in bill["dependencies"] for ref in (d["ref"], *d["dependsOn"])} <= known
     assert bill == json.loads(ran("sbom.py", *IMAGES[image]))
+
+
+def stages() -> dict[str, str]:
+    """The Dockerfile's stages by their names, each with the script that it runs."""
+    parts = re.split(r"^FROM \S+ AS (\S+)\n", (ROOT / "deploy/docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    script = (ROOT / "deploy/docker/install.sh").read_text()
+    named = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: text.replace("RUN sh deploy/docker/install.sh", f"RUN {script}") for name, text in named}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_whatever_python_an_image_holds_comes_with_its_bytecode(image: str) -> None:
+    # Nothing in an image can write it; a service that compiles all it imports takes twice as long to start.
+    copied = re.findall(r"^COPY --from=(\S+)", stages()[image], re.MULTILINE)
+    assert copied
+    for name in copied:
+        last = re.split(r"&&|^RUN|\n(?=\w)", stages()[name].strip(), flags=re.MULTILINE)[-1]
+        assert "compileall" in last, f"{name}: what is removed after compiling, or never compiled, has no bytecode"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from lock_platforms import PURE_SOURCE, from_wheels  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 
 ROOT = Path(__file__).parents[2]
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
@@ -60,3 +63,29 @@ def test_nothing_is_locked_for_a_wish_that_was_withdrawn() -> None:
 def test_every_locked_file_is_known_by_its_hash() -> None:
     assert blocks()
     assert all(any("--hash=sha256:" in line for line in block) for block in blocks())
+
+
+def test_an_entry_of_a_single_file_fits_every_platform_or_says_which_one_it_fits() -> None:
+    bound = []
+    for block in blocks():
+        if " ; " in block[0] or sum("--hash=" in line for line in block) > 1:
+            continue
+        installed = metadata.distribution(block[0].split("==")[0]).read_text("WHEEL") or ""
+        if "-any\n" not in installed:
+            bound.append(block[0])
+    assert bound == [], "no other machine can install these: give them a marker in pyproject.toml"
+
+
+def test_the_packages_published_as_source_are_locked() -> None:
+    # Else `lock:platforms` would leave out a package that no longer needs it.
+    assert set(PURE_SOURCE) <= locked().keys()
+    assert len(re.findall(r"^\S+==", from_wheels((ROOT / "requirements.lock").read_text()), re.MULTILINE)) == len(
+        blocks()
+    ) - len(PURE_SOURCE)
+
+
+def test_taskw_looks_for_every_python_that_is_supported() -> None:
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    supported = [c.rpartition(" ")[2] for c in classifiers if c.startswith("Programming Language :: Python :: 3.")]
+    [tried] = re.findall(r"^ +for name in (python3\..*); do$", (ROOT / "taskw").read_text(), re.MULTILINE)
+    assert tried.split() == [*(f"python{version}" for version in reversed(supported)), "python3"]

@@ -31,3 +31,24 @@ def test_the_probe_sees_what_is_loaded() -> None:
     probe = PROBE.format(module="telemetry", heavy=("asyncio", *HEAVY))
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == ["asyncio"]
+
+
+HELP_PROBE = """
+import contextlib, io, sys
+from headrace.cli.entry import main
+sys.argv[1:] = {arguments}
+shown = io.StringIO()
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+    main()
+assert "headrace" in shown.getvalue()
+print("loaded", *sorted(set({clients}) & set(sys.modules)))
+"""
+CLIENTS = ("aiohttp", "asyncpg", "nats", "prometheus_client", "psycopg", "uvloop")
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["tail", "--help"], ["wal-reader", "--help"]])
+def test_a_command_that_only_explains_itself_loads_no_client_and_no_server(arguments: list[str]) -> None:
+    # They would triple the time it takes; shells call it for each completion.
+    probe = HELP_PROBE.format(arguments=arguments, clients=CLIENTS)
+    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["loaded"]

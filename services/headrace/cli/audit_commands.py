@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvloop
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
@@ -33,6 +32,8 @@ Id = Annotated[str, typer.Argument(help="A change's id, as `headrace audit log` 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; a foreseen error is one line."""
+    import uvloop
+
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
     try:
         uvloop.run(work())

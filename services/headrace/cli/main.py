@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-import uvloop
 
 from headrace import log as logs
 from headrace.cli import archive_commands, audit_commands, mirror_commands, service
@@ -327,6 +326,7 @@ for _name, _explain in service.SERVICES.items():
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; a foreseen error is one line."""
+    import uvloop
     from nats.errors import Error as NatsError
 
     from headrace.cli.session import refused

@@ -1,6 +1,7 @@
 """`headrace wal-reader` and the other services: one process each, with as little in it as it needs.
 
-Parsed with the standard library alone: typer and what it brings would take a fifth of a service's memory.
+Parsed with the standard library alone: typer and what it brings would take a fifth of a service's memory. What runs a
+service (event loop, HTTP) is imported only where one is run: every command imports this module for the list.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from headrace import lifecycle
 from headrace import log as logs
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
 from headrace.plain import plain
 from headrace.settings import Compat, DeliveryMode, Poison, load
 from headrace.slips import slips
+
+if TYPE_CHECKING:
+    from headrace.lifecycle import Scope
 
 log = logs.logger("service")
 
@@ -88,9 +92,12 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run a service to its end; the process's exit code."""
+    # Parsed first: `--help` needs no event loop.
     flags = vars(parser(name).parse_args(arguments))
     for dest, kind, _ in _CHOICES.values():
         flags[dest] = None if flags[dest] is None else kind(flags[dest])
+    from headrace import lifecycle
+
     try:
         settings = load(os.environ, **flags)
     except HeadraceError as error:
@@ -98,7 +105,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         return lifecycle.EXIT_ERROR
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
 
-    async def main(scope: lifecycle.Scope) -> None:
+    async def main(scope: Scope) -> None:
         for slip in slips(os.environ):
             log.warning("setting_unknown", reason=slip)
         await service.run(scope, settings)
