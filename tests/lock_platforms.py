@@ -27,9 +27,9 @@ def from_wheels(lock: str) -> str:
 
 def missing(lock: Path, platform: str, python: str) -> str:
     """Why the lock can't be installed there; empty if it can."""
-    command = [Path(sys.executable).with_name("uv"), "pip", "install", "--dry-run", "--quiet", "--no-deps"]
+    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--dry-run", "--quiet", "--no-deps"]
     command += ["--require-hashes", "--only-binary", ":all:", "--python-platform", platform]
-    command += ["--python-version", python, "--target", lock.parent / "nothing", "-r", lock]
+    command += ["--python-version", python, "--target", str(lock.parent / "nothing"), "-r", str(lock)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
 
 
