@@ -190,7 +190,7 @@ async def test_teardown_stops_a_running_suite_in_order_and_refuses_a_foreign_rea
     where = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
     foreign = await ReplicationConnection.open(where, "somebody else")
     await foreign.start(names.slot, names.publication)
-    one_line(await command(settings, "teardown", "--yes"), "somebody else", "end it yourself first")
+    one_line(await command(settings, "teardown", "--yes"), "somebody else", "stop it yourself first")
     foreign.close()
     async with service(settings, "wal-reader") as reader, service(settings, "publisher"):
         await reader.logs("epoch_opened")

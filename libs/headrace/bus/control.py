@@ -15,11 +15,15 @@ from headrace.errors import DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A confirmer is there, in this session of its life; `epoch` is the highest it knows."""
+    """A confirmer is there, in this session of its life; `epoch` is the highest it knows.
+
+    `suite` is the suite's identity, from a confirmer that knows it.
+    """
 
     confirmer: str
     session: str
     epoch: int
+    suite: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,14 @@ class Restart:
     session: str
     epoch: int
     reason: str
+    suite: str = ""
 
 
 Control = Join | Confirm | Restart
 _KINDS: dict[str, type[Join | Confirm | Restart]] = {"join": Join, "confirm": Confirm, "restart": Restart}
-_TYPES: dict[str, type] = {"confirmer": str, "session": str, "reason": str, "settled": bool}
+_TYPES: dict[str, type] = {"confirmer": str, "session": str, "reason": str, "settled": bool, "suite": str}
+# An older service doesn't send it.
+_DEFAULTS = {"suite": ""}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 # A new epoch is above all that were named, and must fit into a frame's header.
 _INT_MAX = (1 << 63) - 1
@@ -64,6 +71,7 @@ def decode(data: bytes) -> Control:
     try:
         body = msgpack.unpackb(data)
         kind = _KINDS[body.pop("kind")]
+        body = _DEFAULTS | body
         message = kind(**{name: body[name] for name in kind.__slots__})
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed control message: {error}") from error

@@ -36,6 +36,8 @@ class FrameReceiver:
     def __init__(self, confirmer: str, session: str) -> None:
         self._confirmer = confirmer
         self._session = session
+        # The suite's identity, once it is known.
+        self.suite = ""
         self._broken = True
         self._asked_at = float("-inf")
         self._heard_at = float("-inf")
@@ -62,7 +64,7 @@ class FrameReceiver:
         return self.join()
 
     def join(self) -> Join:
-        return Join(self._confirmer, self._session, self.epoch)
+        return Join(self._confirmer, self._session, self.epoch, self.suite)
 
     def confirm(self, *, settled: bool) -> Confirm:
         """Credit for all frames taken so far, and the LSN that is durable."""
@@ -71,7 +73,7 @@ class FrameReceiver:
     def restart(self, reason: str) -> Restart:
         """Give this epoch up: for the driver's own reasons, such as a failed publish."""
         self._broken = True
-        return Restart(self._confirmer, self._session, self.epoch, reason)
+        return Restart(self._confirmer, self._session, self.epoch, reason, self.suite)
 
     def _receive(self, data: bytes, now: float) -> Received:
         head = frame.decode_header(data)
@@ -139,4 +141,4 @@ class FrameReceiver:
             return _NOTHING
         self._asked_at = now
         known = self.epoch if epoch is None else epoch
-        return Received(reply=Restart(self._confirmer, self._session, known, reason))
+        return Received(reply=Restart(self._confirmer, self._session, known, reason, self.suite))

@@ -8,6 +8,8 @@ a time as far as a clock can say; what must hold even for a holder that slept is
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,10 +25,12 @@ from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.jetstream.errors import MissingObjectError
 from headrace.lifecycle import Scope
+from headrace.postgres.slot_reader import IDENTITY
 
 log = logs.logger("state")
 
 _PAUSE_S = 1.0
+_IDENTITY = "identity"
 
 
 class LostRaceError(HeadraceError):
@@ -104,6 +108,29 @@ async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> Key
             scope.health.heal("jetstream")
             return found
     return None
+
+
+async def suite_identity(state: KeyValue) -> str:
+    """The identity of the suite that keeps its state in this bucket: random, made once."""
+    cell = Cell(state, _IDENTITY)
+    while (kept := await cell.read()) is None:
+        # Another service may make it at the same moment: the first one counts.
+        with contextlib.suppress(LostRaceError):
+            await cell.write({"suite": secrets.token_hex(8)})
+    return _known(kept)
+
+
+async def known_identity(state: KeyValue) -> str:
+    """The suite's identity; empty while none was made."""
+    kept = await Cell(state, _IDENTITY).read()
+    return "" if kept is None else _known(kept)
+
+
+def _known(kept: Mapping[str, Any]) -> str:
+    suite = kept.get("suite")
+    if not isinstance(suite, str) or not IDENTITY.fullmatch(suite):
+        raise ForeignStateError(f"{_IDENTITY} of the state bucket is not a suite's identity")
+    return suite
 
 
 class Lease:

@@ -18,7 +18,9 @@ from psycopg.conninfo import make_conninfo
 
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.lsn import parse_lsn
+from headrace.postgres import slot_reader
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError, explained
+from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import PostgresSettings
 
 _KEEPALIVE = struct.Struct(">xQQB")
@@ -29,8 +31,6 @@ _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
 # What answers at once, or not at all: over a connection that is dead on one side nothing would ever end the wait.
 _ANSWER_TIMEOUT_S = 30.0
-# Where a walsender waits that has nothing else to do: there it has read whatever we sent it.
-_IDLE_WAITS = frozenset({"WalSenderMain", "WalSenderWaitForWAL", "WalSenderWaitForWal", "WalSenderWriteData"})
 
 _MISSING = "42704"
 _SLOT_BUSY = "55006"
@@ -93,14 +93,6 @@ class SlotState:
     plugin: str
     database: str
     wal_status: str
-
-
-@dataclass(frozen=True, slots=True)
-class SlotReader:
-    """The walsender that holds a slot; an idle one has read everything that was sent to it."""
-
-    pid: int
-    idle: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,15 +214,9 @@ class ReplicationConnection:
         return SlotState(parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or "")
 
     async def slot_reader(self, slot: str) -> SlotReader | None:
-        """Who holds the slot; None when nobody does."""
-        name = quote_literal(slot)
-        rows = await self._query(
-            "SELECT s.active_pid, a.wait_event FROM pg_catalog.pg_replication_slots s "  # noqa: S608  # takes no parameters
-            f"LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = {name}"
-        )
-        if not rows or rows[0][0] is None:
-            return None
-        return SlotReader(int(rows[0][0]), rows[0][1] in _IDLE_WAITS)
+        """Which connection holds the slot; None when none does."""
+        rows = await self._query(slot_reader.QUERY + quote_literal(slot))
+        return SlotReader.of(rows[0]) if rows else None
 
     async def end_backend(self, pid: int) -> None:
         """End another connection of our role."""

@@ -7,10 +7,12 @@ import time
 import asyncpg
 
 from headrace.cli.checks import Findings
-from headrace.cli.session import postgres
+from headrace.cli.session import postgres, suite_of
 from headrace.errors import HeadraceError
+from headrace.postgres import slot_reader
 from headrace.postgres.connection import where
 from headrace.postgres.replication import ReplicationConnection
+from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 
 _DENIED_REMEDY = "Grant the role CONNECT on the database, and pg_monitor."
@@ -53,12 +55,13 @@ SELECT (SELECT count(*) FROM pg_replication_slots) AS slots, current_setting('ma
 
 async def examine(settings: Settings) -> Findings:
     findings = Findings(GROUP, [])
+    suite = await suite_of(settings, "doctor")
     try:
         async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
             await _server(session, settings, findings)
             await _replication(settings, findings)
             await _publication(session, settings, findings)
-            await _slot(session, settings, findings)
+            await _slot(session, settings, suite, findings)
             await _room(session, settings, findings)
     except HeadraceError as error:
         findings.fail("connection", *_parts(error))
@@ -143,7 +146,7 @@ def _named(names: list[str], before: str, none: str) -> str:
     return f"{before} {', '.join(names[:_SHOWN_TABLES])}{more}" if names else none
 
 
-async def _slot(session: asyncpg.Connection, settings: Settings, findings: Findings) -> None:
+async def _slot(session: asyncpg.Connection, settings: Settings, suite: str | None, findings: Findings) -> None:
     name = settings.source.slot
     row = await session.fetchrow(_SLOT, name)
     if row is None:
@@ -153,6 +156,10 @@ async def _slot(session: asyncpg.Connection, settings: Settings, findings: Findi
         found = f"{name} is of {row['plugin']} in database {row['database']}"
         findings.fail("slot", found, "Name another slot with --slot.")
         return
+    other = await _other_reader(session, name, suite)
+    if other is not None:
+        findings.fail("slot", f"{name} is read by {other}", slot_reader.REMEDY)
+        return
     reader = f"read by process {row['active_pid']}" if row["active"] else "nobody reads it now"
     found = f"{name}: {row['wal_status'] or 'unknown'}, keeps {row['retained'] or 'nothing'}, {reader}"
     if row["wal_status"] == "lost":
@@ -161,6 +168,16 @@ async def _slot(session: asyncpg.Connection, settings: Settings, findings: Findi
         findings.warn("slot", found, "Start the suite now, or raise max_slot_wal_keep_size: the slot is about to go.")
     else:
         findings.ok("slot", found)
+
+
+async def _other_reader(session: asyncpg.Connection, slot: str, suite: str | None) -> SlotReader | None:
+    """What reads the slot, if it isn't this suite's; where NATS doesn't say which one this is, any suite's may be."""
+    row = await session.fetchrow(f"{slot_reader.QUERY}$1", slot)
+    if row is None:
+        return None
+    reader = SlotReader.of(row)
+    unknown = suite is None and reader.is_suite
+    return reader if not unknown and reader.is_foreign(suite or "") else None
 
 
 async def _room(session: asyncpg.Connection, settings: Settings, findings: Findings) -> None:

@@ -19,7 +19,8 @@ from rich.text import Text
 from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsForbiddenError, NatsUnreachableError, connect_once
-from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError
+from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError, MissingObjectError
+from headrace.jetstream.state import bucket, known_identity
 from headrace.postgres import connection
 from headrace.postgres.replication import refusal
 from headrace.settings import Settings
@@ -67,6 +68,17 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
         with contextlib.suppress(Exception):
             async with asyncio.timeout(2):
                 await client.close()
+
+
+async def suite_of(settings: Settings, command: str) -> str | None:
+    """This suite's identity: empty where none was made, None where NATS doesn't say."""
+    try:
+        async with nats(settings, command) as (client, _):
+            return await known_identity(await bucket(client.jetstream(), settings.streams.state))
+    except MissingObjectError:
+        return ""
+    except (HeadraceError, NatsError):
+        return None
 
 
 def refused(error: NatsError) -> HeadraceError:

@@ -16,13 +16,14 @@ from nats.js.errors import NotFoundError
 
 from headrace.bus import link
 from headrace.cli.init import PUBLICATION_MARK
-from headrace.cli.session import Screen, kind_and_name, nats, postgres
+from headrace.cli.session import Screen, kind_and_name, nats, postgres, suite_of
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import NatsUnreachableError, shown
 from headrace.jetstream.objects import declared
-from headrace.postgres import ddl_trigger
+from headrace.postgres import ddl_trigger, slot_reader
 from headrace.postgres.connection import where
 from headrace.postgres.replication import quote_name
+from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 
 _DENIED_REMEDY = "Run it as the role that made them, or as a superuser."
@@ -32,10 +33,7 @@ _DROP_S = 5.0
 _POLL_S = 0.1
 _OUR_STREAM = "Headrace: "
 
-_SLOT = """
-SELECT s.active_pid, a.application_name FROM pg_replication_slots s
-LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid WHERE s.slot_name = $1
-"""
+_SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1"
 _PUBLICATION = "SELECT obj_description(oid, 'pg_publication') AS mark FROM pg_publication WHERE pubname = $1"
 
 
@@ -81,18 +79,26 @@ async def run(settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger:
 
 
 async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: bool) -> Plan:
-    slot = await session.fetchrow(_SLOT, settings.source.slot)
+    slot = await session.fetchval(_SLOT, settings.source.slot)
     publication = await session.fetchrow(_PUBLICATION, settings.source.publication)
     ours = publication is not None and publication["mark"] == PUBLICATION_MARK
-    reader = slot["active_pid"] if slot else None
-    application = (slot["application_name"] or "") if slot else ""
-    if reader is not None and not application.startswith("headrace "):
-        raise HeadraceError(
-            f"replication slot {settings.source.slot} is being read by process {reader} ({application or 'unknown'})",
-            remedy="It isn't one of Headrace's: end it yourself first.",
-        )
+    reader = await _own_reader(session, settings)
     found, foreign = await _streams(settings) if streams else ((), ())
-    return Plan(slot is not None, reader, ours, publication is not None and not ours, found, foreign)
+    return Plan(bool(slot), reader, ours, publication is not None and not ours, found, foreign)
+
+
+async def _own_reader(session: asyncpg.Connection, settings: Settings) -> int | None:
+    """The process that reads the slot; raises if it isn't this suite's."""
+    row = await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot)
+    if row is None:
+        return None
+    reader, suite = SlotReader.of(row), await suite_of(settings, "teardown")
+    if not reader.is_suite or (suite is not None and reader.is_foreign(suite)):
+        raise HeadraceError(
+            f"replication slot {settings.source.slot} is being read by {reader}",
+            remedy="It isn't this suite's: stop it yourself first.",
+        )
+    return reader.pid
 
 
 async def _streams(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:

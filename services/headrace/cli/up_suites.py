@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from headrace.audit.settings import load_audit
 from headrace.cli.session import postgres
 from headrace.errors import HeadraceError, SettingError
+from headrace.postgres import slot_reader
+from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 
 _ALL_TABLES = "SELECT pubname FROM pg_publication WHERE puballtables AND pubname = ANY($1) ORDER BY 1"
@@ -22,10 +24,6 @@ SELECT schemaname || '.' || tablename AS name, array_agg(pubname::text ORDER BY 
 FROM pg_publication_tables WHERE pubname = ANY($1) GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 3
 """
 _KNOWN = "SELECT pubname::text FROM pg_publication WHERE pubname = ANY($1)"
-_READER = """
-SELECT s.active_pid, a.application_name FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
-WHERE s.slot_name = $1 AND s.active
-"""
 SLOT_WAIT_S = 10.0
 _LOOK_S = 0.2
 _OVERLAP_REMEDY = "Let each name tables of its own: DROP PUBLICATION …, then CREATE PUBLICATION … FOR TABLE …."
@@ -85,10 +83,9 @@ async def require_free_slot(settings: Settings) -> None:
     """Raise if the slot has a reader that stays; one that was killed just now is let go of within moments."""
     async with postgres(settings, "up") as session:
         deadline = time.monotonic() + SLOT_WAIT_S
-        while reader := await session.fetchrow(_READER, settings.source.slot):
+        while reader := await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot):
             if time.monotonic() > deadline:
-                who = f"{reader['application_name'] or 'a program'}, PostgreSQL's process {reader['active_pid']}"
-                raise SlotInUseError(f"replication slot {settings.source.slot} is in use, by {who}")
+                raise SlotInUseError(f"replication slot {settings.source.slot} is read by {SlotReader.of(reader)}")
             await asyncio.sleep(_LOOK_S)
 
 

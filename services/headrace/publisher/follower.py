@@ -28,7 +28,7 @@ from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offe
 from headrace.jetstream.ingest import Ingest
 from headrace.jetstream.large import LargeStore
 from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Window
-from headrace.jetstream.state import Cell, bucket
+from headrace.jetstream.state import Cell, bucket, suite_identity
 from headrace.jetstream.tail import StreamTail
 from headrace.jetstream.turns import Turns
 from headrace.lifecycle import Scope
@@ -115,6 +115,7 @@ class Follower:
         """Follow until the service stops or is paused; raises when the outcome of something is in doubt."""
         js = self._client.jetstream()
         state = await bucket(js, self._settings.streams.state)
+        self._receiver.suite = await suite_identity(state)
         cell = Cell(state, f"progress.{self._source}")
         tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source), suspect_of(self._source))
         self._compression = Compression(js, state, self._settings)

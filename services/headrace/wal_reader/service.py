@@ -143,19 +143,11 @@ class WalReader:
     async def _back_off(self, error: Exception, backoff: float) -> None:
         if isinstance(error, SlotBusyError | StandbyError):
             self._scope.health.ail("postgres", f"standing by: {error}")
-            if isinstance(error, SlotBusyError):
-                await self._take_from_the_dead()
             await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             return
         # A bus that fails tells so by itself.
         self._scope.health.ail("bus" if isinstance(error, NatsError) else "postgres", str(error))
         await self._scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-
-    async def _take_from_the_dead(self) -> None:
-        try:
-            await self._stale.busy()
-        except (HeadraceError, TimeoutError) as error:
-            log.info("walsender_not_visible", reason=str(error) or type(error).__name__)
 
     async def _wake_on_stop(self) -> None:
         await self._scope.stopping.wait()
@@ -214,16 +206,15 @@ class WalReader:
         """Stream from the slot until someone asks for a new epoch, the connection ends, or the service stops."""
         if self._scope.stopping.is_set():
             return
-        application_name = f"headrace {SERVICE}"
-        connection = await ReplicationConnection.open(self._settings.postgres, application_name)
+        application = self._stale.application
+        connection = await ReplicationConnection.open(self._settings.postgres, application)
         try:
             identity = await connection.identify()
             forks = await connection.forks(identity.timeline)
             slot = await self._prepare(connection)
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection
-            self._silence.begin()
-            self._stale.free()
+            self._silence.begin(application)
             await self._open(replace(identity, lsn=await self._log_end(identity.lsn)), slot, forks)
             await self._stream(connection)
             if self._scope.stopping.is_set():
@@ -260,6 +251,7 @@ class WalReader:
                 f'publication "{source.publication}" does not exist',
                 remedy="Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
             )
+        await self._stale.admit(connection)
         slot = await connection.slot(source.slot)
         if slot is None:
             if not source.create_slot:

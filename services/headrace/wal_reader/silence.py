@@ -1,7 +1,8 @@
 """What silence means, on PostgreSQL's side and on the bus: a connection that is dead without either end being told.
 
 Promises never to end a walsender that works: decoding a large transaction is silent too, for as long as it takes. Only
-one that waits idly, though it was asked to answer, or one whose reader nobody follows, is ended.
+one of this suite that waits idly, though it was asked to answer, or whose reader nobody follows, is ended. One of
+another suite or program is never ended: it may serve a NATS that can't be heard here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from headrace import log as logs
 from headrace.bus import control
 from headrace.errors import HeadraceError
 from headrace.postgres.connection import PostgresUnreachableError
-from headrace.postgres.replication import ReplicationConnection
+from headrace.postgres.replication import ReplicationConnection, SlotBusyError
+from headrace.postgres.slot_reader import IDENTITY, REMEDY, SlotReader, application_name
 from headrace.settings import Settings
 
 log = logs.logger("wal-reader")
@@ -24,6 +26,8 @@ ASK_AFTER_S, ANSWER_S = 3.0, 7.0
 PROBE_INTERVAL_S = 5.0
 # A slot is taken from its walsender when the confirmers ask for frames and get none for so long.
 STALE_S = 8.0
+# A slot that another suite read is taken only after so long without a reader: that suite may be restarting.
+FOREIGN_AWAY_S = 60.0
 
 
 class Silence:
@@ -31,11 +35,13 @@ class Silence:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._application = ""
         self._heard_at = self._probed_at = time.monotonic()
         self._asked_at: float | None = None
 
-    def begin(self) -> None:
-        """A new connection streams."""
+    def begin(self, application: str) -> None:
+        """A new connection streams, under this name."""
+        self._application = application
         self._probed_at = time.monotonic()
         self.heard()
 
@@ -70,7 +76,7 @@ class Silence:
                 probe = await ReplicationConnection.open(self._settings.postgres, APPLICATION)
                 try:
                     reader = await probe.slot_reader(self._settings.source.slot)
-                    if reader is not None and reader.pid == pid and reader.idle:
+                    if reader is not None and reader.idle and self._is_ours(reader, pid):
                         await probe.end_backend(pid)
                         return True
                     return reader is None or reader.pid != pid
@@ -81,40 +87,74 @@ class Silence:
             log.info("walsender_not_visible", reason=str(error) or type(error).__name__)
             return False
 
+    def _is_ours(self, reader: SlotReader, pid: int) -> bool:
+        """Restarted meanwhile, PostgreSQL may have given the number to another."""
+        return reader.pid == pid and reader.application == self._application
+
 
 class StaleSlot:
-    """Whether the walsender that holds our slot has a reader behind it: its confirmers would be fed."""
+    """Whether the slot may be read: nothing else reads it, or what does has nobody behind it and is ours to end."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self._slot = settings.source.slot
         self._fed_at = self._asked_at = 0.0
         self._busy_since: float | None = None
+        self._foreign: tuple[SlotReader, float] | None = None
+        # Empty with a publisher that is older than the identity.
+        self._identity = ""
+        # With a new state bucket a suite gets another one: what this process opened before is not another suite's.
+        self._known: set[str] = set()
+
+    @property
+    def application(self) -> str:
+        """The name for a connection that reads the slot."""
+        return application_name(self._identity)
 
     def on_control(self, body: control.Control) -> None:
         """A confirmer that confirms is fed by some wal-reader; one that joins or restarts asks for it."""
         if isinstance(body, control.Confirm):
             self._fed_at = time.monotonic()
-        else:
-            self._asked_at = time.monotonic()
+            return
+        self._asked_at = time.monotonic()
+        if IDENTITY.fullmatch(body.suite):
+            self._identity = body.suite
+            self._known.add(body.suite)
 
-    def free(self) -> None:
-        """The slot was ours."""
-        self._busy_since = None
+    async def admit(self, connection: ReplicationConnection) -> None:
+        """Raise if another suite or program reads the slot, or did just now.
 
-    async def busy(self) -> None:
-        """The slot is somebody else's: end its walsender if confirmers go hungry all the while."""
+        A reader of our own suite is ended if confirmers go hungry all the while; else PostgreSQL keeps us waiting.
+        """
+        reader = await connection.slot_reader(self._slot)
+        self._leave_to_others(reader)
+        if reader is None:
+            self._busy_since = None
+            return
+        if reader.belongs_to(self._identity) and self._is_stale():
+            self._busy_since = None
+            log.warning("stale_walsender_ended", pid=reader.pid, silent_s=STALE_S)
+            await connection.end_backend(reader.pid)
+
+    def _leave_to_others(self, reader: SlotReader | None) -> None:
+        """Raise for another suite's reader, also while it may be restarting: taking its slot would lose its changes."""
+        now = time.monotonic()
+        if reader is not None and all(reader.is_foreign(known) for known in {*self._known, ""}):
+            self._foreign = reader, now
+            raise SlotBusyError(f'replication slot "{self._slot}" is read by {reader}', remedy=REMEDY)
+        if reader is not None or self._foreign is None:
+            self._foreign = None
+            return
+        other, seen_at = self._foreign
+        if now - seen_at > FOREIGN_AWAY_S:
+            self._foreign = None
+            return
+        raise SlotBusyError(
+            f'replication slot "{self._slot}" was read {now - seen_at:.0f} s ago by {other}, which may be restarting',
+            remedy=f"{REMEDY} It is taken when nothing has read it for {FOREIGN_AWAY_S:.0f} s.",
+        )
+
+    def _is_stale(self) -> bool:
         now = time.monotonic()
         self._busy_since = self._busy_since or now
         hungry = now - self._asked_at < STALE_S / 2
-        if not hungry or now - max(self._fed_at, self._busy_since) < STALE_S:
-            return
-        self._busy_since = None
-        async with asyncio.timeout(PROBE_INTERVAL_S):
-            probe = await ReplicationConnection.open(self._settings.postgres, APPLICATION)
-            try:
-                reader = await probe.slot_reader(self._settings.source.slot)
-                if reader is not None:
-                    log.warning("stale_walsender_ended", pid=reader.pid, silent_s=STALE_S)
-                    await probe.end_backend(reader.pid)
-            finally:
-                probe.close()
+        return hungry and now - max(self._fed_at, self._busy_since) >= STALE_S
