@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgpack
@@ -50,6 +50,7 @@ def change(  # noqa: PLR0913  # what an event consists of
     data: Payload | None,
     schema: str,
     source: str,
+    key: Sequence[str],
     lsn: int | None,
     tx: Payload | None,
 ) -> Payload:
@@ -63,6 +64,7 @@ def change(  # noqa: PLR0913  # what an event consists of
         "data": data,
         "schema": schema,
         "source": source,
+        "key": key,
         "lsn": lsn,
         "tx": tx,
     }

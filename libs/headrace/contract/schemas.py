@@ -86,7 +86,7 @@ class TableShape:
             for column in self.columns
         )
         key = known.primary_key if {column.name for column in columns}.issuperset(known.primary_key) else ()
-        return replace(self, primary_key=key, membership=known.membership, columns=columns)
+        return replace(self, primary_key=self.primary_key or key, membership=known.membership, columns=columns)
 
     def same_in_stream(self, other: TableShape) -> bool:
         """Whether rows of both read alike and stay what they were: nullability and defaults do not count."""

@@ -130,6 +130,7 @@ FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top FROM pg_curre
 # All in one statement, and so of one snapshot: a row for each column, or one without any.
 _FACTS = f"""
 SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership,
+       (SELECT i.xmin::text::int8 FROM pg_index i WHERE i.indrelid = of.oid AND i.indisprimary) AS key_defined_by,
        (SELECT array_agg(format_type(w.oid, nullif(w.modifier, -1)) ORDER BY w.place)
         FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
        a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
@@ -176,6 +177,7 @@ def _table_facts(
 ) -> tuple[TableFacts, bool]:
     facts = TableFacts(
         primary_key=tuple(rows[0]["primary_key"] or ()),
+        key_is_later=(by := rows[0]["key_defined_by"]) is not None and precedes(xid, by),
         types=known,
         columns={
             row["name"]: ColumnFacts(

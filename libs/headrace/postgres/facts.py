@@ -35,6 +35,8 @@ class TableFacts:
     """What the catalog adds to a relation of the stream."""
 
     primary_key: tuple[str, ...] = ()
+    # Defined by a transaction later than the change at hand, which may have been of another key.
+    key_is_later: bool = False
     types: dict[int, TypeInfo] = field(default_factory=dict)
     columns: dict[str, ColumnFacts] = field(default_factory=dict)
     type_names: dict[tuple[int, int], str] = field(default_factory=dict)

@@ -343,7 +343,8 @@ class Follower:
         decoded = decode(message)
         if not isinstance(decoded, Relation):
             return self._assembler.feed(lsn, decoded)
-        shape = await self._tables.describe(self._scope, decoded, self._assembler.xid)
+        known_key = self._book.key_of(decoded.relation_id)
+        shape = await self._tables.describe(self._scope, decoded, self._assembler.xid, known_key)
         if shape is not None:
             self._assembler.learn(shape)
         return []

@@ -16,8 +16,9 @@ from headrace.publisher.quick_rows import QuickRow, compiled
 from headrace.publisher.shape import Kind, Shape
 
 _HOLES = ("msg_id", "data", "lsn", "tx")
-# What an event has around its values takes less: names of 63 bytes, two of them as a subject's token.
-AROUND_BYTES_MAX = 8192
+# What an event has around its values takes less: names of 63 bytes, two of them as a subject's token, and up to 32 as
+# the key, of which JSON may escape every byte.
+AROUND_BYTES_MAX = 8192 + 32 * 6 * 64
 
 
 class RowWriter(NamedTuple):
@@ -61,6 +62,7 @@ def change(shape: Shape, kind: Kind, source: str) -> Payload:
         data=None,
         schema=shape.relation.schema,
         source=source,
+        key=shape.event_key,
         lsn=None,
         tx=None,
     )

@@ -101,6 +101,11 @@ class SchemaBook:
     def entry(self, token: str) -> Entry | None:
         return self._entries.get(token)
 
+    def key_of(self, relation_id: int) -> tuple[str, ...] | None:
+        """The relation's primary key as it was told last; None of one that the stream has no rows of."""
+        entry = self._entries.get(self._by_relation.get(relation_id, ""))
+        return entry.shape.primary_key if entry is not None and entry.shape.columns else None
+
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
 

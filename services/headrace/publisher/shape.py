@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.contract.naming import Operation, change_subject, message_id, table_token
@@ -45,6 +45,8 @@ class Shape:
     delete: Kind
     truncate: Kind
     table: TableShape
+    # The events' `key`.
+    event_key: tuple[str, ...] = ()
     # Left out by configuration: its changes count, and are not delivered.
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
@@ -54,8 +56,14 @@ class Shape:
 
     @classmethod
     def of(
-        cls, relation: Relation, facts: TableFacts, options: ValueOptions, selection: Selection | None = None
+        cls,
+        relation: Relation,
+        facts: TableFacts,
+        options: ValueOptions,
+        selection: Selection | None = None,
+        known_key: Sequence[str] | None = None,
     ) -> Shape:
+        """`known_key`: what the stream had as this relation's primary key so far; None: it has not had any row."""
         selection = selection or Selection()
         token = table_token(relation.schema, relation.name)
         hidden = selection.hidden_columns(relation.schema, relation.name)
@@ -67,7 +75,8 @@ class Shape:
         # FULL flags every column, NOTHING none: there the primary key must come from the catalog (a column list may
         # hide part of it).
         present = {column.name for column in relation.columns}
-        primary = frozenset(facts.primary_key) if relation.replica_identity in FULL_OR_NOTHING else frozenset[str]()
+        primary_key = _primary_key(relation, facts, known_key)
+        primary = frozenset(primary_key) if relation.replica_identity in FULL_OR_NOTHING else frozenset[str]()
         key = primary if primary and primary <= present else flagged
         return cls(
             relation=relation,
@@ -78,7 +87,8 @@ class Shape:
             update=Kind.of(token, Operation.UPDATE),
             delete=Kind.of(token, Operation.DELETE),
             truncate=Kind.of(token, Operation.TRUNCATE),
-            table=_table_shape(relation, facts, dict(columns)),
+            table=_table_shape(relation, facts, dict(columns), primary_key),
+            event_key=_event_key(relation, primary_key, present - hidden),
             excluded=not selection.wants(relation.schema, relation.name),
         )
 
@@ -113,7 +123,35 @@ class Shape:
         }
 
 
-def _table_shape(relation: Relation, facts: TableFacts, converters: Mapping[str, Convert | None]) -> TableShape:
+def _primary_key(relation: Relation, facts: TableFacts, known: Sequence[str] | None) -> tuple[str, ...]:
+    """The primary key as of this relation's message: the catalog may have moved on to another since.
+
+    With the default identity the message flags its columns; then only their order is the catalog's, or the stream's so
+    far. With another identity the message says nothing of it: the catalog is believed unless its key is a later one.
+    """
+    names = [column.name for column in relation.columns]
+    flagged = tuple(column.name for column in relation.columns if column.is_key)
+    if relation.replica_identity == "d" and flagged:
+        for key in (facts.primary_key, known or ()):
+            if set(key).intersection(names) == set(flagged):
+                return tuple(key)
+        return flagged
+    moved_on = facts.key_is_later or not facts.columns
+    if moved_on and known is not None and set(known) <= set(names):
+        return tuple(known)
+    return facts.primary_key
+
+
+def _event_key(relation: Relation, primary_key: Sequence[str], delivered: Collection[str]) -> tuple[str, ...]:
+    """The columns by which an event's row is the table's; none where not all of them are delivered."""
+    by_index = relation.replica_identity == "i" and not primary_key
+    key = tuple(column.name for column in relation.columns if column.is_key) if by_index else tuple(primary_key)
+    return key if set(key) <= set(delivered) else ()
+
+
+def _table_shape(
+    relation: Relation, facts: TableFacts, converters: Mapping[str, Convert | None], primary_key: Sequence[str]
+) -> TableShape:
     """What a schema event tells: names and types from the stream, the rest from the catalog where it still knows."""
     hidden = {name for name, convert in converters.items() if convert is None}
     return TableShape(
@@ -121,7 +159,7 @@ def _table_shape(relation: Relation, facts: TableFacts, converters: Mapping[str,
         name=relation.name,
         relation_id=relation.relation_id,
         replica_identity=relation.replica_identity,
-        primary_key=tuple(name for name in facts.primary_key if name not in hidden),
+        primary_key=tuple(name for name in primary_key if name not in hidden),
         membership=facts.membership,
         columns=tuple(
             _column_shape(column, facts, convert)

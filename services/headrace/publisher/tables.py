@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions
 from headrace.lifecycle import Scope
@@ -27,10 +29,12 @@ class Tables:
         self._selection = Selection(settings.format.include, settings.format.exclude, settings.format.exclude_columns)
         self._facts = RelationFacts(settings, "headrace publisher")
 
-    async def describe(self, scope: Scope, relation: Relation, xid: int) -> Shape | None:
+    async def describe(
+        self, scope: Scope, relation: Relation, xid: int, known_key: Sequence[str] | None = None
+    ) -> Shape | None:
         """The relation's shape in transaction `xid`; None when the service stops before the catalog could be asked."""
         facts = await self._facts.of(scope, relation, xid)
-        return None if facts is None else Shape.of(relation, facts, self._options, self._selection)
+        return None if facts is None else Shape.of(relation, facts, self._options, self._selection, known_key)
 
     async def close(self) -> None:
         await self._facts.close()
