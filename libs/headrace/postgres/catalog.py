@@ -15,7 +15,7 @@ import asyncpg
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
-from headrace.postgres.facts import Column, ColumnFacts, PublishedTable, Snapshot, TableFacts, precedes
+from headrace.postgres.facts import ColumnFacts, PublishedTable, Snapshot, TableFacts, precedes
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
@@ -34,19 +34,28 @@ SELECT w.oid, w.typtype::text, w.typbasetype, w.typelem,
 FROM wanted w LEFT JOIN pg_type e ON e.oid = w.typelem
 """
 
-_PRIMARY_KEY = """
+
+def _index_columns(which: str) -> str:
+    """The columns of the index of the relation `of` that `which` chooses: in its order, without what it INCLUDEs."""
+    return f"""
 SELECT array_agg(a.attname::text ORDER BY k.ord) FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = of.oid AND i.indisprimary AND k.ord <= i.indnkeyatts
-"""
+WHERE i.indrelid = of.oid AND k.ord <= i.indnkeyatts AND {which}
+"""  # noqa: S608  # of the constants below
 
-_COLUMNS = """
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default
-FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE a.attrelid = $1::oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
-"""
+
+# Every question for a key is answered by these.
+_PRIMARY_KEY = _index_columns("i.indisprimary")
+_IDENTITY_INDEX = _index_columns("i.indisreplident")
+# What pgoutput flags, where `of` is pg_class: a deferrable primary key is no replica identity.
+_IDENTITY = _index_columns(
+    "CASE of.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident END"
+)
+_ROW_KEYS = f"""
+SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_IDENTITY_INDEX}) AS identity_index
+FROM unnest($1::oid[]) AS of(oid)
+"""  # noqa: S608  # of the constants above
 
 # Being published through a table list gives a row with an OID of its own, which a later membership doesn't share.
 _MEMBERSHIP = """
@@ -73,18 +82,15 @@ _FILLED = """
 """
 
 _SHAPES = f"""
-SELECT c.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
+SELECT of.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
        a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
        pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
-       c.relnatts AS last_number,
-       CASE c.relreplident WHEN 'f' THEN true
-            WHEN 'n' THEN false
-            ELSE EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])
-                         AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END)
-       END AS is_key
-FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+       of.relnatts AS last_number, of.relreplident = 'f' OR a.attname = ANY(identity.columns) AS is_key
+FROM pg_class of
+CROSS JOIN LATERAL (SELECT coalesce(({_IDENTITY}), '{{}}') AS columns) AS identity
+JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE c.oid = ANY($1::oid[]) ORDER BY c.oid, a.attnum
+WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 """  # noqa: S608  # of the constants above
 
 # A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute. The partitions
@@ -212,15 +218,25 @@ def _type_info(row: asyncpg.Record) -> TypeInfo:
     return TypeInfo(_KINDS.get(row["typtype"], TypeKind.BASE), base_oid=row["typbasetype"])
 
 
-async def columns(connection: asyncpg.Connection, table: PublishedTable) -> tuple[Column, ...]:
-    """The columns that the publication shows of a table."""
-    shown = set(table.columns)
-    rows = await connection.fetch(_COLUMNS, table.relation_id)
-    visible = [row for row in rows if row["name"] in shown]
-    return tuple(
-        Column(row["name"], position, row["data_type"], row["is_nullable"], row["column_default"])
-        for position, row in enumerate(visible, start=1)
-    )
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What tells a relation's rows apart, each in the order of its index."""
+
+    primary: tuple[str, ...] = ()
+    identity_index: tuple[str, ...] = ()
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """The primary key, or the index chosen as replica identity where there is none."""
+        return self.primary or self.identity_index
+
+
+async def keys(connection: asyncpg.Connection, relation_ids: Sequence[int]) -> dict[int, Keys]:
+    """The keys of these relations; none for one that is gone."""
+    rows = await connection.fetch(_ROW_KEYS, relation_ids)
+    return {
+        row["relation_id"]: Keys(tuple(row["primary_key"] or ()), tuple(row["identity_index"] or ())) for row in rows
+    }
 
 
 def delivered(tables: Iterable[PublishedTable], selection: Selection) -> list[PublishedTable]:

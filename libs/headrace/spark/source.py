@@ -61,14 +61,6 @@ _COLUMN_TYPES = """
 SELECT attname AS name, atttypid::int8 AS type_oid FROM pg_attribute
 WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
-# The primary key's columns, or the replica identity's where there is none.
-_KEY_COLUMNS = """
-SELECT a.attname AS name FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
-WHERE i.indrelid = $1::oid AND a.attnum = ANY(i.indkey::int2[]) AND i.indexrelid = (
-    SELECT k.indexrelid FROM pg_index k WHERE k.indrelid = $1::oid AND (k.indisprimary OR k.indisreplident)
-    ORDER BY k.indisprimary DESC LIMIT 1)
-ORDER BY a.attnum
-"""
 _WHOLE_TABLE = """
 SELECT c.oid::int8 AS relation_id, c.relreplident::text AS identity, c.relkind::text AS kind,
        array(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
@@ -326,13 +318,13 @@ async def _describe(
     )
     columns = await _columns(connection, table, request)
     await _check_query(connection, storages, columns, conditions)
-    key = await connection.fetch(_KEY_COLUMNS, table.relation_id)
+    keys = await catalog.keys(connection, [table.relation_id])
     types = await catalog.types(connection, {column.type_oid for column in columns})
     return HeldSnapshot(
         lsn,
         exported,
         columns,
-        tuple(row["name"] for row in key),
+        keys[table.relation_id].row,
         types,
         tuple(Storage(row["relation"], -(-row["bytes"] // block)) for row in storages),
         conditions,

@@ -8,16 +8,11 @@ from __future__ import annotations
 import os
 
 from headrace.audit.rows import Names
-from headrace.postgres import connection
+from headrace.postgres import catalog, connection
 from headrace.settings import PostgresSettings
 
-_KEYS = """
-SELECT n.nspname AS schema, c.relname AS name, coalesce((
-    SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int2[], a.attnum))
-    FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY(i.indkey::int2[])
-    WHERE i.indrelid = c.oid AND (i.indisprimary OR (i.indisreplident AND NOT EXISTS (
-        SELECT FROM pg_index p WHERE p.indrelid = c.oid AND p.indisprimary)))
-), '{}') AS key
+_RELATIONS = """
+SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
 """
@@ -40,8 +35,9 @@ async def keys(settings: PostgresSettings, tables: set[Names]) -> dict[Names, tu
     session = await connection.connect(settings, "headrace audit-writer")
     try:
         wanted = sorted(tables)
-        rows = await session.fetch(_KEYS, [schema for schema, _ in wanted], [name for _, name in wanted])
+        rows = await session.fetch(_RELATIONS, [schema for schema, _ in wanted], [name for _, name in wanted])
+        keys_of = await catalog.keys(session, [row["relation_id"] for row in rows])
     finally:
         session.terminate()
-    found = {(row["schema"], row["name"]): tuple(row["key"]) for row in rows}
+    found = {(row["schema"], row["name"]): keys_of[row["relation_id"]].row for row in rows}
     return {names: found.get(names, ()) for names in tables}

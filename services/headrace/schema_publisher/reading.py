@@ -25,13 +25,6 @@ FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum
 WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid, a.attnum
 """
 
-_PRIMARY_KEYS = """
-SELECT i.indrelid::int8 AS relation_id, a.attname AS name FROM pg_index i
-CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
-JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE i.indrelid = ANY($1::oid[]) AND i.indisprimary AND k.ord <= i.indnkeyatts ORDER BY i.indrelid, k.ord
-"""
-
 
 class PublicationMissingError(PostgresError):
     """There is no such publication, as yet."""
@@ -75,13 +68,13 @@ class Reading:
             tables = catalog.delivered(published, self._selection)
             oids = [table.relation_id for table in tables]
             columns = _by_relation(await session.fetch(_COLUMNS, oids))
-            keys = _by_relation(await session.fetch(_PRIMARY_KEYS, oids))
+            keys = await catalog.keys(session, oids)
         return [
             TableSchema.of(
                 source.slot,
                 table,
                 _visible(table, columns[table.relation_id]),
-                [row["name"] for row in keys[table.relation_id] if row["name"] in table.columns],
+                [name for name in keys[table.relation_id].primary if name in table.columns],
             )
             for table in tables
         ]
