@@ -16,7 +16,14 @@ from headrace.archive.entry import RowEntry, RowKind
 from headrace.archive.errors import ArchiveError
 from headrace.archive.metadata import SegmentInfo, TableInfo
 from headrace.contract import events
-from headrace.contract.naming import CDC, Operation, change_subject, message_id, message_subject, table_token
+from headrace.contract.naming import (
+    Operation,
+    change_subject,
+    emitted_message_id,
+    message_id,
+    message_subject,
+    table_token,
+)
 from headrace.lsn import Position
 
 Rows = Iterable[tuple[SegmentInfo, RowEntry]]
@@ -89,7 +96,7 @@ class Payloads:
     def _message(self, info: SegmentInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
         prefix, content = (entry.key or {})["prefix"], (entry.after or {})["content"]
         subject = message_subject(prefix)
-        msg_id = f"{entry.lsn:x}-{subject.removeprefix(f'{CDC}.')}"
+        msg_id = emitted_message_id(entry.lsn, prefix, info.source)
         body = {"subject": subject, "operation": "MESSAGE", "msg_id": msg_id, "prefix": prefix, "content": content}
         payload = orjson.dumps({**body, "source": info.source, "lsn": entry.lsn, "tx": tx})
         return Replayed(subject, msg_id, entry.position, payload, info, None)

@@ -106,6 +106,16 @@ def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> s
     return f"{lsn:x}-{token}-{operation}{suffix}"
 
 
+def emitted_message_id(lsn: int, prefix: str, source: str) -> str:
+    """The id of an emitted message: PostgreSQL gives it to every slot, so the source has to tell two of them apart."""
+    return f"{lsn:x}-{message_subject(prefix).removeprefix(f'{CDC}.')}-{source}"
+
+
+def gap_id(up_to: int, source: str) -> str:
+    """The id of a gap: two sources of one server may have one at the same place."""
+    return f"{up_to:x}-{GAP_SUBJECT.removeprefix(f'{CDC}.')}-{source}"
+
+
 def snapshot_request_subject(token: str) -> str:
     """Where a consumer asks for a table."""
     return f"{SNAPSHOT}.request.{token}"

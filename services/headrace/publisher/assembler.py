@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
-from headrace.contract.naming import CDC, message_subject, schema_subject
+from headrace.contract.naming import emitted_message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.message import NO_HEADERS
@@ -390,11 +390,10 @@ class Assembler:
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def _message_payload(self, lsn: int, message: Message, position: Position, xid: int, ts: str | None) -> Payload:
-        subject = message_subject(message.prefix)
         return {
-            "subject": subject,
+            "subject": message_subject(message.prefix),
             "operation": "MESSAGE",
-            "msg_id": f"{message.lsn:x}-{subject.removeprefix(f'{CDC}.')}",
+            "msg_id": emitted_message_id(message.lsn, message.prefix, self._source),
             "prefix": message.prefix,
             "content": _content(message.content, self._encoding),
             "source": self._source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.contract import events
-from headrace.contract.naming import GAP_SUBJECT
+from headrace.contract.naming import GAP_SUBJECT, gap_id
 from headrace.contract.values import Encoding
 from headrace.lsn import Position, format_lsn
 from headrace.publisher.assembler import Event
@@ -23,7 +23,7 @@ class Gap:
 def gap_event(gap: Gap, source: str, encoding: Encoding) -> Event:
     """It stands before whatever comes next, and takes nobody's position forward."""
     position = Position(gap.up_to, 0)
-    msg_id = f"{gap.up_to:x}-_gap"
+    msg_id = gap_id(gap.up_to, source)
     payload = {
         "subject": GAP_SUBJECT,
         "operation": events.GAP,
