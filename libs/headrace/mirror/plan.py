@@ -86,7 +86,7 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
     if event.operation == "TRUNCATE":
         return Truncate(table)
     known = {column.name for column in table.columns}
-    if not known.issuperset(event.data):
+    if not known.issuperset(event.data) or not known.issuperset(event.old or ()):
         return Resync("a row of another shape")
     if event.operation == "INSERT":
         return Insert(table, (event.data,))
@@ -97,13 +97,17 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
 
 
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
-    """The values that name the row as it was before."""
-    given = event.old if event.old is not None else event.data
-    for names in (table.primary_key, table.identity):
-        # Beside an old key alone, the primary key may stand for nothing.
-        if names and set(names) <= set(given):
-            return {name: given[name] for name in names}
-    return dict(event.old) if event.old else None
+    """The values that name the row as it was before.
+
+    Never the primary key out of a whole old row: one that is deferrable may be two rows' within a transaction.
+    """
+    if event.old is not None:
+        return dict(event.old) or None
+    # What PostgreSQL sends no old values for did not change: the replica identity, and not always the primary key.
+    for names in (table.identity, table.primary_key):
+        if names and set(names) <= set(event.data):
+            return {name: event.data[name] for name in names}
+    return None
 
 
 def coalesced(steps: Iterable[Step]) -> list[Step]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -42,6 +42,7 @@ from headrace.mirror.target import (
     TargetError,
     Truncate,
     Update,
+    split,
 )
 
 SCHEMA = "headrace_mirror"
@@ -223,15 +224,8 @@ class _Writer:
 
     async def _one(self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]) -> None:
         """The statement on one row with these values."""
-        if where.keys() == set(table.key):
-            tests = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in where)
-            found = tests
-        else:
-            tests = " AND ".join(
-                f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in where
-            )
-            found = f"ctid = (SELECT ctid FROM {_safe_table(table)} WHERE {tests} LIMIT 1)"  # noqa: S608  # quoted
-        self._waiting.append((table, f"{head} WHERE {found}", [*values, *_texts(table, where)]))
+        found, given = _found(table, where)
+        self._waiting.append((table, f"{head} WHERE {found}", [*values, *given]))
         if len(self._waiting) >= PIPELINED_MAX:
             await self.flush()
 
@@ -257,21 +251,26 @@ class _Writer:
         await self._index(table)
 
     async def _index(self, table: Table) -> None:
-        if table.key:
-            names = ", ".join(map(quoted, table.key))
-            await self._run(f"CREATE INDEX {_index_name(table)} ON {table_name(table)} ({names})")
+        for number, key in enumerate(table.finders):
+            names = ", ".join(map(quoted, key))
+            await self._run(f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})")
+
+    async def _drop_indexes(self, table: Table) -> None:
+        schema = SCHEMA if table.staging else quoted(table.schema)
+        for number in range(len(table.finders)):
+            await self._run(f"DROP INDEX IF EXISTS {schema}.{_index_name(table, number)}")
 
     async def _swap(self, staged: Table) -> None:
         live = Table(staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity)
         await self.do(Drop(live))
-        await self._run(f"DROP INDEX IF EXISTS {SCHEMA}.{_index_name(staged)}")
+        await self._drop_indexes(staged)
         await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quoted(live.name)}")
         await self._run(f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}")
         await self._index(live)
 
     async def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
         name = table_name(after)
-        await self._run(f"DROP INDEX IF EXISTS {_index_schema(before)}.{_index_name(before)}")
+        await self._drop_indexes(before)
         for new, old in renamed.items():
             await self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
         old_names = {old: new for new, old in renamed.items()}
@@ -301,13 +300,29 @@ def _mark(table: Table, name: str) -> str:
     return f"%s::{type_in(table.type_of(name))}"
 
 
-def _index_schema(table: Table) -> str:
-    return SCHEMA if table.staging else quoted(table.schema)
+def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None]]:
+    """The condition that the row with these values fulfils, and no other; and its parameters."""
+    named, rest = split(table, where)
+    if named is where or None in named.values():
+        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"  # noqa: S608  # quoted
+        return f"ctid = ({found})", _texts(table, where)
+    by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
+    if not rest:
+        return by_key, _texts(table, named)
+    # By its key where that is one row's; a deferrable key may be several rows' within a transaction.
+    whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"
+    what = f"CASE WHEN count(*) = 1 THEN (array_agg(ctid))[1] ELSE {whole} END"
+    found = f"SELECT {what} FROM {_safe_table(table)} WHERE {by_key}"  # noqa: S608  # quoted
+    return f"ctid = ({found})", [*_texts(table, rest), *_texts(table, named)]
 
 
-def _index_name(table: Table) -> str:
+def _same_text(table: Table, names: Iterable[str]) -> str:
+    return " AND ".join(f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in names)
+
+
+def _index_name(table: Table, number: int) -> str:
     place = f"{table.schema}\0{table.name}\0{table.staging}"
-    return f"headrace_key_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+    return f"headrace_{'identity' if number else 'key'}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
 
 
 def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:

@@ -32,6 +32,7 @@ from headrace.mirror.target import (
     TargetError,
     Truncate,
     Update,
+    split,
 )
 
 T = TypeVar("T")
@@ -70,8 +71,9 @@ def _folded(name: str) -> str:
     return name.translate(_LOWER)
 
 
-def _index_name(table: Table) -> str:
-    return quoted(f"{MARKS}_key.{table.schema}.{table.name}{'.new' if table.staging else ''}")
+def _index_name(table: Table, number: int) -> str:
+    kind = "identity" if number else "key"
+    return quoted(f"{MARKS}_{kind}.{table.schema}.{table.name}{'.new' if table.staging else ''}")
 
 
 class SqliteTarget:
@@ -203,20 +205,24 @@ class _Writer:
                 raise NameTakenError(f"{both} can't both be in a SQLite file: it has one table of this name")
 
     def _index(self, table: Table) -> None:
-        if table.key:
-            names = ", ".join(map(quoted, table.key))
-            self._run(f"CREATE INDEX {_index_name(table)} ON {table_name(table)} ({names})")
+        for number, key in enumerate(table.finders):
+            names = ", ".join(map(quoted, key))
+            self._run(f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})")
+
+    def _drop_indexes(self, table: Table) -> None:
+        for number in range(len(table.finders)):
+            self._run(f"DROP INDEX IF EXISTS {_index_name(table, number)}")
 
     def _swap(self, staged: Table) -> None:
         live = _live(staged)
         self.do(Drop(live))
         self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {table_name(live)}")
-        self._run(f"DROP INDEX IF EXISTS {_index_name(staged)}")
+        self._drop_indexes(staged)
         self._index(live)
 
     def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
         name = table_name(after)
-        self._run(f"DROP INDEX IF EXISTS {_index_name(before)}")
+        self._drop_indexes(before)
         for new, old in renamed.items():
             self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
         old_names = {old: new for new, old in renamed.items()}
@@ -240,11 +246,20 @@ class _Writer:
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
         """The statement on one row with these values."""
         row_id = _row_id(table)
-        tests = " AND ".join(f"{quoted(name)} IS ?" for name in where)
-        found = f"{row_id} = (SELECT {row_id} FROM {table_name(table)} WHERE {tests} LIMIT 1)"  # noqa: S608  # quoted
-        done = self._run(f"{head} WHERE {found}", [*values, *_stored(table, where)])
+        named, rest = split(table, where)
+        what, given = row_id, _stored(table, named)
+        if rest:
+            # By its key where that is one row's; a deferrable key may be several rows' within a transaction.
+            whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
+            what, given = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END", [*_stored(table, rest), *given]
+        found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"  # noqa: S608  # quoted
+        done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
             raise RowMissingError(table, "a change of a row that isn't there")
+
+
+def _tests(values: Iterable[str]) -> str:
+    return " AND ".join(f"{quoted(name)} IS ?" for name in values)
 
 
 def _row_id(table: Table) -> str:

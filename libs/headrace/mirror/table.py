@@ -60,6 +60,12 @@ class Table:
             return self.primary_key
         return self.identity if len(self.identity) < len(self.columns) else ()
 
+    @property
+    def finders(self) -> tuple[tuple[str, ...], ...]:
+        """What changes name their rows by and is worth an index: the key, and a replica identity beside it."""
+        by_index = self.identity if 0 < len(self.identity) < len(self.columns) else ()
+        return tuple(dict.fromkeys(names for names in (self.key, by_index) if names))
+
     def type_of(self, name: str) -> str:
         return next(column.data_type for column in self.columns if column.name == name)
 

@@ -76,7 +76,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The one row that has the values of `where` gets those of `data`; of several equal ones, any."""
+    """The one row that has the values of `where` gets those of `data`; of several equal ones, any.
+
+    A `where` that is the whole old row may be found by the table's key, where one row alone has it.
+    """
 
     table: Table
     where: Mapping[str, Any]
@@ -99,6 +102,15 @@ class Truncate:
 
 
 Step = Create | Drop | Alter | Swap | Insert | Update | Delete | Truncate
+
+
+def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What of `where` finds the row in an index, and what is left to tell several rows apart that have it."""
+    for names in table.finders:
+        if set(names) <= where.keys():
+            rest = {name: value for name, value in where.items() if name not in names}
+            return {name: where[name] for name in names}, rest
+    return where, {}
 
 
 class Target(Protocol):
