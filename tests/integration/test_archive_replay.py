@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.archive import WalReader
+from headrace.archive.layout import file_name
+from headrace.archive.store import Store
 from headrace.consumer import Watermark
 from headrace.mirror import opened
 from headrace.mirror.book import SEEN, Book
@@ -72,6 +75,7 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
                 await asyncio.sleep(0.2)
         said = await command(settings, "replay", "--into", "jetstream")
         assert said.startswith(f"{len(committed)} changes")
+        assert "the end of the archive" in said
         again = [event.payload for event in await stored(nats_server.url, "REPLAY")]
         assert again == published
         assert (await command(settings, "replay", "--into", "jetstream")).startswith("0 changes")
@@ -98,7 +102,49 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         await command(settings, "archive", "gc", "--older-than", "0")
         refused = await command(settings, "replay", "--into", late, code=1)
         assert "does not reach back" in refused
+        away = await command(settings, "replay", "--into", "postgresql://nobody@127.0.0.1:1/copy", code=1)
+        assert "The mirror tries again" not in away
+        assert "--into names" in away
         assert (await command(settings, "replay", "--into", target)).startswith("0 changes"), "nothing is missing there"
+    await database.close()
+
+
+async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    url = f"file://{tmp_path}/archive"
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_FILE_ROWS_MAX="25", HEADRACE_ENCODING="json"
+    )
+    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
+        await suite.logged("archiver", "epoch_joined")
+        # A WAL record of COPY has some two hundred of these rows, a file has fifty.
+        connection = await database.connect()
+        await connection.copy_records_to_table("t", records=[(number,) for number in range(700)])
+        await connection.close()
+        async with asyncio.timeout(60):
+            while len(published := await live(nats_server.url)) < 700:  # noqa: ASYNC110  # a stream's length gives no event
+                await asyncio.sleep(0.2)
+            while len(await asyncio.to_thread(WalReader(url).list)) < 14:  # noqa: ASYNC110  # nor does a folder
+                await asyncio.sleep(0.2)
+        original = {body["data"]["id"]: body["msg_id"] for body in published}  # type: ignore[index]  # JSON
+        for begin in ("2", "4", "9"):
+            stream = f"FROM{begin}"
+            await command(
+                settings, *f"replay --into jetstream --from {begin} --stream {stream} --prefix {stream}".split()
+            )
+            again = [event.payload for event in await stored(nats_server.url, stream)]
+            assert len(again) == 700 - 50 * (int(begin) - 1)
+            assert {body["data"]["id"]: body["msg_id"] for body in again}.items() <= original.items()
+        # Where the file before is gone, nobody knows them.
+        for file_id in (1, 2, 3):
+            Store(url).delete(file_name(file_id))
+        late = ("--from", "4", "--stream", "LATE", "--prefix", "late")
+        refused = await command(settings, "replay", "--into", "jetstream", *late, code=1)
+        assert "begins inside a transaction" in refused
     await database.close()
 
 

@@ -90,6 +90,7 @@ def test_one_table_is_read_without_fetching_files_that_lack_it(made: Maker) -> N
 def test_a_poll_for_the_next_file_costs_one_request(made: Maker) -> None:
     reader = WalReader(made.url)
     assert reader.get(5) is not None
+    assert reader.get(6) is None, "which costs a look whether there is a later one, once in recheck_s"
     before = reader.metrics.requests
     assert reader.get(6) is None
     assert reader.get(6) is None
@@ -106,7 +107,7 @@ def test_a_poll_for_the_next_file_costs_one_request(made: Maker) -> None:
 def test_a_store_that_gives_no_last_bytes_is_asked_for_the_size_first(made: Maker) -> None:
     reader = WalReader(made.url, WalReaderOptions(tail_bytes=6000))
     expected = ids(reader)
-    reader._store.tells_tail = False
+    reader.store.tells_tail = False
     assert ids(reader) == expected
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.archive import collect as collecting
-from headrace.archive.errors import FileTakenError, StoreUnfitError
+from headrace.archive.errors import FileTakenError, StoreFullError, StoreUnfitError
 from headrace.archive.layout import ONCE, file_name
 from headrace.archive.store import DRAFT_AGE_S, Head, Store
 from headrace.archiver.place import ArchiveVanishedError, Mark, place_of
@@ -46,6 +49,38 @@ def test_a_store_with_conditional_puts_is_taken_every_time() -> None:
     store.put_new("a", b"first")
     with pytest.raises(FileTakenError):
         store.put_new("a", b"second")
+
+
+def test_a_full_disk_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(f"file://{tmp_path}")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreFullError, match=r"No space left on device\. Make room on the disk"):
+        store.put_new(file_name(1), b"a file")
+    assert not list(tmp_path.iterdir()), "no draft takes the room that is missing"
+
+
+WITHOUT = "import sys; sys.modules['pyarrow'] = None; "
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from headrace.archive import WalReader",
+        "from headrace.cli.main import app; app(['archive', 'ls', '--url', 'file:///tmp'])",
+        "from headrace.cli.main import app; app(['replay', '--into', 'sqlite:///x.db', '--url', 'file:///tmp'])",
+    ],
+)
+def test_without_the_extra_the_error_names_it(code: str, tmp_path: Path) -> None:
+    outcome = subprocess.run(
+        [sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert outcome.returncode == 1
+    assert "pip install 'headrace[archive]'" in outcome.stderr.splitlines()[-1]
+    assert "During handling" not in outcome.stderr
 
 
 def test_drafts_that_a_kill_left_go_and_those_at_work_stay(tmp_path: Path) -> None:

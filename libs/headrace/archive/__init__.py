@@ -3,24 +3,32 @@
 Needs obstore, pyarrow and numpy, and neither a database driver, nor NATS, nor Spark. The format is docs/archive.md's.
 """
 
-from headrace.archive.asynchronous import AsyncWalReader
-from headrace.archive.entry import RowEntry, RowKind
-from headrace.archive.errors import (
-    ArchiveError,
-    ArchiveUnreachableError,
-    WalFileCollectedError,
-    WalFileCorruptError,
-    WalGapError,
-)
-from headrace.archive.metadata import Gap, SegmentInfo
-from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
-from headrace.archive.steps import ReaderMetrics, WalReaderOptions
+try:
+    from headrace.archive.asynchronous import AsyncWalReader
+    from headrace.archive.entry import RowEntry, RowKind
+    from headrace.archive.errors import (
+        ArchiveError,
+        ArchiveUnreachableError,
+        WalFileCollectedError,
+        WalFileCorruptError,
+        WalFileMissingError,
+        WalGapError,
+    )
+    from headrace.archive.metadata import Gap, SegmentInfo
+    from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
+    from headrace.archive.steps import ListedFile, ReaderMetrics, WalReaderOptions
+except ModuleNotFoundError as error:
+    if str(error.name).startswith("headrace"):
+        raise
+    message = f"headrace.archive needs {error.name}, which is not installed: pip install 'headrace[archive]'"
+    raise ModuleNotFoundError(message, name=error.name) from None
 
 __all__ = [
     "ArchiveError",
     "ArchiveUnreachableError",
     "AsyncWalReader",
     "Gap",
+    "ListedFile",
     "ObjectMetadata",
     "ReaderMetrics",
     "RowEntry",
@@ -29,6 +37,7 @@ __all__ = [
     "WalFile",
     "WalFileCollectedError",
     "WalFileCorruptError",
+    "WalFileMissingError",
     "WalGapError",
     "WalReader",
     "WalReaderOptions",

@@ -9,11 +9,12 @@ from datetime import datetime
 import pyarrow as pa
 
 from headrace.archive import columns, steps
+from headrace.archive.chain import Trail
 from headrace.archive.entry import RowEntry
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.reader import Reading, Start
 from headrace.archive.segment import ALL, Selection
-from headrace.archive.steps import Opened, ReaderMetrics, Steps, T, WalReaderOptions
+from headrace.archive.steps import ListedFile, Opened, ReaderMetrics, Steps, T, WalReaderOptions
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position
 
@@ -95,13 +96,13 @@ class AsyncWalReader:
             result: T = end.value
             return result
 
-    async def list(self, first: int = 1, stop: int | None = None) -> list[tuple[int, ObjectMetadata]]:
+    async def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
         """The files that are there, with ids from `first` to before `stop`."""
-        return await self.run(steps.list_files(first, stop))
+        return await self.run(steps.list_files(first, stop, self.reading.seen))
 
     async def get(self, file_id: int) -> AsyncWalFile | None:
-        """The file with this id; None when it is not there yet; `WalFileCollectedError` when it is there no more."""
-        opened = await self.run(steps.open_file(file_id, self.reading.options, self.reading.seen))
+        """The file with this id; None when it is not there yet; raises as `WalReader.get` does."""
+        opened = await self.run(self.reading.open(file_id))
         return None if opened is None else AsyncWalFile(self, opened)
 
     async def files(
@@ -116,10 +117,9 @@ class AsyncWalReader:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
         file_id = await self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
+        trail = Trail()
         while True:
-            opened = await self.run(
-                steps.await_file(file_id, options, seen) if wait else steps.open_file(file_id, options, seen)
-            )
+            opened = await self.run(self.reading.next_file(file_id, trail, wait=wait))
             if opened is None:
                 return
             yield AsyncWalFile(self, opened)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.archive import steps
-from headrace.archive.errors import ArchiveError
+from headrace.archive import chain, layout, steps
+from headrace.archive.errors import ArchiveError, WalFileCollectedError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.reader import WalFile, WalReader
+from headrace.archive.registry import registered
 from headrace.archive.segment import ALL
-from headrace.lsn import ORIGIN, Position, format_lsn
+from headrace.lsn import format_lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,59 +38,53 @@ class Totals:
 
 def verify(reader: WalReader, totals: Totals, first: int = 1, stop: int | None = None) -> Iterator[Finding]:
     """Every fault of the files from an id to before another."""
+    for finding in _findings(reader, totals, first, stop):
+        totals.faults += finding.is_fault
+        yield finding
+
+
+def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -> Iterator[Finding]:
     before: SegmentInfo | None = None
-    for file_id, item in reader.run(steps.list_files(first, stop)):
+    due: int | None = None
+    for file_id, item in reader.list(first, stop):
+        if due is not None and file_id > due:
+            yield _missing(due, file_id)
+        due = file_id + 1
         totals.files += 1
         totals.bytes += item.size
         try:
-            file = reader.get(file_id)
-            if file is None:
+            opened = reader.run(steps.open_file(file_id, reader.reading.options, reader.reading.seen))
+            if opened is None:
                 continue
-            for finding in (*_chain(file.info, before, file_id), *_rows(file, totals)):
-                totals.faults += finding.is_fault
-                yield finding
-            before = file.info
+            yield from _gap(opened.info)
+            if before is not None and before.next_id == file_id:
+                yield from (Finding(file_id, fault) for fault in chain.faults(opened.info, before))
+            before = opened.info
+            for batch in WalFile(reader, opened).batches(ALL):
+                totals.rows += batch.num_rows
+        except WalFileCollectedError:
+            # Since it was listed.
+            continue
         except ArchiveError as error:
-            totals.faults += 1
-            before = None
-            yield Finding(file_id, str(error))
+            yield Finding(file_id, str(error.args[0]).removeprefix(f"{layout.described(file_id)}: "))
+    if stop is None:
+        yield from _behind_the_end(reader, due)
 
 
-def _chain(info: SegmentInfo, before: SegmentInfo | None, file_id: int) -> Iterator[Finding]:
-    """Whether a file follows from the one before."""
-    if info.id != file_id:
-        yield Finding(file_id, f"says that it is file {info.id}")
+def _gap(info: SegmentInfo) -> Iterator[Finding]:
     if info.gap is not None:
         told = f"{format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}"
-        yield Finding(file_id, f"tells of a gap: {told} ({info.gap.reason})", is_fault=False)
-    if before is None:
-        return
-    if info.id != before.next_id:
-        yield Finding(file_id, f"follows file {before.id}: {info.id - before.next_id} files are missing before it")
-        return
-    if info.previous != before.checksum:
-        yield Finding(file_id, "was written behind another file than the one before it")
-    if info.epoch < before.epoch:
-        yield Finding(file_id, f"is of epoch {info.epoch}, the file before of {before.epoch}")
-    if info.after is not None and info.after != before.last:
-        yield Finding(file_id, f"follows the row {info.after}, the file before ends at {before.last}")
-    if info.rows and info.first <= before.last:
-        yield Finding(file_id, f"begins at {info.first}, the file before ends at {before.last}")
+        yield Finding(info.id, f"tells of a gap: {told} ({info.gap.reason})", is_fault=False)
 
 
-def _rows(file: WalFile, totals: Totals) -> Iterator[Finding]:
-    """Whether the rows are those that the file tells of, in order."""
-    rows, last = 0, ORIGIN
-    for batch in file.batches(ALL):
-        rows += batch.num_rows
-        lsns, ordinals = batch.column("commit_lsn").to_numpy(), batch.column("ordinal").to_numpy()
-        begins = Position(int(lsns[0]), int(ordinals[0]))
-        rising = (lsns[1:] > lsns[:-1]) | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))
-        if not rising.all() or (last != ORIGIN and begins <= last):
-            yield Finding(file.id, "has rows out of order")
-        last = Position(int(lsns[-1]), int(ordinals[-1]))
-    totals.rows += rows
-    if rows != file.info.rows:
-        yield Finding(file.id, f"has {rows} rows, and says {file.info.rows}")
-    if rows and last != file.info.last:
-        yield Finding(file.id, f"ends at {last}, and says {file.info.last}")
+def _behind_the_end(reader: WalReader, due: int | None) -> Iterator[Finding]:
+    """Files that nobody lists, but that a registered reader has read."""
+    for known in registered(reader.store):
+        if known.next_id > (due or layout.FIRST_ID):
+            yield _missing(due or layout.FIRST_ID, known.next_id, f" (the reader {known.name} has read it)")
+
+
+def _missing(first: int, stop: int, why: str = "") -> Finding:
+    """Files that are not there, though ids have no gaps."""
+    fault = "is missing" if stop == first + 1 else f"is missing, and so are all up to file {stop - 1}"
+    return Finding(first, f"{fault}{why}")

@@ -32,6 +32,11 @@ def file_id(name: str) -> int | None:
     return int(stem)
 
 
+def described(file_id: int) -> str:
+    """A log file as errors name it."""
+    return f"file {file_id} ({file_name(file_id)})"
+
+
 def reader_name(reader: str) -> str:
     """Where a registered reader's place is kept."""
     if not reader or not all(c.isascii() and (c.isalnum() or c in "_-") for c in reader):

@@ -89,6 +89,8 @@ class SegmentInfo:
     checksum_bytes: int = 0
     # Whether each page has a checksum too, so that a part of the file can be read and trusted.
     page_checksums: bool = False
+    # Whether the footer has a checksum, which stands right before it.
+    footer_checksum: bool = False
     format: int = FORMAT
 
     @property
@@ -110,7 +112,7 @@ def decode(data: bytes) -> SegmentInfo:
         body: dict[str, Any] = orjson.loads(data)
         if body["format"] > FORMAT:
             raise WalFileCorruptError(
-                f"a file of format {body['format']}, known here up to {FORMAT}",
+                f"it has the format {body['format']}, this version reads formats up to {FORMAT}",
                 remedy="Read this archive with a newer Headrace.",
             )
         tables = tuple(_table(table) for table in body.pop("tables"))
@@ -129,7 +131,7 @@ def decode(data: bytes) -> SegmentInfo:
             after=None if after is None else Position(*after),
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise WalFileCorruptError(f"a file's metadata is malformed: {error}") from error
+        raise WalFileCorruptError(f"its metadata is malformed: {error}") from error
 
 
 def _table(body: dict[str, Any]) -> TableInfo:

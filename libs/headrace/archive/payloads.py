@@ -48,6 +48,11 @@ class Payloads:
         self._lsn = -1
         self._repeats: dict[str, int] = {}
 
+    def count(self, entry: RowEntry) -> None:
+        """Take account of a row that gives no event, but that shares a WAL record with those that do."""
+        if entry.schema is not None and entry.table is not None:
+            self._repeat(entry.lsn, f"{table_token(entry.schema, entry.table)}-{Operation(entry.operation)}")
+
     def of(self, rows: Rows) -> Iterator[Replayed]:
         """An event for each row but gaps, which are the reader's to judge."""
         held: tuple[SegmentInfo, RowEntry] | None = None

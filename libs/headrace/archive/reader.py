@@ -4,8 +4,9 @@
     for entry in reader.follow(from_id=stored.next_id):
         ...
 
-Promises rows in commit order, each exactly once, whole files at a time; raises at a hole, at bytes that are not those
-that were written and (unless told otherwise) at a gap that the archive tells of. Never writes.
+Promises rows in commit order, each exactly once, whole files at a time; raises at a missing file, at one that does not
+follow from the file before, at bytes that are not those that were written and (unless told otherwise) at a gap that the
+archive tells of. Never writes.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ from datetime import datetime
 import pyarrow as pa
 
 from headrace.archive import columns, segment, steps
+from headrace.archive.chain import RowsCheck, Trail
 from headrace.archive.entry import RowEntry
-from headrace.archive.errors import ArchiveError, WalFileCollectedError, WalGapError
+from headrace.archive.errors import ArchiveError, WalFileCollectedError, WalFileCorruptError, WalGapError, naming
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import ALL, Selection
-from headrace.archive.steps import Content, Opened, ReaderMetrics, Seen, Steps, T, WalReaderOptions
+from headrace.archive.steps import (
+    Content,
+    ListedFile,
+    Opened,
+    ReaderMetrics,
+    Seen,
+    Steps,
+    T,
+    WalReaderOptions,
+)
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position, format_lsn
 
@@ -100,6 +111,26 @@ class Reading:
     options: WalReaderOptions
     metrics: ReaderMetrics = field(default_factory=ReaderMetrics)
     seen: Seen = field(default_factory=Seen)
+    # Of `get`, file by file; who reads on by `files` has another.
+    trail: Trail = field(default_factory=Trail)
+
+    def open(self, file_id: int) -> Steps[Opened | None]:
+        """The file with this id, which must follow from the one before where that was opened last."""
+        opened = yield from steps.open_file(file_id, self.options, self.seen, polling=True)
+        if opened is not None:
+            self.trail.follow(opened.info)
+        return opened
+
+    def next_file(self, file_id: int, trail: Trail, *, wait: bool) -> Steps[Opened | None]:
+        """The next file of a reading; None at the tail, where it does not wait."""
+        opened = yield from steps.open_file(file_id, self.options, self.seen, polling=wait)
+        if opened is None and trail.before is None:
+            opened = yield from steps.begin_at_end(file_id, self.options, self.seen)
+        if opened is None and wait:
+            opened = yield from steps.await_file(file_id, self.options, self.seen)
+        if opened is not None:
+            trail.follow(opened.info)
+        return opened
 
     def check(self, info: SegmentInfo) -> None:
         """Raise at a gap, where the reader did not ask to be told of it."""
@@ -130,13 +161,22 @@ class Reading:
     def batches(
         self, opened: Opened, read: Content, chosen: Selection, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        if self.options.verify and read.whole:
-            segment.verify(read.data, opened.info)
-        for batch in segment.batches(
-            read.data, chosen, columns, footer=opened.footer, page_checksums=self.options.verify and not read.whole
-        ):
-            self.metrics.rows += batch.num_rows
-            yield batch
+        rows, seen = RowsCheck(opened.info), columns is None or {"commit_lsn", "ordinal"} <= set(columns)
+        with naming(opened.info.id):
+            if self.options.verify and read.whole:
+                segment.verify(read.data, opened.info)
+            for batch in segment.batches(
+                read.data, chosen, columns, footer=opened.footer, page_checksums=self.options.verify and not read.whole
+            ):
+                _raise(rows.take(batch) if seen else None)
+                self.metrics.rows += batch.num_rows
+                yield batch
+            _raise(rows.end() if seen and chosen == ALL else None)
+
+
+def _raise(fault: str | None) -> None:
+    if fault is not None:
+        raise WalFileCorruptError(fault)
 
 
 class WalFile:
@@ -186,7 +226,7 @@ class WalReader:
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
         self.reading = Reading(options or WalReaderOptions())
-        self._store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
+        self.store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
 
     @property
     def metrics(self) -> ReaderMetrics:
@@ -202,19 +242,22 @@ class WalReader:
                     time.sleep(request.seconds)
                     answer = None
                 else:
-                    answer = self._store.ask(request)
+                    answer = self.store.ask(request)
                     self.metrics.count(answer)
         except StopIteration as end:
             result: T = end.value
             return result
 
-    def list(self, first: int = 1, stop: int | None = None) -> list[tuple[int, ObjectMetadata]]:
+    def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
         """The files that are there, with ids from `first` to before `stop`: after a collected file, where to go on."""
-        return self.run(steps.list_files(first, stop))
+        return self.run(steps.list_files(first, stop, self.reading.seen))
 
     def get(self, file_id: int) -> WalFile | None:
-        """The file with this id; None when it is not there yet; `WalFileCollectedError` when it is there no more."""
-        opened = self.run(steps.open_file(file_id, self.reading.options, self.reading.seen))
+        """The file with this id; None when it is not there yet.
+
+        Raises `WalFileCollectedError` or `WalFileMissingError` when it is there no more, or never was.
+        """
+        opened = self.run(self.reading.open(file_id))
         return None if opened is None else WalFile(self, opened)
 
     def files(
@@ -229,10 +272,9 @@ class WalReader:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
         file_id = self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
+        trail = Trail()
         while True:
-            opened = self.run(
-                steps.await_file(file_id, options, seen) if wait else steps.open_file(file_id, options, seen)
-            )
+            opened = self.run(self.reading.next_file(file_id, trail, wait=wait))
             if opened is None:
                 return
             yield WalFile(self, opened)

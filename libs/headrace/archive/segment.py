@@ -1,6 +1,8 @@
 """A file's bytes: written from rows and metadata, and read back. Pure.
 
-The checksum covers all bytes before the footer, and stands in it; each page has one of its own, for who reads a part.
+The checksum covers all row groups, and stands in the footer; each page has one of its own, for who reads a part. The
+footer's own checksum stands right before it, where other readers of Parquet see nothing: it is compared before the
+footer is parsed, since Arrow may end the process at one that was damaged.
 Statistics are written for what readers prune by, and not for the JSON texts, where they would be long and useless.
 """
 
@@ -26,6 +28,9 @@ _STATISTICS = ["commit_lsn", "ordinal", "lsn", "xid", "commit_time", "schema", "
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
 _TAIL = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
+# Random bytes, and then the footer's SHA-256.
+_SEAL_MARK = bytes.fromhex("b1e9a5c07d4f42d69c3e8f1762a0d35b")
+SEAL_BYTES = len(_SEAL_MARK) + hashlib.sha256().digest_size
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Bounds = Mapping[str, tuple[Any, Any]]
 
@@ -55,10 +60,24 @@ class SegmentWriter:
     def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         """The file's bytes, and its metadata with the checksum. Nothing can be added then."""
         with self._sink.getbuffer() as written:
-            info = replace(info, checksum=_checksum(written), checksum_bytes=len(written), page_checksums=True)
+            info = replace(
+                info,
+                checksum=_checksum(written),
+                checksum_bytes=len(written),
+                page_checksums=True,
+                footer_checksum=True,
+            )
         self._writer.add_key_value_metadata({metadata.KEY.decode(): metadata.encode(info).decode()})
         self._writer.close()
+        self._put_seal()
         return self._sink.getvalue(), info
+
+    def _put_seal(self) -> None:
+        """Nothing refers to the footer by its place, so that it may move."""
+        with self._sink.getbuffer() as written:
+            footer = bytes(written[-footer_bytes(written[-_TAIL.size :]) :])
+        self._sink.seek(-len(footer), io.SEEK_END)
+        self._sink.write(_SEAL_MARK + hashlib.sha256(footer).digest() + footer)
 
 
 def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
@@ -72,13 +91,13 @@ def _checksum(data: bytes | memoryview) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def footer_bytes(tail: bytes) -> int:
+def footer_bytes(tail: bytes | memoryview) -> int:
     """How many bytes at the end of the file are its footer, from its last ones."""
     if len(tail) < _TAIL.size:
-        raise WalFileCorruptError(f"a file of {len(tail)} bytes")
+        raise WalFileCorruptError("it is empty" if not tail else f"it has only {len(tail)} bytes")
     length, magic = _TAIL.unpack(tail[-_TAIL.size :])
     if magic != _MAGIC:
-        raise WalFileCorruptError("a file does not end as Parquet does")
+        raise WalFileCorruptError("it does not end as Parquet does: its end is missing or was overwritten")
     return int(length) + _TAIL.size
 
 
@@ -86,25 +105,34 @@ def info_of(footer: pq.FileMetaData) -> SegmentInfo:
     """A file's own account."""
     kept = footer.metadata or {}
     if metadata.KEY not in kept:
-        raise WalFileCorruptError("a Parquet file that is not of an archive")
+        raise WalFileCorruptError("it is a Parquet file, but not of an archive")
     return metadata.decode(kept[metadata.KEY])
 
 
 def footer_of(tail: bytes) -> pq.FileMetaData:
     """A file's footer, from bytes at its end that hold all of it."""
-    # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
-    footer = tail[-footer_bytes(tail) :]
+    need = footer_bytes(tail)
+    if need > len(tail):
+        raise WalFileCorruptError("its footer is longer than the file")
+    footer, seal = tail[-need:], tail[-need - SEAL_BYTES : -need]
+    sealed = seal.startswith(_SEAL_MARK)
+    if sealed != (_SEAL_MARK in tail) or (sealed and seal[len(_SEAL_MARK) :] != hashlib.sha256(footer).digest()):
+        raise WalFileCorruptError("its footer is not the one that was written")
     try:
-        return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
-    except (pa.ArrowInvalid, OSError) as error:
-        raise WalFileCorruptError(f"a file's footer can't be read: {error}") from error
+        # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
+        found = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+    except (pa.ArrowException, OSError) as error:
+        raise WalFileCorruptError(f"its footer can't be read: {error}") from error
+    if not sealed and b'"footer_checksum":true' in (found.metadata or {}).get(metadata.KEY, b""):
+        raise WalFileCorruptError("its footer lost its checksum")
+    return found
 
 
 def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
     """Raise where the bytes are not those that were written."""
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
-        raise WalFileCorruptError(f"file {info.id} has the checksum {found}, it was written with {info.checksum}")
+        raise WalFileCorruptError(f"its bytes have the checksum {found}, it was written with {info.checksum}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +288,8 @@ def batches(
             chosen = _chosen(batch, selection)
             if chosen.num_rows:
                 yield chosen if shown is None else chosen.select(shown)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise WalFileCorruptError(f"a file can't be read: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise WalFileCorruptError(f"it can't be read: {error}") from error
 
 
 def _chosen(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:

@@ -3,9 +3,10 @@
 One text for the blocking reader and the asynchronous one. Pure: what carries the requests out is `reader`'s and
 `asynchronous`'.
 
-A file that is not there either was never written or was collected. Ids have no gaps, and garbage collection never takes
-the last file: a file with a higher id tells that it was collected. A reader that holds the file before the one it asks
-for, and looked not long ago, need not look: its polling costs one request.
+A file that is not there was not written yet, was collected, or is missing. Ids have no gaps, and garbage collection
+removes the oldest files and never the last one: where a later file is there it was collected or is missing, and where
+an earlier one is there too, it is missing. A reader that polls, and has looked at a listing not long ago, need not look
+again: its polling costs one request. A reader that won't wait always looks.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyarrow.parquet import FileMetaData
 
-from headrace.archive import layout, segment
-from headrace.archive.errors import WalFileCollectedError
+from headrace.archive import chain, layout, segment
+from headrace.archive.errors import (
+    ArchiveError,
+    WalFileCollectedError,
+    WalFileCorruptError,
+    WalFileMissingError,
+    naming,
+)
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import Groups, Selection
 from headrace.archive.store import Fetched, Get, Head, Names, ObjectMetadata, Range, Request, Wait
@@ -37,8 +44,8 @@ class WalReaderOptions:
     poll_interval_s: float = 0.5
     # Fetched with a file's footer: small files need no second request.
     tail_bytes: int = 256 * 1024
-    # For how long having seen the file before makes a missing one "not yet there" without another look.
-    recheck_s: float = 60.0
+    # While polling for the next file, how often a listing is asked for whether a later one is there already.
+    recheck_s: float = 5.0
     verify: bool = True
     # Raise at a gap in the archive, or give it as an entry of kind `gap`.
     raise_at_gap: bool = True
@@ -73,14 +80,27 @@ class ReaderMetrics:
 
 @dataclass(slots=True)
 class Seen:
-    """The highest file that a reader found, and when it was known to be the last."""
+    """What a reader knows of the files that are there."""
 
-    file_id: int = 0
-    at: float = float("-inf")
+    # The highest file that it opened or saw listed.
+    highest: int = 0
+    # When it last looked, there was none after this one.
+    last: int = 0
+    looked_at: float = float("-inf")
 
     def note(self, file_id: int) -> None:
-        if file_id >= self.file_id:
-            self.file_id, self.at = file_id, time.monotonic()
+        self.highest = max(self.highest, file_id)
+
+
+class ListedFile(NamedTuple):
+    """A file that a listing shows."""
+
+    id: int
+    metadata: ObjectMetadata
+
+    @property
+    def next_id(self) -> int:
+        return self.id + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,55 +118,91 @@ class Opened:
         return self.tail if len(self.tail) == self.object.size else None
 
 
-def open_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened | None]:
-    """The file with this id; None when it is not there yet; raises when it was collected."""
+def open_file(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool = False) -> Steps[Opened | None]:
+    """The file with this id; None when it is not there yet; raises when it is there no more."""
+    if file_id < layout.FIRST_ID:
+        raise WalFileMissingError(
+            f"there never was a file {file_id}", remedy=f"Ids of files begin with {layout.FIRST_ID}."
+        )
     name = layout.file_name(file_id)
     fetched: Fetched | None = yield Get(name, options.tail_bytes)
     if fetched is None:
-        fresh = file_id == seen.file_id + 1 and time.monotonic() - seen.at < options.recheck_s
-        if fresh or not (yield from _has_later(file_id)):
-            if not fresh:
-                seen.note(file_id - 1)
+        if not (yield from _has_later(file_id, options, seen, polling=polling)):
             return None
         # Files are made in order: one that was made between the two requests is there now.
         fetched = yield Get(name, options.tail_bytes)
-        if fetched is None:
-            raise _collected(file_id)
-    need = segment.footer_bytes(fetched.data)
-    if need > len(fetched.data):
-        # A footer of very many tables.
-        fetched = yield Get(name, need)
-        if fetched is None:
-            raise _collected(file_id)
+    if fetched is None:
+        raise (yield from gone(file_id))
+    with naming(file_id):
+        need = segment.footer_bytes(fetched.data) + segment.SEAL_BYTES
+        if len(fetched.data) < need <= fetched.metadata.size:
+            # A footer of very many tables.
+            fetched = yield Get(name, need)
+            if fetched is None:
+                raise (yield from gone(file_id))
+        footer = segment.footer_of(fetched.data)
+        opened = Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
+        if fault := chain.name_fault(opened.info, file_id):
+            raise WalFileCorruptError(fault)
     seen.note(file_id)
-    footer = segment.footer_of(fetched.data)
-    return Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
+    return opened
 
 
-def _collected(file_id: int) -> WalFileCollectedError:
-    return WalFileCollectedError(f"file {file_id} was removed by garbage collection")
-
-
-def _has_later(file_id: int) -> Steps[bool]:
-    """Whether there is a file with a higher id."""
+def _has_later(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool) -> Steps[bool]:
+    """Whether this file, or one with a higher id, is or was there."""
+    if file_id <= seen.highest:
+        return True
+    if polling and file_id >= seen.last and time.monotonic() - seen.looked_at < options.recheck_s:
+        return False
     later: list[ObjectMetadata] = yield Names(layout.file_name(file_id), 1)
-    return any(layout.file_id(item.location) is not None for item in later)
+    if any(layout.file_id(item.location) is not None for item in later):
+        return True
+    # A listing may be older than what it lists: a request for the next file is not.
+    following: ObjectMetadata | None = yield Head(layout.file_name(file_id + 1))
+    if following is None:
+        seen.last, seen.looked_at = file_id, time.monotonic()
+    return following is not None
 
 
-def list_files(first: int, stop: int | None) -> Steps[list[tuple[int, ObjectMetadata]]]:
+def begin_at_end(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened | None]:
+    """Where a reading begins with a file that is not there yet: the one before must be, as the archive's last one."""
+    if file_id == layout.FIRST_ID or (yield Head(layout.file_name(file_id - 1))) is not None:
+        return None
+    # It may be that since then this one was made, and that one collected.
+    opened = yield from open_file(file_id, options, seen)
+    if opened is None:
+        raise WalFileMissingError(
+            f"the archive ends before {layout.described(file_id - 1)}: it can't be read from file {file_id} on"
+        )
+    return opened
+
+
+def gone(file_id: int) -> Steps[ArchiveError]:
+    """Why a file is there no more. The oldest files are collected first, so that this is asked after it was missed."""
+    first = yield from first_left()
+    if first > file_id:
+        return WalFileCollectedError(f"file {file_id} was removed by garbage collection: the first one is now {first}")
+    return WalFileMissingError(f"{layout.described(file_id)} is missing, though files before or after it are there")
+
+
+def list_files(first: int, stop: int | None, seen: Seen | None = None) -> Steps[list[ListedFile]]:
     """The files that are there, from an id to before another."""
     listed = yield from _list_files(first, stop)
-    late = bool(listed) and listed[0][0] > first > layout.FIRST_ID
-    if late or (listed and listed[-1][0] - listed[0][0] >= len(listed)):
+    late = bool(listed) and listed[0].id > first > layout.FIRST_ID
+    if late or (listed and listed[-1].id - listed[0].id >= len(listed)):
         # A folder that is read while files are made may show a later one without an earlier one: once more it can't.
-        listed = yield from _list_files(first, listed[-1][0] + 1)
+        listed = yield from _list_files(first, listed[-1].next_id)
+    if listed and seen is not None:
+        seen.note(listed[-1].id)
     return listed
 
 
-def _list_files(first: int, stop: int | None) -> Steps[list[tuple[int, ObjectMetadata]]]:
+def _list_files(first: int, stop: int | None) -> Steps[list[ListedFile]]:
     found: list[ObjectMetadata] = yield Names(layout.file_name(max(first, layout.FIRST_ID) - 1))
     numbered = [(layout.file_id(item.location), item) for item in found]
-    return [(number, item) for number, item in numbered if number is not None and (stop is None or number < stop)]
+    return [
+        ListedFile(number, item) for number, item in numbered if number is not None and (stop is None or number < stop)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +222,11 @@ def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[
     if part <= size // 2 and (opened.info.page_checksums or not options.verify):
         piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
         if piece is None:
-            raise _collected(opened.info.id)
+            raise (yield from gone(opened.info.id))
         return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False)
     fetched: Fetched | None = yield Get(name)
     if fetched is None:
-        raise _collected(opened.info.id)
+        raise (yield from gone(opened.info.id))
     return Content(fetched.data, True)
 
 
@@ -186,7 +242,7 @@ def first_left() -> Steps[int]:
     if number is None:
         # Something else lies among the files.
         listed = yield from list_files(layout.FIRST_ID, None)
-        number = listed[0][0] if listed else layout.FIRST_ID
+        number = listed[0].id if listed else layout.FIRST_ID
     return number
 
 
@@ -198,7 +254,7 @@ def find(
     `past` must stay true once it is. With the id comes the file, where it is the first one that is left.
     """
     for _ in range(FIND_ATTEMPTS):
-        files = yield from list_files(layout.FIRST_ID, None)
+        files = yield from list_files(layout.FIRST_ID, None, seen)
         try:
             return (yield from _halved(files, past, options, seen))
         except WalFileCollectedError:
@@ -208,7 +264,7 @@ def find(
 
 
 def _halved(
-    files: list[tuple[int, ObjectMetadata]],
+    files: list[ListedFile],
     past: Callable[[SegmentInfo], bool],
     options: WalReaderOptions,
     seen: Seen,
@@ -216,20 +272,20 @@ def _halved(
     low, high, first = 0, len(files), None
     while low < high:
         middle = (low + high) // 2
-        opened = yield from open_file(files[middle][0], options, seen)
+        opened = yield from open_file(files[middle].id, options, seen)
         if opened is not None and past(opened.info):
             high, first = middle, opened if middle == 0 else None
         else:
             low = middle + 1
     if low < len(files):
-        return files[low][0], first
-    return (files[-1][0] + 1 if files else layout.FIRST_ID), None
+        return files[low].id, first
+    return (files[-1].next_id if files else layout.FIRST_ID), None
 
 
 def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened]:
     """The file with this id, once it is there."""
     while True:
-        opened = yield from open_file(file_id, options, seen)
+        opened = yield from open_file(file_id, options, seen, polling=True)
         if opened is not None:
             return opened
         yield Wait(options.poll_interval_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, LocalStore, from_url
 
 from headrace.archive import layout
-from headrace.archive.errors import ArchiveUnreachableError, FileTakenError, StoreUnfitError
+from headrace.archive.errors import ArchiveUnreachableError, FileTakenError, StoreFullError, StoreUnfitError
 
 LIST_MAX = 1000
 # A draft that is older is nobody's: no put takes so long.
@@ -204,7 +205,9 @@ class Store:
         except FileExistsError as error:
             raise FileTakenError(f"{path.name} was written by somebody else") from error
         except OSError as error:
-            raise ArchiveUnreachableError(f"{path} can't be written: {error.strerror}") from error
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            kind = StoreFullError if full else ArchiveUnreachableError
+            raise kind(f"{path} can't be written: {error.strerror}") from error
         finally:
             draft.unlink(missing_ok=True)
 

@@ -17,6 +17,7 @@ Spark does not tell a Python Data Source which columns a query needs: name them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,12 +28,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headrace.archive import WalReader, WalReaderOptions, steps
+from headrace.archive import ListedFile, WalReader, WalReaderOptions, layout, steps
 from headrace.archive.columns import NAMES, SCHEMA
-from headrace.archive.errors import ArchiveError, WalFileCollectedError
+from headrace.archive.errors import ArchiveError, WalFileMissingError
 from headrace.archive.reader import Start
 from headrace.archive.segment import Selection
-from headrace.archive.store import ObjectMetadata
 from headrace.lsn import parse_lsn
 from headrace.spark.archive_filters import narrowed
 
@@ -139,19 +139,29 @@ class FilesPartition(InputPartition):  # type: ignore[misc]  # as above
 
     first: int
     stop: int
+    # Whether the query reads the file before the first one too: they must follow from each other.
+    follows: bool = False
 
 
 def partitions(options: SourceOptions, reader: WalReader, first: int, stop: int | None) -> list[FilesPartition]:
-    """Tasks of some files each, small ones together; raises where a file is missing that was there once."""
+    """Tasks of some files each, small ones together; raises where a file is missing, naming it."""
     listed = reader.list(first, stop)
-    ids = [file_id for file_id, _ in listed]
-    due = range(first, stop if stop is not None else first + len(ids))
-    if ids != list(due):
-        raise WalFileCollectedError(f"of files {first} to {due.stop - 1}, {len(due) - len(ids)} are there no more")
-    return grouped(listed, options.tasks, options.files_per_task)
+    there = {file.id for file in listed}
+    due = range(first, stop if stop is not None else max(there, default=first - 1) + 1)
+    # A listing may be older than what it lists: what it lacks is asked for.
+    found = [_found(reader, file_id) for file_id in due if file_id not in there]
+    return grouped(sorted([*listed, *found]), options.tasks, options.files_per_task)
 
 
-def grouped(listed: Sequence[tuple[int, ObjectMetadata]], tasks: int, files_per_task: int) -> list[FilesPartition]:
+def _found(reader: WalReader, file_id: int) -> ListedFile:
+    file = reader.get(file_id)
+    metadata = None if file is None else file.metadata()
+    if metadata is None:
+        raise WalFileMissingError(f"{layout.described(file_id)} is not there")
+    return ListedFile(file_id, metadata)
+
+
+def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> list[FilesPartition]:
     """Files that follow each other, shared out by their bytes."""
     total = sum(item.size for _, item in listed)
     each = max(TASK_BYTES_MIN, min(TASK_BYTES, -(-total // tasks)))
@@ -161,7 +171,7 @@ def grouped(listed: Sequence[tuple[int, ObjectMetadata]], tasks: int, files_per_
         if made and before < len(made) * each and made[-1].stop - made[-1].first < files_per_task:
             made[-1].stop = file_id + 1
         else:
-            made.append(FilesPartition(file_id, file_id + 1))
+            made.append(FilesPartition(file_id, file_id + 1, follows=bool(made)))
         before += item.size
     return made
 
@@ -171,10 +181,14 @@ def rows(options: SourceOptions, partition: FilesPartition, selection: Selection
     reader = options.wal_reader()
     chosen = reader.reading.chosen(selection)
     shape = pa.schema([_SPARK.field(name) for name in options.columns])
+    if partition.follows:
+        # What is wrong with that file is its own task's to say; here it only must be the one before.
+        with contextlib.suppress(ArchiveError):
+            reader.get(partition.first - 1)
     for file_id in range(partition.first, partition.stop):
         file = reader.get(file_id)
         if file is None:
-            raise WalFileCollectedError(f"file {file_id} was there when the query was planned")
+            raise WalFileMissingError(f"{layout.described(file_id)} was there when the query was planned")
         if steps.interesting(file.info, chosen):
             reader.reading.check(file.info)
         for batch in file.batches(chosen, options.columns):

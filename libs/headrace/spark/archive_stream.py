@@ -13,7 +13,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
 
-from headrace.archive.errors import WalFileCollectedError
+from headrace.archive.chain import Trail
+from headrace.archive.layout import FIRST_ID
 from headrace.archive.registry import register
 from headrace.archive.store import Store
 from headrace.spark.archive_source import FilesPartition, SourceOptions, partitions, rows
@@ -47,16 +48,19 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         listed = self._files().list()
-        return {"id": listed[-1][0] + 1} if listed else None
+        return {"id": listed[-1].next_id} if listed else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         listed = self._files().list()
-        self._target = listed[-1][0] + 1 if listed else self._options.first_id(self._files())
+        self._target = listed[-1].next_id if listed else self._options.first_id(self._files())
 
     def partitions(self, start: Offset, end: Offset) -> list[FilesPartition]:
         if start["id"] >= end["id"]:
             return []
-        return partitions(self._options, self._files(), start["id"], end["id"])
+        made = partitions(self._options, self._files(), start["id"], end["id"])
+        # The batch before read the file before.
+        made[0].follows = start["id"] > FIRST_ID
+        return made
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
         # What is before the place that was asked for can only be in the first files; it is left out wherever it is.
@@ -80,7 +84,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         """The id behind the last file that is there."""
         listed = self._files().list(first)
         if not listed:
+            # Raises where the archive has lost its end.
+            self._files().run(self._files().reading.next_file(first, Trail(), wait=False))
             return first
-        if listed[0][0] != first:
-            raise WalFileCollectedError(f"files {first} to {listed[0][0] - 1} were removed by garbage collection")
-        return int(listed[-1][0]) + 1
+        # Where its beginning is missing, `partitions` says so.
+        return int(listed[-1].next_id)

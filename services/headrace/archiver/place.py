@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.archive import layout, segment
-from headrace.archive.errors import ArchiveError
+from headrace.archive.chain import name_fault
+from headrace.archive.errors import ArchiveError, WalFileCorruptError, naming
 from headrace.archive.metadata import Gap, SegmentInfo
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 from headrace.archiver.builder import Begun
@@ -87,12 +88,18 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
     numbered = [number for item in found if (number := layout.file_id(item.location)) is not None]
     if not numbered:
         return last_info(store) if hint else None
-    fetched: Fetched | None = store.ask(Get(layout.file_name(numbered[-1]), _TAIL_BYTES))
-    if fetched is not None and segment.footer_bytes(fetched.data) > len(fetched.data):
-        fetched = store.ask(Get(layout.file_name(numbered[-1])))
-    if fetched is None:
-        raise ArchiveError(f"file {numbered[-1]} of the archive vanished while it was read")
-    return segment.info_of(segment.footer_of(fetched.data))
+    last = numbered[-1]
+    with naming(last):
+        fetched: Fetched | None = store.ask(Get(layout.file_name(last), _TAIL_BYTES))
+        if fetched is not None and segment.footer_bytes(fetched.data) + segment.SEAL_BYTES > len(fetched.data):
+            fetched = store.ask(Get(layout.file_name(last)))
+        if fetched is None:
+            raise ArchiveError(f"{layout.described(last)} of the archive vanished while it was read")
+        info = segment.info_of(segment.footer_of(fetched.data))
+        if fault := name_fault(info, last):
+            # To go on from it would be to go on from another place.
+            raise WalFileCorruptError(fault)
+        return info
 
 
 def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Place:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -24,12 +24,12 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="No more than 
 From = Annotated[str | None, typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]")]
 
 
-def finish(work: Callable[[str], None], url: str | None) -> None:
-    """Do it with the archive that is meant; a foreseen error is one line."""
+def finish(work: Callable[[Any, str], None], url: str | None) -> None:
+    """Do it, by `cli.archive`, with the archive that is meant; a foreseen error is one line."""
     try:
         from headrace.cli import archive
 
-        work(archive.chosen_url(url, load(os.environ).archive.url))
+        work(archive, archive.chosen_url(url, load(os.environ).archive.url))
     except ModuleNotFoundError as error:
         _fail(f"{error.name} is not installed: pip install 'headrace[archive]'", error)
     except HeadraceError as error:
@@ -46,9 +46,7 @@ def ls(
     url: Url = None, limit: Limit = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
 ) -> None:
     """List the files: ids, rows, positions, times, tables, gaps."""
-    from headrace.cli import archive
-
-    finish(lambda where: archive.ls(where, as_json=as_json, limit=limit), url)
+    finish(lambda archive, where: archive.ls(where, as_json=as_json, limit=limit), url)
 
 
 @app.command("cat")
@@ -60,17 +58,13 @@ def cat(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
 ) -> None:
     """Print changes, one JSON document a line."""
-    from headrace.cli import archive
-
-    finish(lambda where: archive.cat(where, begin, tables or [], limit=limit, follow=follow), url)
+    finish(lambda archive, where: archive.cat(where, begin, tables or [], limit=limit, follow=follow), url)
 
 
 @app.command("verify")
 def verify(url: Url = None) -> None:
     """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself tells of."""
-    from headrace.cli import archive
-
-    finish(archive.verify, url)
+    finish(lambda archive, where: archive.verify(where), url)
 
 
 @app.command("gc")
@@ -83,23 +77,21 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove old files; never the last one, and never past a registered reader unless told to."""
-    from headrace.cli import archive
-
-    finish(lambda where: archive.gc(where, older_than, past_readers=past_readers, dry_run=dry_run), url)
+    finish(lambda archive, where: archive.gc(where, older_than, past_readers=past_readers, dry_run=dry_run), url)
 
 
 @app.command("readers")
 def readers(url: Url = None) -> None:
     """Show the registered readers and where each is."""
-    from headrace.cli import archive
-
-    finish(archive.readers, url)
+    finish(lambda archive, where: archive.readers(where), url)
 
 
 def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
     into: Annotated[str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")],
     begin: From = None,
-    end: Annotated[str | None, typer.Option("--to", help="To before this: an id, an LSN or a time. [the end]")] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", "--until", help="To before this: an id, an LSN or a time. [the end]")
+    ] = None,
     tables: Annotated[list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")] = None,
     url: Url = None,
     stream: Annotated[str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")] = "REPLAY",
@@ -109,14 +101,17 @@ def replay(  # noqa: PLR0917  # typer makes options of them, whatever their plac
     """Play a range of the archive again, with the original positions. Begun again, it goes on where it was."""
     import asyncio
 
-    def work(where: str) -> None:
+    def work(_: Any, where: str) -> None:
         from headrace.cli import replay as command
+        from headrace.cli.replay_range import Range, Run
 
-        chosen = command.Range(where, begin, end, tuple(tables or ()), past_gaps)
-        if into == "jetstream":
-            count = asyncio.run(command.into_jetstream(load(os.environ), chosen, stream, prefix))
-        else:
-            count = asyncio.run(command.into_database(chosen, into))
-        typer.echo(f"{count} changes replayed")
+        run = Run(Range(where, begin, end, tuple(tables or ()), past_gaps))
+        try:
+            if into == "jetstream":
+                asyncio.run(command.into_jetstream(load(os.environ), run, stream, prefix))
+            else:
+                asyncio.run(command.into_database(run, into))
+        finally:
+            typer.echo(run.summary())
 
     finish(work, url)

@@ -8,9 +8,6 @@ them, kept in the same transaction; a run that is begun again goes on too. Never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 
 from nats.errors import Error as NatsError
@@ -18,12 +15,9 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from headrace.archive import RowEntry, SegmentInfo, WalReader, WalReaderOptions
-from headrace.archive.errors import ArchiveError
 from headrace.archive.metadata import TableInfo
-from headrace.archive.payloads import Payloads, Replayed
-from headrace.archive.reader import Start
-from headrace.cli.archive import place
+from headrace.archive.payloads import Replayed
+from headrace.cli.replay_range import ReplayError, Run
 from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
 from headrace.contract.naming import table_token
@@ -33,68 +27,18 @@ from headrace.mirror import Alter, Column, Create, Table, opened
 from headrace.mirror.book import Book
 from headrace.mirror.plan import Resync, row_steps
 from headrace.mirror.table import Phase, TableState
-from headrace.mirror.target import Step
+from headrace.mirror.target import RowMissingError, Step, TargetAwayError
 from headrace.settings import Settings
 
 WINDOW = 500
 ROWS_A_COMMIT = 5000
 
 
-class ReplayError(ArchiveError):
-    """The archive's range can't be played into this target."""
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """What to play: from a place on, to before another."""
-
-    url: str
-    begin: str | None
-    end: str | None
-    tables: tuple[str, ...] = ()
-    past_gaps: bool = False
-
-    def source(self) -> str:
-        """Whose changes they are."""
-        file = next(WalReader(self.url).files(), None)
-        return "" if file is None else file.info.source
-
-    def rows(self, done: Position = ORIGIN) -> Iterator[tuple[SegmentInfo, RowEntry]]:
-        """Rows of the range, beginning where an earlier run ended; raises where files between are gone."""
-        begin, end = place(self.begin), place(self.end)
-        options = WalReaderOptions(tables=self.tables, raise_at_gap=not self.past_gaps)
-        reader = WalReader(self.url, options)
-        lsn = begin.get("from_lsn", 0)
-        if done > ORIGIN and begin.keys() <= {"from_lsn"} and isinstance(lsn, int) and lsn <= done.lsn:
-            # From its transaction's first row on: ids count the rows of a WAL record.
-            begin, files = {"from_lsn": done.lsn}, reader.files(after=done)
-        else:
-            files = reader.files(**begin)  # type: ignore[arg-type]  # each place has its own type
-        for file in files:
-            if file.id >= end.get("from_id", 1 << 62):  # type: ignore[operator]  # an id is a number
-                return
-            for entry in file.entries(_start(begin).selection):
-                if _is_past(entry, end):
-                    return
-                yield file.info, entry
-
-
-def _start(begin: dict[str, int | datetime]) -> Start:
-    return Start(**begin)  # type: ignore[arg-type]  # each place has its own type
-
-
-def _is_past(entry: RowEntry, end: dict[str, int | datetime]) -> bool:
-    lsn, moment = end.get("from_lsn"), end.get("from_time")
-    if isinstance(lsn, int) and entry.commit_lsn >= lsn:
-        return True
-    return isinstance(moment, datetime) and entry.commit_time is not None and entry.commit_time >= moment
-
-
-async def into_jetstream(settings: Settings, chosen: Range, stream: str, prefix: str) -> int:
-    """Publish the range; how many events were new."""
+async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str) -> None:
+    """Publish the range, as far as it is not there yet."""
     client = await connect_once(settings.nats, "headrace replay")
     try:
-        return await _publish(client.jetstream(), chosen, stream, prefix)
+        await _publish(client.jetstream(), run, stream, prefix)
     except (NatsError, APIError, TimeoutError) as error:
         raise ReplayError(
             f"the stream {stream} took no more: {str(error) or type(error).__name__}",
@@ -104,14 +48,13 @@ async def into_jetstream(settings: Settings, chosen: Range, stream: str, prefix:
         await client.close()
 
 
-async def _publish(js: JetStreamContext, chosen: Range, stream: str, prefix: str) -> int:
+async def _publish(js: JetStreamContext, run: Run, stream: str, prefix: str) -> None:
     try:
         await js.stream_info(stream)
     except NotFoundError:
         await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
     last_id, done = await _tail(js, stream)
-    count = 0
-    due = (event for event in Payloads().of(chosen.rows(done)) if event.position > done)
+    due = (event for event in run.events(done, ids=True) if event.position > done)
     while window := list(islice(due, WINDOW)):
         answers = []
         for event in window:
@@ -125,8 +68,8 @@ async def _publish(js: JetStreamContext, chosen: Range, stream: str, prefix: str
                 f"the stream {stream} had these events a moment ago, and takes them for duplicates",
                 remedy="Wait for its duplicate window, purge it and replay again; or replay into another stream.",
             )
-        count += len(window)
-    return count
+        run.stored(len(window), window[-1].position)
+    run.finish()
 
 
 async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
@@ -139,29 +82,45 @@ async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
     return str(last.payload["msg_id"]), last.position
 
 
-async def into_database(chosen: Range, target_url: str) -> int:
-    """Apply the range to the target's tables; how many changes were new."""
+async def into_database(run: Run, target_url: str) -> None:
+    """Apply the range to the target's tables, as far as it is not there yet."""
+    try:
+        await _apply(run, target_url)
+    except TargetAwayError as error:
+        raise ReplayError(
+            str(error.args[0]), remedy="Check the server that --into names, and begin again: it goes on where it was."
+        ) from error
+    except RowMissingError as error:
+        raise ReplayError(
+            str(error.args[0]),
+            remedy="The target does not have what is before this range: begin at the table's beginning, with an empty "
+            "target.",
+        ) from error
+
+
+async def _apply(run: Run, target_url: str) -> None:
     async with opened(target_url) as target:
         book = Book(target)
         await book.open()
-        player = _Player(book)
-        done = player.done_of(await asyncio.to_thread(chosen.source))
-        for event in Payloads().of(chosen.rows(done)):
+        player = _Player(book, run)
+        done = player.done_of(await asyncio.to_thread(run.source))
+        for event in run.events(done):
             if event.table is not None and event.position > player.done_of(event.info.source):
                 player.take(event)
             if len(player.steps) >= ROWS_A_COMMIT:
                 await player.commit()
         await player.commit()
-        return player.count
+        run.finish()
 
 
 class _Player:
     """Steps that wait to be written, and the tables as they are behind them."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Book, run: Run) -> None:
         self._book = book
+        self._run = run
         self.steps: list[Step] = []
-        self.count = 0
+        self._count = 0
         self._source, self._last = "", ORIGIN
 
     def done_of(self, source: str) -> Position:
@@ -176,7 +135,7 @@ class _Player:
         if isinstance(step, Resync):
             raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {step.why}")
         self.steps.append(step)
-        self.count += 1
+        self._count += 1
         self._source, self._last = event.info.source, event.position
 
     def _table(self, info: TableInfo, event: Replayed) -> Table:
@@ -209,7 +168,8 @@ class _Player:
             await self._book.write(self.steps)
             self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
             await self._book.commit()
-        self.steps = []
+        self._run.stored(self._count, self._last)
+        self.steps, self._count = [], 0
 
 
 def _shape(info: TableInfo) -> Table:

@@ -1,0 +1,82 @@
+"""What a file owes to its name, to the file before it and to its own rows. Pure.
+
+Readers raise at the first fault while they read; `check` reports all of them. A file is compared with the one before
+only where that one was read: a reader that begins in the middle takes its first file's word for what came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headrace.archive.errors import WalFileCorruptError
+from headrace.archive.layout import described
+from headrace.archive.metadata import SegmentInfo
+from headrace.lsn import Position
+
+
+def name_fault(info: SegmentInfo, file_id: int) -> str | None:
+    """Whether a file has another file's place."""
+    return None if info.id == file_id else f"its content is that of file {info.id}"
+
+
+def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
+    """Why a file can't follow the one with the id before its own."""
+    if info.archive != before.archive:
+        yield f"it belongs to the archive {info.archive}, file {before.id} to {before.archive}"
+    if info.previous != before.checksum:
+        yield f"it was written after another file {before.id} than the one that is there"
+    if info.epoch < before.epoch:
+        yield f"it has the epoch {info.epoch}, file {before.id} has {before.epoch}"
+    if info.after is not None and info.after != before.last:
+        yield f"it follows the row {info.after}, file {before.id} ends at {before.last}"
+    if info.rows and info.first <= before.last:
+        yield f"it begins at {info.first}, file {before.id} ends at {before.last}"
+
+
+@dataclass(slots=True)
+class Trail:
+    """The file that was read last: the next one must follow from it."""
+
+    before: SegmentInfo | None = None
+
+    def follow(self, info: SegmentInfo) -> None:
+        before = self.before
+        if before is not None and before.next_id == info.id:
+            for fault in faults(info, before):
+                raise WalFileCorruptError(f"{described(info.id)}: {fault}")
+        self.before = info
+
+
+class RowsCheck:
+    """Whether rows are those that their file's footer announces, in rising order; some of them may be left out."""
+
+    def __init__(self, info: SegmentInfo) -> None:
+        self._info = info
+        self._last: Position | None = None
+        self.rows = 0
+
+    def take(self, batch: pa.RecordBatch) -> str | None:
+        """The fault of the next rows, if they have one."""
+        if not batch.num_rows:
+            return None
+        lsns, ordinals = batch.column("commit_lsn").to_numpy(), batch.column("ordinal").to_numpy()
+        before, begins = self._last, Position(int(lsns[0]), int(ordinals[0]))
+        self._last = Position(int(lsns[-1]), int(ordinals[-1]))
+        self.rows += batch.num_rows
+        rising = (lsns[1:] > lsns[:-1]) | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))
+        if not rising.all() or (before is not None and begins <= before):
+            return "its rows are out of order"
+        if begins < self._info.first or self._last > self._info.last:
+            return f"its rows are not between {self._info.first} and {self._info.last}, as its footer says"
+        return None
+
+    def end(self) -> str | None:
+        """The fault of all of them together, where none was left out."""
+        if self.rows != self._info.rows:
+            return f"it has {self.rows} rows, its footer says {self._info.rows}"
+        if self._last is not None and self._last != self._info.last:
+            return f"it ends at {self._last}, its footer says {self._info.last}"
+        return None
