@@ -106,6 +106,11 @@ def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[b
     return _spawner(os.getpid()).submit(start).result()
 
 
+def ended_by(status: int) -> str:
+    """An exit status in words; negative for a signal."""
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
 def run_to_end(launch: Launch, *, timeout_s: float) -> int:
     """Run a command that ends by itself, such as initdb, and return its exit status."""
     with spawn(launch) as process:
@@ -137,6 +142,14 @@ class ServerProcess:
     def running(self) -> bool:
         """Whether the server was started and hasn't ended."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def ending(self) -> str:
+        """How it ended; empty while it runs, and of one that was never started or was stopped."""
+        status = None if self._process is None else self._process.poll()
+        if status is None:
+            return ""
+        return ended_by(status)
 
     def refuse_if_served(self) -> None:
         """Raise if a live server serves the folder."""

@@ -69,6 +69,11 @@ class EmbeddedServer(ABC):
         return self._process.running
 
     @property
+    def ending(self) -> str:
+        """How the server ended: "killed by SIGKILL", "status 1"; only of one that did."""
+        return self._process.ending
+
+    @property
     def log_tail(self) -> str:
         """The last lines the server logged since its start."""
         return self._process.tail()

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -23,8 +24,9 @@ STOP_TIMEOUT_S = 30.0
 class Up:
     """One `headrace up`, its output, and all processes that came of it."""
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, command: Sequence[str] = ("up",), **environment: str) -> None:
         self.folder = folder
+        self._command = tuple(command)
         self._arguments = arguments
         # Services inherit the mark; the embedded servers, which inherit nothing, have the folder in their command.
         self._mark = f"HEADRACE_TEST_MARK={uuid.uuid4().hex}"
@@ -38,7 +40,7 @@ class Up:
     async def __aenter__(self) -> Self:
         self.process = await asyncio.create_subprocess_exec(
             str(Path(sys.executable).with_name("headrace")),
-            "up",
+            *self._command,
             *self._arguments,
             cwd=self.folder,
             env=self._environment,

@@ -2,7 +2,8 @@
 
 Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream is strict, so that
 where the destination is away the slot waits and nothing is lost; with CLEANUP_ON_SHUTDOWN an ordered stop drops the
-slot, and the publication that it made. Never touches a running suite's.
+slot, and the publication that it made. In the environment of a suite it runs an audit-writer alone, which follows that
+suite's stream. Never touches a suite's slot, publication or stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli import init, teardown
+from headrace.cli.audit_beside import NAME, STREAM, Suite, suite_beside, without_a_suites
 from headrace.cli.audit_environment import environment, yes
+from headrace.cli.up_keeper import Keeper, cancelled
 from headrace.cli.up_view import Made, View
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
@@ -25,8 +28,8 @@ from headrace.settings import Settings, load
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import Supervisor
 
-NAME = "headrace_audit"
-SERVICES = ("wal-reader", "publisher", "audit-writer")
+AUDIT_WRITER = "audit-writer"
+SERVICES = ("wal-reader", "publisher", AUDIT_WRITER)
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
 _STREAM_BYTES_MAX = str(2 << 30)
@@ -81,37 +84,56 @@ class _AuditUp:
         self._nats = None if named else EmbeddedNats(folder / "nats", 0)
         self._supervisor: Supervisor | None = None
         self._told = asyncio.Event()
+        self._keeper = Keeper(view.news)
+        # The suite whose stream is followed, where there is one.
+        self._suite: Suite | None = None
 
     async def run(self, *, once: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        keeping = asyncio.create_task(self._keeper.run(), name="keeper")
         settings: Settings | None = None
         try:
             settings = await self._start()
             if not once:
-                await self._watch()
+                await self._watch(keeping)
         finally:
+            await cancelled(keeping)
             await self._stop(settings)
 
     async def _start(self) -> Settings:
         if self._nats is not None:
             await self._nats.start()
+            self._keeper.watch([self._nats])
             self._view.done(f"nats-server listens on 127.0.0.1:{self._nats.port}")
-        chosen = self._environment()
+        else:
+            self._suite = await suite_beside(self._given, os.environ)
+        chosen = self._environment() if self._suite is None else self._beside(self._suite)
         os.environ.clear()
         os.environ.update(chosen)
         settings = load(chosen)
+        if self._suite is None:
+            await self._make_objects(settings)
+        await self._services(settings)
+        self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
+        assert self._supervisor is not None, "started above"
+        self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER)}/audit")
+        self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
+        self._view.quiet = False
+        return settings
+
+    async def _make_objects(self, settings: Settings) -> None:
         made = Made()
         await init.run(settings, list(self._audit.tables), made)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
-        await self._services(settings)
-        self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
-        assert self._supervisor is not None, "started above"
-        self._view.done(f"See it on {self._supervisor.url('audit-writer')}/audit")
-        self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
-        self._view.quiet = False
-        return settings
+
+    def _beside(self, suite: Suite) -> dict[str, str]:
+        """The suite's environment, and what its user should know."""
+        self._view.done(f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}")
+        added = " ".join(f"{name}={value}" for name, value in self._audit.for_the_suite({}).items())
+        self._view.say(f"For context, and to keep the trail out of the stream, run the suite with {added}", "dim")
+        return {**self._given, "HEADRACE_SLOT": suite.slot, "HEADRACE_STREAM": suite.stream}
 
     def _place(self, settings: Settings) -> str:
         to = self._audit.destination(settings.postgres)
@@ -119,10 +141,12 @@ class _AuditUp:
 
     def _environment(self) -> dict[str, str]:
         """What the services are told: this run's servers, and a stream that waits rather than loses."""
+        own = {
+            "HEADRACE_SLOT": os.environ.get("SLOT_NAME") or NAME,
+            "HEADRACE_PUB": os.environ.get("PUBLICATION_NAME") or NAME,
+        }
         defaults = {
-            "HEADRACE_SLOT": NAME,
-            "HEADRACE_PUB": NAME,
-            "HEADRACE_STREAM": "AUDIT" if self._nats is None else "CDC",
+            "HEADRACE_STREAM": STREAM if self._nats is None else "CDC",
             "HEADRACE_RETENTION": "strict",
             "HEADRACE_CDC_BYTES_MAX": _STREAM_BYTES_MAX,
             "HEADRACE_CDC_AGE_MAX_S": _STREAM_AGE_MAX_S,
@@ -131,12 +155,12 @@ class _AuditUp:
         forced = self._audit.for_the_suite(self._given)
         if self._nats is not None:
             forced["NATS_URL"] = self._nats.url
-        return {**defaults, **self._given, **forced}
+        return {**defaults, **without_a_suites(self._given), **own, **forced}
 
     async def _services(self, settings: Settings) -> None:
         services = []
-        for name in SERVICES:
-            port = free_port(preferred=9096 if name == "audit-writer" else 0)
+        for name in SERVICES if self._suite is None else (AUDIT_WRITER,):
+            port = free_port(preferred=9096 if name == AUDIT_WRITER else 0)
             log = self._folder / "logs" / f"{name}.log"
             services.append(Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log))
         stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
@@ -144,13 +168,16 @@ class _AuditUp:
         self._supervisor.start()
         await self._supervisor.until_ready(READY_TIMEOUT_S)
 
-    async def _watch(self) -> None:
+    async def _watch(self, keeping: asyncio.Task[None]) -> None:
+        """Wait for the user, for the end of the services, or for a server that can't be kept running."""
         assert self._supervisor is not None, "started before"
         over = asyncio.create_task(self._supervisor.over.wait(), name="audit-over")
         told = asyncio.create_task(self._told.wait(), name="audit-told")
-        await asyncio.wait({over, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({over, told, keeping}, return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         told.cancel()
+        if keeping.done():
+            keeping.result()
         self._supervisor.check()
 
     def _signalled(self) -> None:
@@ -162,7 +189,7 @@ class _AuditUp:
         self._view.quiet = True
         if self._supervisor is not None:
             await self._supervisor.stop()
-        if settings is not None and self._cleanup:
+        if settings is not None and self._cleanup and self._suite is None:
             await teardown.run(settings, yes=True, streams=False)
         if self._nats is not None and self._nats.running:
             await self._nats.stop()

@@ -20,6 +20,7 @@ from typing import Any
 from headrace.audit.settings import load_audit
 from headrace.cli import init
 from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
+from headrace.cli.up_keeper import Keeper, cancelled
 from headrace.cli.up_servers import DATABASE, Servers
 from headrace.cli.up_suite import Suite
 from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint, require_free_slot
@@ -107,20 +108,25 @@ class _Up:
         self._suites: list[Suite] = []
         self._begun = time.monotonic()
         self._told_to_stop = asyncio.Event()
+        self._keeper = Keeper(self._view.news)
 
     async def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        keeping = asyncio.create_task(self._keeper.run(), name="keeper")
         try:
-            if await self._unless_told_to_stop(self._start()) and not self._options.once:
-                await self._watch()
+            if await self._unless_told_to_stop(self._start(), keeping) and not self._options.once:
+                await self._watch(keeping)
         finally:
+            # A server that ends from here on is to end.
+            await cancelled(keeping)
             await self._stop()
 
     async def _start(self) -> None:
         view = self._view
         with view.step("Starting the servers"):
             await self._servers.start(view.done)
+        self._keeper.watch(self._servers.embedded)
         self._adopt_environment()
         first = self._suites[0].settings
         with view.step("Making the publication, streams, buckets and slot"):
@@ -199,9 +205,9 @@ class _Up:
             settings["HEADRACE_ARCHIVE_URL"] = suite.settings.archive.url
         self._servers.write_environment(settings, name)
 
-    async def _watch(self) -> None:
+    async def _watch(self, keeping: asyncio.Task[None]) -> None:
         """Wait for the user, or for every suite to be over."""
-        if await self._unless_told_to_stop(self._until_all_are_over()):
+        if await self._unless_told_to_stop(self._until_all_are_over(), keeping):
             for suite in self._suites:
                 suite.check()
 
@@ -217,18 +223,21 @@ class _Up:
             await suite.supervisor.stop()
             self._view.news(f"suite {suite.slot} stopped")
 
-    async def _unless_told_to_stop(self, work: Coroutine[Any, Any, Any]) -> bool:
-        """Do the work, unless the user asks for the stop first; whether it was done."""
+    async def _unless_told_to_stop(self, work: Coroutine[Any, Any, Any], keeping: asyncio.Task[None]) -> bool:
+        """Do the work, unless the user asks for the stop first; whether it was done.
+
+        Raises if a server of ours can't be kept running meanwhile.
+        """
         task = asyncio.create_task(work, name="up")
         stop = asyncio.create_task(self._told_to_stop.wait(), name="stop")
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stop, keeping}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if task.done():
             task.result()
             return True
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await cancelled(task)
+        if keeping.done():
+            keeping.result()
         return False
 
     def _signalled(self) -> None:

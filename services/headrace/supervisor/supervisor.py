@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Protocol
 
 import aiohttp
 
+from headrace.embedded.process import ended_by
 from headrace.errors import HeadraceError
 from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service, ServiceProcess
@@ -142,7 +142,7 @@ class Supervisor:
             if time.monotonic() - begun > STEADY_S:
                 backoff = BACKOFF_S
             kept.restarts += 1
-            self._listener.news(f"{kept.service.name} ended ({_told(status)}); starting it again in {backoff:g} s")
+            self._listener.news(f"{kept.service.name} ended ({ended_by(status)}); starting it again in {backoff:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()
@@ -191,7 +191,3 @@ async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
         return f"another program answers on port {kept.service.http_port}"
     kept.was_ready = answer.status == 200
     return "" if kept.was_ready else "; ".join(map(str, body["reasons"].values())) or "not ready"
-
-
-def _told(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"

@@ -1,0 +1,77 @@
+"""Keeps embedded servers running: one that dies is started again where it was, and the user is told.
+
+Promises: a server that died leaves no zombie; it comes back over its own folder and port, so that every client finds
+it again; one that dies three times within a minute ends the command, with the server's last log lines. Starts nothing
+that was not running before, and nothing once it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.embedded.process import ServerStartError
+from headrace.embedded.server import EmbeddedServer
+from headrace.errors import HeadraceError
+
+DEATHS_MAX, WITHIN_S = 3, 60.0
+_LOOK_S = 0.2
+
+
+class ServerDiedError(HeadraceError):
+    """An embedded server dies again and again."""
+
+    remedy = "Correct what it says there; a full disk and too little memory are the usual reasons. Then start again."
+
+
+class Keeper:
+    """The embedded servers of one command, once they run."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._servers: list[EmbeddedServer] = []
+        self._died_at: dict[EmbeddedServer, list[float]] = {}
+
+    def watch(self, servers: Sequence[EmbeddedServer]) -> None:
+        """These run now, and are to go on doing so."""
+        self._servers = list(servers)
+
+    async def run(self) -> None:
+        """Return never; raise when a server can't be kept running."""
+        while True:
+            for server in self._servers:
+                if not server.running:
+                    await self._revive(server)
+            # Its own child's end would give an event, but only to the thread that waits for it: one each, all the time.
+            await asyncio.sleep(_LOOK_S)
+
+    async def _revive(self, server: EmbeddedServer) -> None:
+        """Start it again; a start that fails counts as a death."""
+        self._count_death(server)
+        self._tell(f"{server.kind} ended ({server.ending}); starting it again")
+        try:
+            await server.start()
+        except ServerStartError as error:
+            self._tell(f"{server.kind} did not start: {str(error).splitlines()[0]}")
+        else:
+            self._tell(f"{server.kind} listens on 127.0.0.1:{server.port} again")
+
+    def _count_death(self, server: EmbeddedServer) -> None:
+        now = time.monotonic()
+        deaths = [at for at in self._died_at.get(server, []) if now - at < WITHIN_S]
+        self._died_at[server] = [*deaths, now]
+        if len(deaths) + 1 >= DEATHS_MAX:
+            raise ServerDiedError(
+                f"{server.kind} ended {DEATHS_MAX} times within {WITHIN_S:g} s, the last time {server.ending}; "
+                f"its log ends\n{server.log_tail}\nThat is the end of {server.folder / 'server.log'}"
+            )
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; the caller has seen its result, or has no more use for one."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
