@@ -373,6 +373,34 @@ async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_i
     assert (last.subject, last.payload["reason"]) == ("cdc._gap", "source_diverged")
 
 
+async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_not_written(line: Line) -> None:
+    await line.suite.kill("publisher")
+    await line.suite.start("publisher", HEADRACE_PROGRESS_INTERVAL_S="600")
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    await line.database.close()
+    await line.postgres.stop("fast")
+    lagging = line.postgres.pgdata.with_name("lagging")
+    shutil.copytree(line.postgres.pgdata, lagging, symlinks=True)
+    own(lagging, like=line.postgres.pgdata)
+    await line.postgres.start()
+    await line.insert(200, 40)
+    await line.rows_delivered()
+    await line.database.close()
+    # A server that stops in order asks for confirmation, which writes progress.
+    await line.postgres.stop("immediate")
+    shutil.rmtree(line.postgres.pgdata)
+    lagging.rename(line.postgres.pgdata)
+    await promoted(line.postgres)
+    # Further than the stream is: by their places alone, some of these would be skipped and the others delivered.
+    await line.insert(500, 2000)
+    assert await line.suite.exit_code("publisher", 30) == 1
+    assert "SourceDivergedError" in line.suite.log("publisher")
+    events = await stored(line.nats.url)
+    assert (events[-1].subject, events[-1].payload["reason"]) == ("cdc._gap", "source_diverged")
+    assert all(event.payload["data"]["id"] < 500 for event in events if event.payload["operation"] == "INSERT")
+
+
 async def promoted(postgres: EmbeddedPostgres) -> None:
     """Start a stopped server as a standby of nobody, and promote it: a new timeline from where it ended."""
     signal_file = postgres.pgdata / "standby.signal"

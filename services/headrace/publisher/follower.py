@@ -200,7 +200,9 @@ class Follower:
             self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, time.time() - took_s))
 
     async def _on_opening(self, opening: Opening) -> None:
-        place = replace(self._place, progress=self._progress)
+        # What was delivered since progress was written counts too: it is skipped by, and so must mean what it meant.
+        reached = max(self._progress.position, self._delivery.position)
+        place = replace(self._place, progress=replace(self._progress, position=reached))
         try:
             check_source(place, opening)
         except SourceDivergedError:
