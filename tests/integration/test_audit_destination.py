@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from pytest_asyncio import fixture as async_fixture
 
+from headrace.audit import query
 from headrace.audit.destination import ClaimedError, Destination, FencedError, connect
-from headrace.audit.rows import KeyBook, RowMaker
+from headrace.audit.rows import Noted, RowMaker, TableBook, change_id
 from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Batch, Stitcher
+from headrace.audit.table import AuditTable
+from headrace.audit_writer import page
 from headrace.consumer import Event
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import Position
@@ -45,13 +50,13 @@ class Destinations:
         self._database = database
         self._opened: list[Any] = []
 
-    async def open(self, **settings: str) -> Destination:
+    async def open(self, writes: str = "source", **settings: str) -> Destination:
         audit = load_audit(settings)
         database = self._database
         source = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
         connection = await connect(audit, source, "test")
         self._opened.append(connection)
-        destination = Destination(connection, audit, "source")
+        destination = Destination(connection, audit, writes)
         await destination.prepare()
         return destination
 
@@ -67,15 +72,15 @@ async def destinations(database: Database) -> AsyncIterator[Destinations]:
     made.close()
 
 
-def batch(lsn: int, at: datetime, rows: int = 3) -> Batch:
+def batch(lsn: int, at: datetime, rows: int = 3, source: str = "source") -> Batch:
     """A transaction of some inserts."""
-    maker = RowMaker("db", "source", KeyBook({("public", "users"): ("id",)}))
+    maker = RowMaker("db", source, TableBook({("public", "users"): Noted(("id",))}))
     stitcher = Stitcher(1000, 1 << 20)
     for seq in range(rows):
         tx = {"xid": 5, "lsn": lsn, "ts": at.isoformat(), "seq": seq, "last": seq == rows - 1}
         payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
         where = Position(lsn, seq)
-        event = Event("source", "public", "users", "INSERT", where, payload, "s", lsn + seq, "source", closes=True)
+        event = Event(source, "public", "users", "INSERT", where, payload, "s", lsn + seq, source, closes=True)
         stitcher.add(event, maker.line(event, b"2026-01-01"))
     made = stitcher.cut()
     assert made is not None
@@ -113,12 +118,12 @@ def said(stitcher: Stitcher, seq: int, context: str) -> None:
     stitcher.add(Event("source", "", "", "MESSAGE", Position(10, seq), payload, "s", 1, "source", closes=True), None)
 
 
-def inserted(stitcher: Stitcher, seq: int, *, last: bool = False) -> None:
+def inserted(stitcher: Stitcher, seq: int, *, last: bool = False, source: str = "source") -> None:
     """A row of it."""
     tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": last}
     payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
-    event = Event("source", "public", "users", "INSERT", Position(10, seq), payload, "s", 1, "source", closes=True)
-    stitcher.add(event, RowMaker("db", "source", KeyBook()).line(event, b"2026-01-01"))
+    event = Event(source, "public", "users", "INSERT", Position(10, seq), payload, "s", 1, source, closes=True)
+    stitcher.add(event, RowMaker("db", source, TableBook()).line(event, b"2026-01-01"))
 
 
 async def test_a_late_context_that_jsonb_refuses_is_kept_as_text_of_rows_written_before_it_too(
@@ -171,6 +176,122 @@ async def test_an_older_auditors_table_is_taken_over_with_its_rows(
     destination = await destinations.open()
     await destination.write(batch(10, datetime.now(UTC), rows=1000))
     assert await database.fetchval("SELECT count(*) FROM changes") == 1001
+
+
+# As the first version made it, with the place unique whoever's it is.
+EARLIER = """
+CREATE TABLE changes (
+    id uuid NOT NULL DEFAULT gen_random_uuid(), database text NOT NULL, schema text NOT NULL, "table" text NOT NULL,
+    operation text NOT NULL, before jsonb NOT NULL DEFAULT '{}', after jsonb NOT NULL DEFAULT '{}',
+    context jsonb NOT NULL DEFAULT '{}', primary_key text, committed_at timestamptz NOT NULL, position bigint NOT NULL,
+    ordinal bigint, transaction_id bigint NOT NULL, queued_at timestamptz NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now(), unchanged text[], PRIMARY KEY (id));
+CREATE UNIQUE INDEX changes_position_ordinal ON changes (position, ordinal);
+CREATE TABLE headrace_audit_state (
+    source text PRIMARY KEY, position bigint NOT NULL, ordinal bigint NOT NULL, stream_seq bigint NOT NULL,
+    open text, updated_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE headrace_audit_tables (
+    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL,
+    PRIMARY KEY (source, schema, "table"));
+CREATE TABLE headrace_audit_gaps (
+    source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
+    reason text NOT NULL, PRIMARY KEY (source, stream_seq));
+INSERT INTO headrace_audit_state (source, position, ordinal, stream_seq) VALUES ('source', 5, 0, 1);
+INSERT INTO headrace_audit_tables VALUES ('source', 'public', 'users', '{id}');
+INSERT INTO changes (database, schema, "table", operation, committed_at, queued_at, transaction_id, position, ordinal)
+VALUES ('d', 'public', 'users', 'CREATE', now(), now(), 1, 5, 0);
+"""
+PLACES = "SELECT position, ordinal, source FROM changes ORDER BY position, ordinal, source"
+
+
+async def test_a_table_of_an_earlier_version_keeps_its_rows_and_takes_two_sources(
+    destinations: Destinations, database: Database
+) -> None:
+    await database.execute(EARLIER)
+    first, second = await destinations.open(), await destinations.open("other")
+    assert await first.noted() == {("public", "users"): Noted(("id",))}
+    await first.write(batch(10, datetime.now(UTC), rows=1))
+    await second.write(batch(10, datetime.now(UTC), rows=1, source="other"))
+    found = [tuple(row) for row in await database.fetch(PLACES)]
+    assert found == [(5, 0, "source"), (10, 0, "other"), (10, 0, "source")]
+    assert await database.fetchval("SELECT to_regclass('changes_position_ordinal')") is None
+
+
+@pytest.mark.parametrize("partitions", ["none", "month"])
+async def test_two_sources_with_the_same_places_in_one_table_are_both_there_and_each_only_once(
+    destinations: Destinations, database: Database, partitions: str
+) -> None:
+    now = datetime.now(UTC)
+    for source in ("source", "other"):
+        destination = await destinations.open(source, HEADRACE_AUDIT_PARTITIONS=partitions)
+        await destination.write(batch(10, now, source=source))
+    counts = "SELECT source, count(*) FROM changes GROUP BY 1 ORDER BY 1"
+    assert [tuple(row) for row in await database.fetch(counts)] == [("other", 3), ("source", 3)]
+    await database.execute("UPDATE headrace_audit_state SET position = 0, ordinal = 0, stream_seq = 0")
+    again = await destinations.open("other", HEADRACE_AUDIT_PARTITIONS=partitions)
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await again.write(batch(10, now, source="other"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_late_context_of_a_transaction_in_parts_leaves_another_sources_rows_alone(
+    destinations: Destinations, database: Database, named: bool
+) -> None:
+    """Also where rows of an earlier version don't name their source."""
+    opened = {source: await destinations.open(source) for source in ("source", "other")}
+    stitchers = {source: Stitcher(2, 1 << 20) for source in opened}
+    for source, stitcher in stitchers.items():
+        for seq in range(2):
+            inserted(stitcher, seq, source=source)
+        part = stitcher.cut()
+        assert part is not None
+        await opened[source].write(part)
+    if not named:
+        await database.execute("UPDATE changes SET source = NULL")
+    said(stitchers["source"], 2, '{"who": 1}')
+    inserted(stitchers["source"], 3, last=True)
+    rest = stitchers["source"].cut()
+    assert rest is not None
+    await opened["source"].write(rest)
+    assert await database.fetchval("SELECT count(*) FROM changes WHERE context = '{\"who\": 1}'") == 3
+    assert await database.fetchval("SELECT count(*) FROM changes WHERE context = '{}'") == 2
+
+
+def test_an_id_is_of_the_changes_place_and_source() -> None:
+    for source, lsn, seq in (("source", 10, 0), ("other", 0x16F7348_9ABCDEF, 70_000)):
+        maker = RowMaker("db", source, TableBook())
+        tx = {"xid": 5, "lsn": lsn, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": True}
+        payload = {"operation": "INSERT", "data": {"id": 1}, "tx": tx, "relation_id": 1}
+        event = Event(source, "public", "users", "INSERT", Position(lsn, seq), payload, "s", 1, source, closes=True)
+        assert maker.line(event, b"2026").split(b"\t")[0].decode() == str(change_id(source, lsn, seq))
+
+
+async def test_the_pages_earlier_changes_are_each_shown_once_also_an_older_auditors_and_of_two_sources(
+    destinations: Destinations, database: Database
+) -> None:
+    await database.execute(ZEMIS)
+    await database.execute(
+        'INSERT INTO changes (database, schema, "table", operation, committed_at, queued_at, transaction_id, position)'
+        " SELECT 'd', 'public', 't' || g, 'CREATE', now(), now(), 1, 2 + g / 5 FROM generate_series(0, 39) g"
+    )
+    now = datetime.now(UTC)
+    for source in ("source", "other"):
+        destination = await destinations.open(source)
+        await destination.write(batch(5, now, rows=5, source=source))
+    connection = await database.connect()
+    seen: list[str] = []
+    asked: dict[str, str] = {}
+    while True:
+        sql, arguments = query.rows(replace(page._search(asked), limit=3), AuditTable("public", "changes", False))
+        found = [page._document(row) for row in await connection.fetch(sql, *arguments)]
+        if not found:
+            break
+        seen += [row["id"] for row in found]
+        last = found[-1]
+        asked = {"below": f"{last['position']}.{last['ordinal'] or ''}.{last['id']}"}
+    in_order = "SELECT id::text FROM changes ORDER BY position DESC, ordinal DESC, id DESC"
+    assert seen == [row["id"] for row in await database.fetch(in_order)]
+    assert len(seen) == 51
 
 
 async def test_a_second_writer_stands_by_and_a_late_one_is_fenced(

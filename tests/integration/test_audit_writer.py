@@ -129,6 +129,25 @@ async def test_the_comments_that_the_orm_packages_write_become_the_context_of_th
     assert contexts[3] == {"_text": "{'user_id': 9}"}
 
 
+async def test_comments_that_psycopg2_put_values_into_keep_their_fields_and_their_statement(line: Line) -> None:
+    """Recorded from bemi-sqlalchemy 0.0.2 with SQLAlchemy 2.1 and psycopg2 2.9: 11 of these 15 are no JSON."""
+    messages = json.loads((Path(__file__).parent / "bemi_sqlalchemy.json").read_text())
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY)")
+    await line.suite.start(AUDIT)
+    connection = await line.database.connect()
+    for number, message in enumerate(messages):
+        async with connection.transaction():
+            await connection.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", message)
+            await connection.execute("INSERT INTO users VALUES ($1)", number)
+    await rows(line, "true", len(messages))
+    found = await rows(line, 'context @> \'{"user_id": 7, "tags": {"a": [1]}}\'', len(messages))
+    assert len(found) == 15
+    for message, row in zip(messages, found, strict=True):
+        context = json.loads(row["context"])
+        assert context["path"] == '/users, "SQL": x'
+        assert context["SQL"] == message.rpartition('"inner"}, "SQL": "')[2].removesuffix('"}')
+
+
 async def test_what_json_and_copy_make_difficult_arrives_as_it_is(line: Line) -> None:
     await line.execute(
         'CREATE TABLE "odd \\ ""t\'able\t" ("Id.1" text, "b\\" bytea, j json, f float8, n numeric, m numeric, '
@@ -168,6 +187,12 @@ async def test_contexts_of_every_kind_lose_no_transaction(line: Line) -> None:
         '{"n": 12345678901234567890.123456789}',
     ]
     contexts += ['{\n\t"pretty": true}', "", '{"n": 1e300000}', json.dumps({"big": "y" * 1_000_000}), "\\ ' \" \t"]
+    contexts += [
+        '{"a": 1e400}',
+        '{"a": -1.5E400, "b": "\\u0000"}',
+        '{"a": 1e400, "b": "\\ud800"}',
+        '{"a": 1e400, NaN}',
+    ]
     connection = await line.database.connect()
     for number, context in enumerate(contexts):
         async with connection.transaction():
@@ -184,6 +209,9 @@ async def test_contexts_of_every_kind_lose_no_transaction(line: Line) -> None:
     assert json.loads(found[8])["_text"] == '{"n": 1e300000}'
     assert len(json.loads(found[9])["big"]) == 1_000_000
     assert json.loads(found[10]) == {"_text": "\\ ' \" \t"}
+    assert found[11] == '{"a": 1' + "0" * 400 + "}"
+    assert json.loads(found[12]) == {"a": "-1.5E+400", "b": "\\u0000"}
+    assert [json.loads(one) for one in found[13:]] == [{"_text": text} for text in contexts[13:]]
 
 
 async def test_keys_unchanged_values_and_redacted_columns_are_told_as_they_are(line: Line) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from headrace.audit.rows import Noted
 from headrace.audit_writer import source as audit_source
 from headrace.postgres.catalog import read_publication, table_facts
 from headrace.schema_publisher.reading import Reading
@@ -92,7 +93,7 @@ def relation(message: bytes) -> tuple[str, set[str]]:
 async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
     settings = await make(database)
     names = {("public", case.name) for case in CASES}
-    audited = await audit_source.keys(settings.postgres, names)
+    audited = await audit_source.noted(settings.postgres, names)
     session = await database.connect()
     published = {reading.table.name: reading for reading in (await read_publication(session, "headrace")).tables}
     reader = Reading(settings)
@@ -102,7 +103,7 @@ async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
         wanted = case.primary or case.identity_index
         request = SnapshotRequest(case.name, "public", case.name)
         assert (await describe_table(settings, request)).key == wanted, case
-        assert audited["public", case.name] == wanted, case
+        assert audited["public", case.name].key == wanted, case
         assert published[case.name].primary_key == case.primary, case
         assert schemas[case.name]["primary_key"] == list(case.primary), case
         oid = published[case.name].table.relation_id
@@ -120,4 +121,4 @@ async def test_the_catalog_flags_the_columns_that_postgresql_flags(database: Dat
 
 async def test_a_relation_that_is_gone_has_no_key(database: Database) -> None:
     settings = await make(database)
-    assert await audit_source.keys(settings.postgres, {("public", "gone")}) == {("public", "gone"): ()}
+    assert await audit_source.noted(settings.postgres, {("public", "gone")}) == {("public", "gone"): Noted()}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
 
-from headrace.audit.rows import COLUMNS, Names
+from headrace.audit.rows import COLUMNS, Names, Noted, change_id
 from headrace.audit.settings import AuditSettings, SslMode
 from headrace.audit.stitching import Batch, Open
 from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
@@ -26,14 +27,18 @@ from headrace.errors import SettingError
 from headrace.failpoint import failpoint
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.connection import PostgresError, PostgresRefusedError, explained
+from headrace.postgres.replication import quote_literal
 from headrace.settings import PostgresSettings
 
 _DENIED = "42501"
+_NOTHING_NEW: Mapping[Names, Noted] = MappingProxyType({})
 _UNREADABLE = ("22", "54")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('headrace audit'))"
 _CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
 # So that a claim whose holder's network is gone is given up in half a minute.
 _KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
+# An index on what an older table has may take hours.
+_UPGRADE_TIMEOUT_S = 86_400.0
 _OWN = """
 SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND (c.relname = ANY($2::text[])
@@ -141,28 +146,35 @@ class Destination:
         except asyncpg.InsufficientPrivilegeError as error:
             raise PostgresRefusedError(
                 f"the audit's destination: {error.args[0]}",
-                remedy="Grant the role CREATE on the schema, or make the tables with `headrace audit sql` as their "
-                "owner and grant it SELECT, INSERT, UPDATE and DELETE on them.",
+                remedy="Grant the role CREATE on the schema, or run what `headrace audit sql` prints as the tables' "
+                "owner (it also upgrades those of an earlier version) and grant the role SELECT, INSERT, UPDATE and "
+                "DELETE on them.",
             ) from error
         await self._load()
 
-    async def keys(self) -> dict[Names, tuple[str, ...]]:
-        """Every table's key, as schema events told it."""
+    async def noted(self) -> dict[Names, Noted]:
+        """What is known of every table, as of the trail's place."""
         found = await self._connection.fetch(
-            f'SELECT schema, "table", key FROM {self._table.beside(TABLES)} WHERE source = $1',  # noqa: S608  # checked names
+            f'SELECT schema, "table", key, binary_columns FROM {self._table.beside(TABLES)} WHERE source = $1',  # noqa: S608  # checked names
             self._source,
         )
-        return {(row["schema"], row["table"]): tuple(row["key"]) for row in found}
+        return {
+            (row["schema"], row["table"]): Noted(tuple(row["key"]), tuple(row["binary_columns"] or ())) for row in found
+        }
 
-    async def write(self, batch: Batch, keys: Iterable[tuple[Names, tuple[str, ...]]] = ()) -> None:
-        """Commit a batch; where PostgreSQL refuses a value after all, with that value as text."""
+    async def write(self, batch: Batch, noted: Mapping[Names, Noted] = _NOTHING_NEW) -> None:
+        """Commit a batch; where PostgreSQL refuses a value after all, with that value as text.
+
+        `noted` is what became known of tables up to the batch's end, and not beyond: who goes on there after a crash
+        reads again what comes behind it.
+        """
         try:
-            await self._write(batch, keys)
+            await self._write(batch, noted)
         except asyncpg.PostgresError as error:
             if not str(error.sqlstate).startswith(_UNREADABLE):
                 raise
             await self._mend(batch)
-            await self._write(batch, keys)
+            await self._write(batch, noted)
 
     @property
     def is_lost(self) -> bool:
@@ -224,14 +236,19 @@ class Destination:
             "SELECT attname FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped", oid
         )
         columns = {row["attname"] for row in rows}
-        if {"ordinal", "unchanged"} <= columns:
+        if {"ordinal", "unchanged", "exact", "source"} <= columns:
             return
         if not columns.issuperset(ADOPTABLE):
             raise AuditTableError(
                 f"{self._table.quoted} is there, and is no audit table",
                 remedy="Name another with HEADRACE_AUDIT_TABLE.",
             )
-        await self._connection.execute(self._table.adopt())
+        if "ordinal" in columns:
+            sources = await self._connection.fetch(f"SELECT source FROM {self._table.beside(STATE)}")  # noqa: S608  # checked names
+            statements = self._table.upgrade(quote_literal(sources[0]["source"]) if len(sources) == 1 else None)
+        else:
+            statements = self._table.adopt()
+        await self._connection.execute(statements, timeout=_UPGRADE_TIMEOUT_S)
 
     async def _load(self) -> None:
         state = self._table.beside(STATE)
@@ -251,7 +268,7 @@ class Destination:
         found = await self._connection.fetch(_OWN, self._table.schema, list(self.names), self._table.quoted)
         self.own = {(row["oid"], row["nspname"], row["relname"]) for row in found}
 
-    async def _write(self, batch: Batch, keys: Iterable[tuple[Names, tuple[str, ...]]]) -> None:
+    async def _write(self, batch: Batch, noted: Mapping[Names, Noted]) -> None:
         if self._table.partitioned and not batch.months <= self._months:
             await self._partitions(batch.months)
         assert batch.position is not None, "a batch that was cut has one"
@@ -266,12 +283,18 @@ class Destination:
                 )
             for patch in batch.patches:
                 await self._connection.execute(
-                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2",  # noqa: S608  # checked names
+                    # Another source may have rows at the same place. The id tells them apart also where the table's
+                    # earlier rows don't name their source.
+                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2"  # noqa: S608  # checked names
+                    " AND id BETWEEN $4 AND $5 AND coalesce(source, $6) = $6",
                     patch.lsn,
                     patch.before,
                     patch.context.decode(),
+                    change_id(self._source, patch.lsn, 0),
+                    change_id(self._source, patch.lsn, patch.before),
+                    self._source,
                 )
-            await self._keep(keys)
+            await self._keep(noted)
             failpoint("audit_writer.before_commit")
         failpoint("audit_writer.after_commit")
         self.state = State(batch.position, batch.stream_seq, batch.open)
@@ -291,15 +314,17 @@ class Destination:
         if status != "UPDATE 1":
             raise FencedError(f"the audit of {self._source} was moved on by another process")
 
-    async def _keep(self, keys: Iterable[tuple[Names, tuple[str, ...]]]) -> None:
-        for (schema, table), key in keys:
+    async def _keep(self, noted: Mapping[Names, Noted]) -> None:
+        for (schema, table), known in noted.items():
             await self._connection.execute(
-                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key) VALUES ($1, $2, $3, $4)'  # noqa: S608  # checked names
-                ' ON CONFLICT (source, schema, "table") DO UPDATE SET key = excluded.key',
+                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, binary_columns)'  # noqa: S608  # checked names
+                ' VALUES ($1, $2, $3, $4, $5) ON CONFLICT (source, schema, "table")'
+                " DO UPDATE SET key = excluded.key, binary_columns = excluded.binary_columns",
                 self._source,
                 schema,
                 table,
-                list(key),
+                list(known.key),
+                list(known.binary),
             )
 
     async def _partitions(self, months: set[str]) -> None:

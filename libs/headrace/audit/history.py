@@ -14,7 +14,8 @@ from typing import Any
 
 import asyncpg
 
-from headrace.audit.query import SHOWN
+from headrace.audit.query import SHOWN, Place, earlier
+from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
 from headrace.audit.table import TABLES, AuditTable
 
 DEPTH_MAX = 1000
@@ -27,6 +28,8 @@ class Row:
     values: dict[str, Any] | None
     unknown: list[str] = field(default_factory=list)
     change: Mapping[str, Any] | None = None
+    # PostgreSQL's text of documents whose value loses something.
+    exact: dict[str, str] = field(default_factory=dict)
 
 
 async def key_columns(connection: asyncpg.Connection, table: AuditTable, schema: str, name: str) -> tuple[str, ...]:
@@ -44,36 +47,41 @@ async def row_at(
     table: AuditTable,
     names: tuple[str, str],
     key: str,
-    at: datetime | tuple[int, int],
+    at: datetime | Place,
 ) -> Row:
     """The row of this key at a time, or right before the change at this place."""
     columns = await key_columns(connection, table, *names)
     values: dict[str, Any] = {}
+    exact: dict[str, str] = {}
     unknown: set[str] = set()
     latest: Mapping[str, Any] | None = None
     for change in await _changes(connection, table, names, key, at, columns):
-        if latest is None:
-            latest = change
-            if change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key:
-                return Row(None, change=change)
-        elif change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key:
+        over = change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key
+        if latest is None and over:
+            return Row(None, change=change)
+        after = json.loads(change["after"])
+        if over or _is_anothers(after, columns, key):
             break
-        _fill(values, unknown, change, first=change is latest)
+        new = after.keys() & unknown if latest is not None else after.keys()
+        unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
+        values.update({name: after[name] for name in new})
+        exact.update({name: text for name, text in exact_of(change, "after").items() if name in new})
+        latest = latest or change
         if not unknown:
             break
-    return Row(values if latest is not None else None, sorted(unknown), latest)
+    return Row(values if latest is not None else None, sorted(unknown), latest, exact)
 
 
-def _fill(values: dict[str, Any], unknown: set[str], change: Mapping[str, Any], *, first: bool) -> None:
-    """Take from an older change what the later ones did not have."""
-    after = json.loads(change["after"])
-    if first:
-        values.update(after)
-        unknown.update(change["unchanged"] or ())
-        return
-    for name in unknown & after.keys():
-        values[name] = after[name]
-        unknown.discard(name)
+def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -> bool:
+    """Whether the key had this value while it was of other columns: then this was another row."""
+    named = key_text(after, columns)
+    return named is not None and named != key
+
+
+def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
+    """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value loses something."""
+    found: dict[str, str] = json.loads(change["exact"] or "{}").get(side, {})
+    return found
 
 
 async def _changes(
@@ -81,31 +89,32 @@ async def _changes(
     table: AuditTable,
     names: tuple[str, str],
     key: str,
-    at: datetime | tuple[int, int],
+    at: datetime | Place,
     columns: tuple[str, ...],
 ) -> list[Any]:
     """What happened to the key, the latest first; also that it moved to another, or that the table was emptied."""
     arguments: list[object] = [*names, key]
-    moved = "false"
-    if columns:
-        parts = []
-        for column in columns:
-            arguments.append(column)
-            parts.append(f"before ->> ${len(arguments)}")
-        moved = (
-            f"{parts[0]} = $3" if len(parts) == 1 else f"jsonb_build_array({', '.join(parts)})::text = $3::jsonb::text"
-        )
-    if isinstance(at, datetime):
-        arguments.append(at)
-        until = f"committed_at <= ${len(arguments)}"
-    else:
-        arguments += at
-        until = f"(position, ordinal) < (${len(arguments) - 1}, ${len(arguments)})"
+
+    def argument(value: object) -> str:
+        arguments.append(value)
+        return f"${len(arguments)}"
+
+    moved = f"{_old_key([argument(column) for column in columns])} = $3" if columns else "false"
+    until = f"committed_at <= {argument(at)}" if isinstance(at, datetime) else earlier(at, argument)
     return list(
         await connection.fetch(
             f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'  # noqa: S608  # checked names
             f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
-            f" ORDER BY position DESC, ordinal DESC LIMIT {DEPTH_MAX}",
+            f" ORDER BY position DESC, ordinal DESC, id DESC LIMIT {DEPTH_MAX}",
             *arguments,
         )
     )
+
+
+def _old_key(columns: list[str]) -> str:
+    """What `key_text` makes of the old row's key, in SQL."""
+    values = [f"before ->> {column}" for column in columns]
+    text = values[0] if len(values) == 1 else f"array_to_json(ARRAY[{', '.join(values)}])::text"
+    short = f"left(t, {KEY_CHARACTERS}) || '…#' || encode(sha256(convert_to(t, 'UTF8')), 'hex')"
+    bounded = f"CASE WHEN octet_length(t) > {KEY_BYTES_MAX} THEN {short} ELSE t END"
+    return f"(SELECT {bounded} FROM (SELECT {text}) AS k(t))"  # noqa: S608  # of arguments' numbers

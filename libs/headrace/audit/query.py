@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from headrace.audit.table import AuditTable
 from headrace.errors import SettingError
@@ -13,8 +15,17 @@ from headrace.errors import SettingError
 LIMIT_MAX = 1000
 SHOWN = (
     'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, transaction_id, queued_at,'
-    " created_at, unchanged, before::text AS before, after::text AS after, context::text AS context"
+    " created_at, unchanged, source, before::text AS before, after::text AS after, context::text AS context,"
+    " exact::text AS exact"
 )
+
+
+class Place(NamedTuple):
+    """A row's place in the trail. Rows of an older auditor have no ordinal; those of two sources may share theirs."""
+
+    position: int
+    ordinal: int | None
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class Search:
     id: str | None = None
     position: int | None = None
     # Only what lies before this place.
-    below: tuple[int, int] | None = None
+    below: Place | None = None
     limit: int = 50
     oldest_first: bool = False
 
@@ -41,7 +52,7 @@ def rows(search: Search, table: AuditTable) -> tuple[str, list[object]]:
     order = "ASC" if search.oldest_first else "DESC"
     sql = (
         f"SELECT {SHOWN} FROM {table.quoted}{where}"  # noqa: S608  # checked names; values are arguments
-        f" ORDER BY position {order}, ordinal {order} LIMIT {min(max(search.limit, 1), LIMIT_MAX)}"
+        f" ORDER BY position {order}, ordinal {order}, id {order} LIMIT {min(max(search.limit, 1), LIMIT_MAX)}"
     )
     return sql, arguments
 
@@ -59,18 +70,38 @@ def conditions(search: Search) -> tuple[str, list[object]]:
         schema, dot, name = search.table.partition(".")
         found.append(f'"table" = {argument(name if dot else schema)}')
         found += [f"schema = {argument(schema)}"] if dot else []
-    for column, value in (("primary_key", search.key), ("operation", search.operation), ("position", search.position)):
+    if search.key is not None:
+        found.append(f"primary_key = ANY({argument(_keys(search.key))}::text[])")
+    for column, value in (("operation", search.operation), ("position", search.position)):
         found += [] if value is None else [f"{column} = {argument(value)}"]
     found += [f"committed_at >= {argument(search.since)}"] if search.since else []
     found += [f"committed_at <= {argument(search.until)}"] if search.until else []
     found += [f"id = {argument(search.id)}::text::uuid"] if search.id else []
     if search.below is not None:
-        lsn, ordinal = search.below
-        found.append(f"(position, ordinal) < ({argument(lsn)}, {argument(ordinal)})")
+        found.append(earlier(search.below, argument))
     if search.context:
         either = [f"context @> {argument(one)}::text::jsonb" for one in contexts(search.context)]
         found.append(f"({' OR '.join(either)})")
     return (f" WHERE {' AND '.join(found)}" if found else ""), arguments
+
+
+def earlier(place: Place, argument: Callable[[object], str]) -> str:
+    """The condition of what comes before a place; of one position, rows without an ordinal are the latest."""
+    lsn, change = argument(place.position), f"{argument(place.id)}::text::uuid"
+    if place.ordinal is None:
+        here = f"ordinal IS NOT NULL OR id < {change}"
+    else:
+        ordinal = argument(place.ordinal)
+        here = f"ordinal < {ordinal} OR (ordinal = {ordinal} AND id < {change})"
+    return f"position <= {lsn} AND (position < {lsn} OR {here})"
+
+
+def _keys(text: str) -> list[str]:
+    """A key as given, and as the trail writes one of several columns."""
+    if text.startswith("["):
+        with contextlib.suppress(ValueError):
+            return [text, json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))]
+    return [text]
 
 
 def contexts(text: str) -> list[str]:

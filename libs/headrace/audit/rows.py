@@ -6,9 +6,11 @@ comes last. Promises one line for each change, the same on every replay but for 
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -33,22 +35,39 @@ COLUMNS = (
     "transaction_id",
     "queued_at",
     "unchanged",
+    "exact",
+    "source",
     "context",
 )
 REDACTED = "[redacted]"
 # A B-tree's entry has at most 2,704 bytes.
-KEY_BYTES_MAX, _KEY_CHARACTERS = 1000, 200
+KEY_BYTES_MAX, KEY_CHARACTERS = 1000, 200
 _NULL = b"\\N"
+_LITERAL = frozenset("{[")
+_BINARY = frozenset({"bytea", "bytea[]"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Names = tuple[str, str]
+Texts = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is known of a table: its key (the primary key, or else its replica identity), and its columns of bytea."""
+
+    key: tuple[str, ...] = ()
+    binary: tuple[str, ...] = ()
+
+
+_UNKNOWN = Noted()
+_NO_TEXTS: tuple[Texts, Texts] = ({}, {})
 
 
 @dataclass(slots=True)
-class KeyBook:
-    """Which columns are a table's key: its primary key, or else its replica identity."""
+class TableBook:
+    """What is known of each table at the place where the trail is read."""
 
-    keys: dict[Names, tuple[str, ...]] = field(default_factory=dict)
+    tables: dict[Names, Noted] = field(default_factory=dict)
 
     def learn(self, payload: Mapping[str, Any]) -> Names:
         """Take it from a schema event."""
@@ -56,16 +75,33 @@ class KeyBook:
         key = tuple(payload.get("primary_key") or ())
         if not key and payload.get("replica_identity") == "i":
             key = tuple(payload.get("identity") or ())
-        self.keys[names] = key
+        columns = payload.get("columns") or ()
+        binary = tuple(str(one["name"]) for one in columns if one["data_type"] in _BINARY)
+        self.tables[names] = Noted(key, binary)
         return names
 
+    def hear(self, event: Event) -> bool:
+        """Take a table's key from one of its changes, which knows it best; whether it is news."""
+        key = event.payload.get("key")
+        if key is None:
+            return False
+        names, key = (event.schema, event.table), tuple(key)
+        noted = self.tables.get(names, _UNKNOWN)
+        if noted.key == key:
+            return False
+        self.tables[names] = replace(noted, key=key)
+        return True
+
     def missing(self, events: Iterable[Event]) -> set[Names]:
-        """Tables of these events that nothing is known of yet."""
-        keys = self.keys
-        found = {(one.schema, one.table) for one in events if one.table and (one.schema, one.table) not in keys}
+        """Tables of these events of which nothing is known where their first change comes."""
+        found: set[Names] = set()
+        told: set[Names] = set()
         for one in events:
+            names = (one.schema, one.table)
             if one.operation == "SCHEMA":
-                found.discard((one.schema, one.table))
+                told.add(names)
+            elif one.table and names not in self.tables and names not in told:
+                found.add(names)
         return found
 
 
@@ -75,7 +111,7 @@ class RowMaker:
 
     database: str
     source: str
-    book: KeyBook
+    book: TableBook
     insert_as: str = "CREATE"
     redact: Selection = field(default_factory=Selection)
     _heads: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
@@ -87,10 +123,13 @@ class RowMaker:
     _low: int = 0
     _committed: bytes = b""
     _xid: bytes = b""
+    _source: bytes = b""
+    _plain_end: bytes = b""
 
     def __post_init__(self) -> None:
-        # Of the id: 26 bits that tell this source's changes from another's at the same place.
-        self._mark = int.from_bytes(hashlib.sha256(self.source.encode()).digest()[:4], "big") & 0x3FFFFFF
+        self._mark = _mark(self.source)
+        self._source = b"\t" + escaped(self.source.encode()) + b"\t"
+        self._plain_end = b"\t\\N\t\\N" + self._source
 
     def line(self, event: Event, queued_at: bytes) -> bytes:
         """A change's fields up to its context."""
@@ -103,26 +142,38 @@ class RowMaker:
             before, after, unchanged = _NOTHING, data, payload.get("unchanged")
         else:
             before, after, unchanged = _sides(operation, data, payload.get("old"), payload.get("unchanged"))
+        noted = self.book.tables.get(names, _UNKNOWN)
+        if noted.binary:
+            before, after = _hexed(before, noted.binary), _hexed(after, noted.binary)
         hidden = self._hidden.get(names)
         if hidden is None:
             hidden = self._hidden[names] = self.redact.hidden_columns(*names)
         if hidden:
             before, after = _redacted(before, hidden), _redacted(after, hidden)
+        was, now = (
+            _exact_sides(payload, before, after, hidden) if "exact" in payload or "exact_old" in payload else _NO_TEXTS
+        )
+        key = payload.get("key")
         low = b"%016x" % (self._low | seq << 14)
         return b"%b%b-%b%b%b\t%b\t%b%b%d%b%b%b" % (
             self._id_head,
             low[:4],
             low[4:],
             self._heads.get((event.schema, event.table, operation)) or self._head(event),
-            escaped_row(before) if before else EMPTY,
-            escaped_row(after) if after else EMPTY,
-            _key_text(after or before, before, self.book.keys.get(names, ())),
+            escaped_row(before, was) if before else EMPTY,
+            escaped_row(after, now) if after else EMPTY,
+            _key_text(after or before, before, noted.key if key is None else key),
             self._committed,
             seq,
             self._xid,
             queued_at,
-            b"\t" + _array(unchanged) + b"\t" if unchanged else b"\t\\N\t",
+            self._end(unchanged, was, now) if unchanged or was or now else self._plain_end,
         )
+
+    def _end(self, unchanged: list[str] | None, was: Texts, now: Texts) -> bytes:
+        sides = {name: texts for name, texts in (("before", was), ("after", now)) if texts}
+        exact = escaped(orjson.dumps(sides)) if sides else _NULL
+        return b"\t%b\t%b%b" % (_array(unchanged) if unchanged else _NULL, exact, self._source)
 
     def _begin(self, lsn: int, tx: Mapping[str, Any]) -> None:
         """What all changes of a transaction have in common.
@@ -146,6 +197,45 @@ class RowMaker:
         return head
 
 
+def _mark(source: str) -> int:
+    """Of the id: 26 bits that tell this source's changes from another's at the same place."""
+    return int.from_bytes(hashlib.sha256(source.encode()).digest()[:4], "big") & 0x3FFFFFF
+
+
+def change_id(source: str, lsn: int, seq: int) -> uuid.UUID:
+    """The id of the change at this place, as `RowMaker` writes it."""
+    mark = _mark(source)
+    low = 1 << 63 | (lsn & 0xFFFF) << 46 | seq << 14 | mark & 0x3FFF
+    return uuid.UUID(int=(lsn >> 16) << 80 | (0x8000 | mark >> 14) << 64 | low)
+
+
+def _exact_sides(
+    payload: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], hidden: frozenset[str]
+) -> tuple[Texts, Texts]:
+    """PostgreSQL's own text of the documents whose JSON form loses something, before and after."""
+    was = {name: text for name, text in (payload.get("exact_old") or {}).items() if name not in hidden}
+    now = {name: text for name, text in (payload.get("exact") or {}).items() if name not in hidden}
+    # A value that was not sent again is the old row's.
+    kept = {name: was[name] for name in payload.get("unchanged") or () if name in was}
+    return {name: was[name] for name in was if name in before}, {
+        name: text for name, text in {**now, **kept}.items() if name in after
+    }
+
+
+def _hexed(values: Mapping[str, Any], binary: Sequence[str]) -> Mapping[str, Any]:
+    """bytea, which JSON events have in base64, as PostgreSQL writes it; in MessagePack it is bytes already."""
+    return {name: _hex(value) if name in binary else value for name, value in values.items()}
+
+
+def _hex(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_hex(one) for one in value]
+    # An array's literal begins with what base64 has not.
+    if isinstance(value, str) and value[:1] not in _LITERAL:
+        return "\\x" + base64.b64decode(value).hex()
+    return value
+
+
 def _sides(
     operation: str, data: Mapping[str, Any], old: Mapping[str, Any] | None, unchanged: list[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str] | None]:
@@ -167,7 +257,7 @@ def _redacted(values: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str,
     return {name: REDACTED if name in hidden and value is not None else value for name, value in values.items()}
 
 
-def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: tuple[str, ...]) -> bytes:
+def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequence[str]) -> bytes:
     """The key's value; of several columns, their JSON array."""
     if not key or not values:
         return _NULL
@@ -186,7 +276,7 @@ def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
     text = _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
     raw = text.encode(errors="replace")
     if len(raw) > KEY_BYTES_MAX:
-        return f"{text[:_KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"
+        return f"{text[:KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"
     return text
 
 

@@ -1,9 +1,10 @@
 """The audit's tables: their DDL, and how one that Bemi or Zemi made is taken over. Pure.
 
-`changes` has Bemi's columns, and two of its own: `ordinal`, the change's place in its transaction, unique together
-with `position` (the commit's LSN); and `unchanged`, the columns whose value PostgreSQL did not send. Beside it stand
+`changes` has Bemi's columns, and four of its own: `ordinal`, the change's place in its transaction, unique together
+with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose value PostgreSQL did not send; and
+`exact`, the text of documents that jsonb does not keep as they were. Beside it stand
 `headrace_audit_state` (how far the trail is, in the same transaction as its rows), `headrace_audit_tables` (the key
-columns of each table) and `headrace_audit_gaps` (what is missing for good).
+of each table and its columns of bytea) and `headrace_audit_gaps` (what is missing for good).
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ _COLUMNS = """
     transaction_id bigint NOT NULL,
     queued_at timestamptz NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(),
-    unchanged text[]
+    unchanged text[],
+    exact jsonb,
+    source text
 """
 _BESIDE = """
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_state (
     source text PRIMARY KEY, position bigint NOT NULL, ordinal bigint NOT NULL, stream_seq bigint NOT NULL,
     open text, updated_at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_tables (
-    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL,
+    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL, binary_columns text[],
     PRIMARY KEY (source, schema, "table"));
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
     source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
@@ -53,6 +56,15 @@ ALTER TABLE {table} ALTER COLUMN primary_key TYPE text, ALTER COLUMN database TY
 ALTER TABLE {table}
     DROP CONSTRAINT IF EXISTS changes_position_table_schema_database_operation_unique,
     DROP CONSTRAINT IF EXISTS {unique};
+"""
+# What a table of an earlier version lacks. Where two sources share it their changes may have the same place: what was
+# unique without the source stopped one of the trails.
+_UPGRADE = """
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb, ADD COLUMN IF NOT EXISTS source text{default};
+ALTER TABLE {table} ALTER COLUMN source DROP DEFAULT;
+ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[];
+CREATE UNIQUE INDEX IF NOT EXISTS {place} ON {table} (position, ordinal, source{also});
+DROP INDEX IF EXISTS {schema}.{older};
 """
 ADOPTABLE = ("before", "after", "context", "primary_key", "committed_at", "position", "transaction_id", "queued_at")
 
@@ -86,19 +98,31 @@ class AuditTable:
         also = ", committed_at" if self.partitioned else ""
         tail = " PARTITION BY RANGE (committed_at)" if self.partitioned else ""
         return (
-            f"CREATE TABLE {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
-            f'CREATE UNIQUE INDEX "{self.name}_position_ordinal" ON {self.quoted} (position, ordinal{also});'
+            f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
+            + self.upgrade()
             + self.indexes()
         )
+
+    def upgrade(self, source: str | None = None) -> str:
+        """Statements that give a table of an earlier version what it lacks, and change nothing of a later one.
+
+        `source`: the only one that the table's rows can be of, as SQL's literal.
+        """
+        parts = {
+            "table": self.quoted,
+            "tables": self.beside(TABLES),
+            "schema": f'"{self.schema}"',
+            "place": f'"{self.name}_place"',
+            "older": f'"{self.name}_position_ordinal"',
+            "also": ", committed_at" if self.partitioned else "",
+            "default": "" if source is None else f" DEFAULT {source}",
+        }
+        return _UPGRADE.format_map(parts)
 
     def adopt(self) -> str:
         """Statements that make an older auditor's table one of these; its rows stay."""
         old = f'"{self.name}_position_table_schema_database_operation_unique"'
-        return (
-            _ADOPT.replace("{table}", self.quoted).replace("{unique}", old)
-            + f'CREATE UNIQUE INDEX IF NOT EXISTS "{self.name}_position_ordinal" ON {self.quoted} (position, ordinal);'
-            + self.indexes()
-        )
+        return _ADOPT.replace("{table}", self.quoted).replace("{unique}", old) + self.upgrade() + self.indexes()
 
     def indexes(self) -> str:
         """By table and key, by time, by context; on the rows themselves only where asked for, as they cost most."""

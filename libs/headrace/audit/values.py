@@ -10,19 +10,28 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 import orjson
 
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
+# What json may hold and jsonb refuses, or may refuse: some escapes, numbers beyond numeric's range.
+_NOT_JSONB = re.compile(r"\\u|[0-9][eE][+-]?[0-9]{4}|[0-9.]{16000}")
+_EXPONENT = re.compile(r"[0-9][eE]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# Its digits before the point, and behind it.
+_NUMERIC_MOST, _NUMERIC_LEAST = 131_000, -16_000
+# What bemi-sqlalchemy's comments end with, behind the context's own fields.
+_STATEMENT, _NESTED_MAX = ', "SQL":', 20
 TEXT_KEY = "_text"
 EMPTY = b"{}"
 
 
-def row_json(values: Mapping[str, Any]) -> bytes:
-    """The JSON object of a row's values."""
+def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
+    """The JSON object of a row's values; `exact` has the text of those whose own form loses something."""
     try:
-        text = orjson.dumps(values, default=_hex)
+        text = orjson.dumps(_with_texts(values, exact) if exact else values, default=_hex)
     except TypeError:
         return _slowly(values)
     # orjson writes NaN as null, and a NUL as an escape that jsonb refuses.
@@ -31,17 +40,61 @@ def row_json(values: Mapping[str, Any]) -> bytes:
     return text
 
 
+def _with_texts(values: Mapping[str, Any], exact: Mapping[str, str]) -> dict[str, Any]:
+    """The values with these documents digit for digit, as far as jsonb takes them so."""
+    documents = {name: orjson.Fragment(text) for name, text in exact.items() if not _NOT_JSONB.search(text)}
+    return {**values, **documents}
+
+
 def context_json(text: str) -> bytes:
     """A context message's JSON; what isn't JSON is kept as text under `_text`, and null is an empty object."""
     try:
         raw = text.encode()
-        parsed = orjson.loads(raw)
-    except (orjson.JSONDecodeError, UnicodeEncodeError):
-        return row_json({TEXT_KEY: text})
+        parsed = _parsed(raw, text)
+    except (ValueError, RecursionError):
+        return row_json(_salvaged(text) or {TEXT_KEY: text})
     if parsed is None:
         return EMPTY
     # The text itself, so that PostgreSQL reads its numbers to the last digit.
     return _slowly(parsed) if b"\\u0000" in raw else raw
+
+
+def _parsed(raw: bytes, text: str) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        if not _EXPONENT.search(text) or _SURROGATE.search(text):
+            raise
+    # A number beyond a double, which jsonb takes up to numeric's range.
+    return json.loads(text, parse_float=_numeric, parse_constant=_numeric)
+
+
+def _numeric(digits: str) -> Decimal:
+    number = Decimal(digits)
+    if not number.is_finite() or not _NUMERIC_LEAST < number.adjusted() < _NUMERIC_MOST:
+        raise ValueError(f"{digits[:20]} is beyond numeric's range")
+    return number
+
+
+def _salvaged(text: str) -> dict[str, Any] | None:
+    """The fields of a comment that bemi-sqlalchemy wrote before its statement, and the statement as it is.
+
+    psycopg2 puts the statement's values into the comment too, so that a value with a quote, a backslash or a line break
+    ends what was JSON. A field's own value can't hold the quotes that the statement's name has.
+    """
+    at = -1
+    # Whoever writes a message of this name over and over must not make the writer read it as often.
+    for _ in range(_NESTED_MAX):
+        at = text.find(_STATEMENT, at + 1)
+        if at < 0:
+            break
+        try:
+            fields = orjson.loads(text[:at] + "}")
+        except (orjson.JSONDecodeError, UnicodeEncodeError):
+            continue
+        rest = text[at + len(_STATEMENT) :].removeprefix(' "')
+        return {**fields, "SQL": rest.removesuffix("}").removesuffix('"')} if isinstance(fields, dict) else None
+    return None
 
 
 def unreadable(text: str, reason: str) -> bytes:
@@ -49,9 +102,12 @@ def unreadable(text: str, reason: str) -> bytes:
     return row_json({"_unreadable": reason, TEXT_KEY: text})
 
 
-def escaped_row(values: Mapping[str, Any]) -> bytes:
-    """`row_json` as a field of COPY's text format: of what is escaped there, such JSON has the backslash alone."""
-    text = row_json(values)
+def escaped_row(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
+    """`row_json` as a field of COPY's text format: of what is escaped there, it has the backslash alone."""
+    text = row_json(values, exact)
+    if exact:
+        # Such a text may have line breaks between its tokens.
+        return escaped(text)
     return text.replace(b"\\", b"\\\\") if b"\\" in text else text
 
 
@@ -88,6 +144,8 @@ def _clean(value: object) -> object:
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
         return _hex(value)
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, Mapping):
         return {str(_clean(str(name))): _clean(one) for name, one in value.items()}
     return [_clean(one) for one in value] if isinstance(value, list) else value

@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import resources
@@ -20,7 +21,7 @@ import asyncpg
 from aiohttp import web
 
 from headrace.audit.destination import connect
-from headrace.audit.query import Search, rows
+from headrace.audit.query import Place, Search, rows
 from headrace.audit.settings import AuditSettings
 from headrace.audit.table import AuditTable
 from headrace.errors import HeadraceError
@@ -100,7 +101,6 @@ def _is_loopback(host: str) -> bool:
 
 
 def _search(asked: Mapping[str, str]) -> Search:
-    position, _, ordinal = asked.get("below", "").partition(".")
     return Search(
         table=asked.get("table") or None,
         key=asked.get("key") or None,
@@ -108,8 +108,14 @@ def _search(asked: Mapping[str, str]) -> Search:
         operation=asked.get("operation") or None,
         since=_time(asked.get("since")),
         until=_time(asked.get("until")),
-        below=(int(position), int(ordinal or 0)) if position else None,
+        below=_place(asked["below"]) if asked.get("below") else None,
     )
+
+
+def _place(text: str) -> Place:
+    """A place as the page sends it: position, ordinal (empty in an older auditor's rows) and id."""
+    position, ordinal, change = text.split(".")
+    return Place(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
 
 
 def _time(text: str | None) -> datetime | None:
@@ -122,9 +128,10 @@ def _time(text: str | None) -> datetime | None:
 def _document(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for the page; 64-bit places as texts, since a browser's numbers are doubles."""
     document = dict(row)
-    for name in ("before", "after", "context"):
-        document[name] = json.loads(document[name])
-    return {name: str(one) if name in {"position", "ordinal", "id"} else one for name, one in document.items()}
+    for name in ("before", "after", "context", "exact"):
+        document[name] = json.loads(document[name] or "null")
+    places = {name: str(document[name]) for name in ("position", "ordinal", "id") if document[name] is not None}
+    return {**document, **places}
 
 
 def _refusal(status: int, error: str, remedy: str) -> web.Response:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from headrace import log as logs
 from headrace.audit.destination import Destination
-from headrace.audit.rows import KeyBook, Names, RowMaker
+from headrace.audit.rows import Names, Noted, RowMaker, TableBook
 from headrace.audit.settings import AuditSettings
 from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, Watermark
 from headrace.contract.selection import Selection
 from headrace.lifecycle import Scope
+from headrace.lsn import Position
 from headrace.metrics import count, count_in
 from headrace.settings import PostgresSettings
 
@@ -62,14 +63,15 @@ class Session:
     source: str
     maker: RowMaker
     selection: Selection
-    book: KeyBook
+    book: TableBook
     stitcher: Stitcher
     worked: bool = False
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _what: dict[tuple[int, str, str], str] = field(default_factory=dict)
     _rows: Counter[str] = field(default_factory=Counter)
-    _learned: dict[Names, tuple[str, ...]] = field(default_factory=dict)
+    # What became known of tables, and from which place on, until a batch that reaches there keeps it.
+    _learned: deque[tuple[Position, Names, Noted]] = field(default_factory=deque)
     _kept_at: float = field(default_factory=time.monotonic)
     _foreign: bool = False
     _ended: bool = False
@@ -123,7 +125,7 @@ class Session:
     async def _add(self, events: list[Event]) -> None:
         missing = self.book.missing(event for event in events if event.source == self.source)
         if missing:
-            self.book.keys.update(await source.keys(self.postgres, missing))
+            self.book.tables.update(await source.noted(self.postgres, missing))
         queued_at = datetime.now(UTC).isoformat().encode()
         for event in events:
             if event.source == self.source:
@@ -142,17 +144,21 @@ class Session:
             if what is not _OWN:
                 self._foreign = True
             wanted = what is _WANTED
+            if wanted and self.book.hear(event):
+                self._note(event, (event.schema, event.table))
             self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)
             if wanted:
                 self._rows[event.operation] += 1
         elif event.operation == _SCHEMA:
-            names = self.book.learn(event.payload)
-            self._learned[names] = self.book.keys[names]
+            self._note(event, self.book.learn(event.payload))
         elif event.operation == _GAP:
             self._gap(event)
         else:
             self._foreign = True
             self.stitcher.add(event, None)
+
+    def _note(self, event: Event, names: Names) -> None:
+        self._learned.append((event.position, names, self.book.tables[names]))
 
     def _what_is(self, relation: int, schema: str, table: str) -> str:
         if (relation, schema, table) in self.destination.own:
@@ -184,15 +190,23 @@ class Session:
         if not (batch.lines or batch.patches or batch.gaps or self._due):
             self.stitcher.give_back(batch)
             return
-        learned, self._learned = self._learned, {}
         # Where this fails it stays so: what was not written is not settled.
         self._writing = True
-        await self.destination.write(batch, learned.items())
+        await self.destination.write(batch, self._learned_by(batch))
         self._writing = False
         self._kept_at, self._foreign, self.worked = time.monotonic(), False, True
         self._tell(batch)
         # What came meanwhile may be whole already, with nobody to say so again.
         self._news.set()
+
+    def _learned_by(self, batch: Batch) -> dict[Names, Noted]:
+        """What became known up to the batch's end: reading is ahead of it, and after a crash begins again there."""
+        assert batch.position is not None, "a batch that was cut has one"
+        found: dict[Names, Noted] = {}
+        while self._learned and self._learned[0][0] <= batch.position:
+            _, names, noted = self._learned.popleft()
+            found[names] = noted
+        return found
 
     @property
     def _due(self) -> bool:
@@ -213,7 +227,7 @@ async def opened(
     scope: Scope, settings: AuditSettings, postgres: PostgresSettings, destination: Destination, slot: str
 ) -> Session:
     """A session as the destination's state has it."""
-    book = KeyBook(dict(await destination.keys()))
+    book = TableBook(dict(await destination.noted()))
     maker = RowMaker(
         database=await source.database_name(postgres),
         source=slot,

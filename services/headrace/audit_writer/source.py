@@ -1,18 +1,22 @@
-"""What the audit-writer asks the source's catalog: the database's name, and keys of tables that no event told of.
+"""What the audit-writer asks the source's catalog: the database's name, and of tables that no schema event described.
 
-Schema events tell a table's key in order; a stream that no longer has them leaves the catalog, which knows today's.
+A change names its key itself, and schema events a table's columns. A stream that no longer has them leaves the catalog,
+which knows today's: for columns of bytea, and for the key of changes that name none (those of an earlier version).
 """
 
 from __future__ import annotations
 
 import os
 
-from headrace.audit.rows import Names
+from headrace.audit.rows import Names, Noted
 from headrace.postgres import catalog, connection
 from headrace.settings import PostgresSettings
 
 _RELATIONS = """
-SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name
+SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name, ARRAY(
+    SELECT a.attname::text FROM pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid IN ('bytea'::regtype, 'bytea[]'::regtype)
+) AS binary_columns
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
 """
@@ -30,8 +34,8 @@ async def database_name(settings: PostgresSettings) -> str:
         session.terminate()
 
 
-async def keys(settings: PostgresSettings, tables: set[Names]) -> dict[Names, tuple[str, ...]]:
-    """The key columns of these tables; none for a table that is gone."""
+async def noted(settings: PostgresSettings, tables: set[Names]) -> dict[Names, Noted]:
+    """What the catalog has of these tables; nothing of one that is gone."""
     session = await connection.connect(settings, "headrace audit-writer")
     try:
         wanted = sorted(tables)
@@ -39,5 +43,8 @@ async def keys(settings: PostgresSettings, tables: set[Names]) -> dict[Names, tu
         keys_of = await catalog.keys(session, [row["relation_id"] for row in rows])
     finally:
         session.terminate()
-    found = {(row["schema"], row["name"]): keys_of[row["relation_id"]].row for row in rows}
-    return {names: found.get(names, ()) for names in tables}
+    found = {
+        (row["schema"], row["name"]): Noted(keys_of[row["relation_id"]].row, tuple(row["binary_columns"]))
+        for row in rows
+    }
+    return {names: found.get(names, Noted()) for names in tables}

@@ -22,7 +22,7 @@ import asyncpg
 from headrace.audit import query
 from headrace.audit.destination import connect
 from headrace.audit.history import key_columns, row_at
-from headrace.audit.query import Search
+from headrace.audit.query import Place, Search
 from headrace.audit.revert import IrreversibleError, Undo, statement
 from headrace.audit.rows import key_text
 from headrace.audit.settings import load_audit
@@ -90,6 +90,11 @@ async def _trail() -> AsyncIterator[tuple[asyncpg.Connection, AuditTable, Settin
     connection = await connect(audit, settings.postgres, "headrace audit")
     try:
         yield connection, AuditTable.of(audit), settings
+    except asyncpg.UndefinedColumnError as error:
+        raise HeadraceError(
+            f"the trail is of an earlier version: {error.args[0]}",
+            remedy="Start the audit-writer once, or run what `headrace audit sql` prints as the table's owner.",
+        ) from error
     except asyncpg.UndefinedTableError as error:
         raise NotFoundError(f"there is no trail: {error.args[0]}", remedy="Start `headrace audit up`.") from error
     except asyncpg.PostgresError as error:
@@ -119,8 +124,8 @@ async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -
 def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for programs."""
     document = dict(row)
-    for name in ("before", "after", "context"):
-        document[name] = json.loads(document[name])
+    for name in ("before", "after", "context", "exact"):
+        document[name] = json.loads(document[name] or "null")
     return {name: str(one) if name == "id" or isinstance(one, datetime) else one for name, one in document.items()}
 
 
@@ -243,7 +248,9 @@ async def _undo(
         if row["operation"] == "UPDATE" and before:
             # The key changed: the earlier row is found under the one it had.
             old_key = key_text({**after, **before}, key)
-        earlier = await row_at(connection, table, names, old_key or "", (row["position"], row["ordinal"]))
+        earlier = await row_at(
+            connection, table, names, old_key or "", Place(row["position"], row["ordinal"], str(row["id"]))
+        )
         was, unknown = earlier.values, earlier.unknown
     return Undo(row, was, unknown, key, frozenset(one["attname"] for one in generated))
 
