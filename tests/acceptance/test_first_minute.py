@@ -82,6 +82,28 @@ async def test_ctrl_c_stops_everything_in_order_and_leaves_no_process(running: U
     assert running.output.index("nats-server stopped") < running.output.index("PostgreSQL stopped")
 
 
+async def test_a_second_ctrl_c_kills_what_still_runs_and_says_so(running: Up) -> None:
+    row = re.search(r"publisher +http://\S+ +(\d+)", running.output)
+    assert row
+    # It hears no request to stop.
+    os.kill(int(row[1]), signal.SIGSTOP)
+    running.process.send_signal(signal.SIGINT)
+    await running.says("waiting for publisher to stop; Ctrl-C again kills it")
+    running.process.send_signal(signal.SIGINT)
+    assert await running.ends() == 0, running.output
+    assert "✓ The services were killed\n" in running.output
+    assert "in this order" not in running.output
+    assert running.survivors() == []
+
+
+async def test_the_doctor_warns_of_nothing_on_the_servers_of_up(running: Up) -> None:
+    command = ". .headrace/env && headrace doctor"
+    shell = await asyncio.create_subprocess_shell(command, cwd=running.folder, stdout=asyncio.subprocess.PIPE)
+    said, _ = await shell.communicate()
+    assert shell.returncode == 0, said.decode()
+    assert re.search(r"^All \d+ checks passed\.$", said.decode(), re.MULTILINE), said.decode()
+
+
 async def test_a_service_that_is_killed_comes_back_and_a_second_up_is_refused(running: Up) -> None:
     row = re.search(r"publisher +(http://\S+) +(\d+)", running.output)
     assert row

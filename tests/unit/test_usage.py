@@ -8,9 +8,12 @@ from collections.abc import Callable
 import pytest
 import typer.main
 
+from headrace.cli import doctor, service
 from headrace.cli.main import app
+from headrace.cli.status import _TELLING
 from headrace.cli.up import Options
 from headrace.cli.usage import readable
+from headrace.figures import FIGURES
 from headrace.settings import DeliveryMode, load
 
 
@@ -44,3 +47,39 @@ def test_what_up_is_told_its_services_are_told(mode: DeliveryMode) -> None:
     assert settings.delivery.mode is mode
     assert settings.format.zstd_events
     assert Options().environment() == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tail", "--limit", "abc"), "'abc' is not a whole number."),
+        (("load", "--rate", "fast"), "'fast' is not a number."),
+        (("archive", "ls", "--limit", "0"), "0 is too small: the least is 1."),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_in_plain_words(
+    said: Callable[..., str], arguments: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(typer.BadParameter) as refused:
+        said(*arguments)
+    assert refused.value.message == words
+
+
+def test_every_service_has_figures_on_the_line_of_status() -> None:
+    plain = {figure.key for figure in FIGURES if not figure.labels}
+    assert set(_TELLING) == set(service.SERVICES)
+    for names in _TELLING.values():
+        assert names
+        assert set(names) <= plain
+
+
+@pytest.mark.parametrize(
+    ("counts", "verdict"),
+    [
+        ((25, 0, 1), "24 checks passed, 1 warning."),
+        ((25, 0, 0), "All 25 checks passed."),
+        ((25, 2, 1), "2 of 25 checks failed, 1 warning."),
+    ],
+)
+def test_the_doctors_verdict_counts_no_check_twice(counts: tuple[int, int, int], verdict: str) -> None:
+    assert doctor._verdict(*counts) == verdict

@@ -64,4 +64,6 @@ def _row(check: Check) -> tuple[Text, Text, Text]:
 
 def _verdict(made: int, failed: int, warned: int) -> str:
     warnings = f", {warned} warning{'' if warned == 1 else 's'}" if warned else ""
-    return f"{failed} of {made} checks failed{warnings}." if failed else f"All {made} checks passed{warnings}."
+    if failed:
+        return f"{failed} of {made} checks failed{warnings}."
+    return f"{made - warned} checks passed{warnings}." if warned else f"All {made} checks passed."

@@ -23,6 +23,8 @@ _TELLING = {
     "publisher": ("cdc_events", "transactions", "skipped_events", "window_messages"),
     "snapshot-responder": ("snapshots_completed", "snapshots_failed", "snapshot_rows"),
     "schema-publisher": ("schemas_published",),
+    "archiver": ("archive_files", "archive_rows", "archive_waiting_rows", "archive_gaps"),
+    "audit-writer": ("audit_transactions", "audit_commits", "audit_behind_messages", "audit_gaps"),
     "telemetry": ("retained_bytes", "pg_reachable"),
 }
 

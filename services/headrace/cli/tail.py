@@ -11,6 +11,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import NoKeysError
 from rich.text import Text
 
 from headrace.cli.terminal import Console
@@ -23,16 +26,18 @@ from headrace.settings import Settings
 
 _STYLES = {"INSERT": "green", "UPDATE": "yellow", "DELETE": "red", "TRUNCATE": "red bold", "SCHEMA": "cyan"}
 _VALUE_CHARACTERS_MAX = 60
+_TABLES_SHOWN_MAX = 10
+_SCHEMAS_S = 5.0
 
 
 def filters(tables: Iterable[str]) -> tuple[str, ...]:
     """Subjects of `users`, `app.orders`, …"""
     subjects = []
     for table in tables:
-        schema, dot, name = table.partition(".")
+        _, dot, name = table.partition(".")
         if not table or (dot and not name):
             raise SettingError(f"{table!r} names no table", remedy="Write users, or app.orders for another schema.")
-        subjects.append(f"{CDC}.{table_token(schema, name) if dot else table_token('public', table)}.>")
+        subjects.append(f"{CDC}.{_token(table)}.>")
     return tuple(subjects)
 
 
@@ -53,15 +58,45 @@ async def run(settings: Settings, tables: list[str], *, as_json: bool, from_star
         async with follow(client, subscription, MemoryWatermarks()) as consumer:
             if console.is_terminal:
                 print("following; Ctrl-C ends", file=sys.stderr)
-            shown = 0
+            shown, unasked = 0, bool(tables)
             while not stop.is_set() and shown != limit:
                 event = await _next_or_stop(consumer.next(0.5), stop)
+                if event is None and unasked:
+                    # Now only: the first row of a new table may come before its schema.
+                    unasked = False
+                    await _tell_unknown(client, settings, tables)
                 if event is not None:
                     show(console, event, as_json=as_json)
                     await consumer.done(event)
                     shown += 1
     finally:
         await client.close()
+
+
+async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str]) -> None:
+    """Say which of the tables have no schema yet, and which ones there are; nothing where the bucket can't be read."""
+    try:
+        schemas = await client.jetstream().key_value(settings.streams.schemas)
+        async with asyncio.timeout(_SCHEMAS_S):
+            known = {*await schemas.keys()}
+    except NoKeysError:
+        known = set()
+    except (NatsError, TimeoutError):
+        return
+    missing = [table for table in tables if _token(table) not in known]
+    if not missing:
+        return
+    shown = sorted(known)[:_TABLES_SHOWN_MAX]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    there = f"there are: {', '.join(shown)}{more}" if known else "there are none yet"
+    text = f"headrace: no table {', '.join(missing)} is published ({there}). Waiting for it; Ctrl-C ends."
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def _token(table: str) -> str:
+    """A table that a user names, as subjects and the bucket of schemas have it."""
+    schema, dot, name = table.partition(".")
+    return table_token(schema, name) if dot else table_token("public", table)
 
 
 async def _next_or_stop(work: Any, stop: asyncio.Event) -> Event | None:

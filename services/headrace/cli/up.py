@@ -109,6 +109,8 @@ class _Up:
         self._begun = time.monotonic()
         self._told_to_stop = asyncio.Event()
         self._keeper = Keeper(self._view.news)
+        # By the user, who did not want to wait.
+        self._killed = False
 
     async def run(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -245,6 +247,7 @@ class _Up:
             self._told_to_stop.set()
             return
         self._view.news("killing what still runs")
+        self._killed = True
         for suite in self._suites:
             if suite.started:
                 suite.supervisor.hasten()
@@ -262,12 +265,14 @@ class _Up:
             with self._view.step("Stopping the services"):
                 await asyncio.gather(*(suite.supervisor.stop() for suite in running))
             each = f" of {len(running)} suites" if len(running) > 1 else ""
-            self._view.done(f"The services{each} stopped, {', '.join(running[0].ports)}, in this order")
+            order = f"stopped, {', '.join(running[0].ports)}, in this order"
+            self._view.done(f"The services{each} {'were killed' if self._killed else order}")
         for server in reversed(self._servers.embedded):
             if server.running:
                 with self._view.step(f"Stopping {server.kind}"):
                     await server.stop()
-                self._view.done(f"{server.kind} stopped; its data stays in {_short(server.folder)}")
+                ended = "was killed" if self._killed else "stopped"
+                self._view.done(f"{server.kind} {ended}; its data stays in {_short(server.folder)}")
         self._view.say(f"Stopped in {time.monotonic() - began:.1f} s.", "dim")
 
     def _show(self) -> None:

@@ -24,6 +24,9 @@ from headrace.postgres.connection import where
 from headrace.settings import NatsSettings, PostgresSettings
 
 DATABASE = "headrace"
+# A slot that is far behind fills the disk, or is lost: this server runs only while its reader does, so that a slot is
+# never so far behind unless the suite has stood still for all of that.
+_POSTGRES_SETTINGS = {"max_slot_wal_keep_size": "32GB"}
 POSTGRES_NAMED_BY = ("PG_HOST", "PGHOST", "PGHOSTADDR", "PGSERVICE")
 NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
 
@@ -56,7 +59,7 @@ class Servers:
         postgres = nats = None
         if not any(environ.get(name) for name in POSTGRES_NAMED_BY):
             password = kept_password(folder / "postgres.password")
-            postgres = EmbeddedPostgres(folder / "postgres", 18, pg_port, password=password)
+            postgres = EmbeddedPostgres(folder / "postgres", 18, pg_port, _POSTGRES_SETTINGS, password=password)
         if not any(environ.get(name) for name in NATS_NAMED_BY):
             nats = EmbeddedNats(folder / "nats", nats_port)
         return cls(folder, environ, postgres, nats)

@@ -1,14 +1,16 @@
 """How `--help` shows commands and options: in the order in which people come to need them, an option's value by a name.
 
-Typer would show types of Python, also for flags, and commands in the order of imports. Changes only what is shown.
+Typer would show types of Python, also for flags, and commands in the order of imports. Changes only what is shown, of
+help and of errors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from typer import Context
+from typer import BadParameter, Context
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 HELP_NAMES = ["-h", "--help"]
@@ -25,6 +27,7 @@ _ORDER = (
 def readable(command: Any) -> Any:
     """The command, its options and those of all commands below it as a person reads them."""
     if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get("ignore_unknown_options"):
+        command.parse_args = _in_own_words(command.parse_args)
         command.get_help_option(Context(command, help_option_names=HELP_NAMES))
         for option in (*command.params, command._help_option):  # noqa: SLF001  # made once, and shown with the others
             if isinstance(option, TyperOption):
@@ -34,6 +37,36 @@ def readable(command: Any) -> Any:
         for one in command.commands.values():
             readable(one)
     return command
+
+
+def _in_own_words(parse: Callable[[Context, list[str]], list[str]]) -> Callable[[Context, list[str]], list[str]]:
+    """Let a value of the wrong kind be refused in plain words."""
+
+    def parse_args(context: Context, arguments: list[str]) -> list[str]:
+        try:
+            return parse(context, arguments)
+        except BadParameter as error:
+            error.message = refusal(error)
+            raise
+
+    return parse_args
+
+
+def refusal(error: BadParameter) -> str:
+    """What is wrong with the value: Typer gives the words of a library for programmers."""
+    found = getattr(error.__cause__, "errors", list)()
+    if not found:
+        return error.message
+    kind, value, bounds = found[0].get("type"), found[0].get("input"), found[0].get("ctx", {})
+    if kind in ("int_parsing", "int_from_float", "int_parsing_size"):
+        return f"{value!r} is not a whole number."
+    if kind == "float_parsing":
+        return f"{value!r} is not a number."
+    if kind == "greater_than_equal":
+        return f"{value} is too small: the least is {bounds['ge']}."
+    if kind == "less_than_equal":
+        return f"{value} is too large: the most is {bounds['le']}."
+    return error.message
 
 
 def _place(command: Any) -> int:
