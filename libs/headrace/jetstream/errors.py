@@ -13,3 +13,10 @@ class JetStreamError(HeadraceError):
 
 class MissingObjectError(JetStreamError):
     """A stream or bucket is missing, or our rights to it."""
+
+
+class ConnectionLostError(JetStreamError):
+    """The connection ended before JetStream answered."""
+
+    retry = True
+    remedy = "It is asked again when NATS is back."

@@ -16,7 +16,13 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError, MissingObjectError
+from headrace.jetstream.bulk import connection_of
+from headrace.jetstream.errors import (
+    NO_JETSTREAM_REMEDY,
+    ConnectionLostError,
+    JetStreamError,
+    MissingObjectError,
+)
 from headrace.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
 
@@ -107,7 +113,16 @@ def _object_store(common: StreamConfig, name: str, what: str, age_max_s: float) 
 
 async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     """Create what is missing; the names of what was created."""
-    return [str(config.name) for config in declared(settings) if await _ensure_stream(js, config)]
+    client = connection_of(js)
+    reconnects = client.stats["reconnects"]
+    try:
+        return [str(config.name) for config in declared(settings) if await _ensure_stream(js, config)]
+    except MissingObjectError as error:
+        lost = not client.is_connected or client.stats["reconnects"] != reconnects
+        if lost and isinstance(error.__cause__, NatsTimeoutError):
+            # Nothing is known about rights: nobody was there to answer.
+            raise ConnectionLostError("NATS was lost while JetStream was asked for the streams") from error.__cause__
+        raise
 
 
 async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamSettings) -> None:
@@ -117,7 +132,7 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
         try:
             await ensure(js, settings)
         except HeadraceError as error:
-            silent += isinstance(error.__cause__, NatsTimeoutError)
+            silent += isinstance(error.__cause__, NatsTimeoutError) and not error.retry
             if not error.retry and not 0 < silent < SILENT_MAX:
                 raise
             scope.health.ail("jetstream", str(error))

@@ -6,6 +6,7 @@ import time
 
 import asyncpg
 
+from headrace.cli import generated
 from headrace.cli.checks import Findings
 from headrace.cli.session import postgres, suite_of
 from headrace.errors import HeadraceError
@@ -120,6 +121,10 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
     else:
         findings.ok("publication", found)
     _tables(tables, findings)
+    refused = await generated.refused(session, name)
+    if refused.names:
+        found = _named(refused.names, "PostgreSQL refuses UPDATE and DELETE of", "")
+        findings.fail("generated", f"{found}: their identity has columns that aren't published", refused.remedy(name))
 
 
 def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:

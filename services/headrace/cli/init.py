@@ -12,6 +12,7 @@ import asyncpg
 from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KeyValue
 
+from headrace.cli import generated
 from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.contract.events import decode
 from headrace.contract.naming import table_token
@@ -98,10 +99,8 @@ async def _publication(session: asyncpg.Connection, settings: Settings, tables: 
     wanted = [await _table(session, table) for table in tables]
     found = await session.fetchrow("SELECT oid, puballtables FROM pg_publication WHERE pubname = $1", name)
     if found is None:
-        scope = f"TABLE {', '.join(table.quoted for table in wanted)}" if wanted else "ALL TABLES"
-        await _execute_ddl(session, f"CREATE PUBLICATION {quote_name(name)} FOR {scope}")
-        mark = f"COMMENT ON PUBLICATION {quote_name(name)} IS {quote_literal(PUBLICATION_MARK)}"
-        await _execute_ddl(session, mark)
+        async with session.transaction():
+            await _new_publication(session, name, wanted)
         screen.made("publication", name, f"created for {_counted(wanted)}")
         return
     members = await session.fetch("SELECT prrelid FROM pg_publication_rel WHERE prpubid = $1", found["oid"])
@@ -113,6 +112,22 @@ async def _publication(session: asyncpg.Connection, settings: Settings, tables: 
         screen.made("publication", name, f"extended by {', '.join(table.name for table in missing)}")
     else:
         screen.kept("publication", name, "was there")
+
+
+async def _new_publication(session: asyncpg.Connection, name: str, wanted: list[Table]) -> None:
+    """Create it such that no UPDATE of an application fails for it."""
+    scope = f"TABLE {', '.join(table.quoted for table in wanted)}" if wanted else "ALL TABLES"
+    options = generated.PUBLISHED if await generated.publishes(session) else ""
+    await _execute_ddl(session, f"CREATE PUBLICATION {quote_name(name)} FOR {scope}{options}")
+    mark = f"COMMENT ON PUBLICATION {quote_name(name)} IS {quote_literal(PUBLICATION_MARK)}"
+    await _execute_ddl(session, mark)
+    refused = await generated.refused(session, name)
+    if refused.names:
+        raise HeadraceError(
+            f"publication {name} was not created: PostgreSQL would refuse every UPDATE and DELETE of "
+            f"{', '.join(refused.names)}, whose replica identity has a virtual generated column",
+            remedy=refused.remedy(name),
+        )
 
 
 def _counted(tables: list[Table]) -> str:
