@@ -27,7 +27,8 @@ _ORDER = (
 def readable(command: Any) -> Any:
     """The command, its options and those of all commands below it as a person reads them."""
     if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get("ignore_unknown_options"):
-        command.parse_args = _in_own_words(command.parse_args)
+        # On this one command, not on its class, which is Typer's.
+        setattr(command, "parse_args", _in_own_words(command.parse_args))  # noqa: B010
         command.get_help_option(Context(command, help_option_names=HELP_NAMES))
         for option in (*command.params, command._help_option):  # noqa: SLF001  # made once, and shown with the others
             if isinstance(option, TyperOption):
@@ -39,12 +40,12 @@ def readable(command: Any) -> Any:
     return command
 
 
-def _in_own_words(parse: Callable[[Context, list[str]], list[str]]) -> Callable[[Context, list[str]], list[str]]:
+def _in_own_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """Let a value of the wrong kind be refused in plain words."""
 
-    def parse_args(context: Context, arguments: list[str]) -> list[str]:
+    def parse_args(*arguments: Any) -> list[str]:
         try:
-            return parse(context, arguments)
+            return parse(*arguments)
         except BadParameter as error:
             error.message = refusal(error)
             raise
@@ -54,7 +55,7 @@ def _in_own_words(parse: Callable[[Context, list[str]], list[str]]) -> Callable[
 
 def refusal(error: BadParameter) -> str:
     """What is wrong with the value: Typer gives the words of a library for programmers."""
-    found = getattr(error.__cause__, "errors", list)()
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not found:
         return error.message
     kind, value, bounds = found[0].get("type"), found[0].get("input"), found[0].get("ctx", {})
