@@ -24,7 +24,7 @@ from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.settings import DeliverySettings
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
-from headrace.testing.oracle import Change, Oracle, Stored, raw_messages, stored
+from headrace.testing.oracle import Change, Oracle, Stored, assert_complete, raw_messages, stored
 from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
 
@@ -207,7 +207,9 @@ class TestBatches:
         (batch,) = [message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"]
         assert len(batch.payloads) == 1
 
-    async def test_each_table_is_in_order_and_told_of_before_its_rows(self, line: Line) -> None:
+    async def test_each_table_is_in_order_told_of_before_its_rows_and_complete_where_it_says_so(
+        self, line: Line
+    ) -> None:
         for first in range(0, 3000, 300):
             await line.mixed(first, 150)
             await line.insert("b", 100_000 + first, 7)
@@ -218,6 +220,7 @@ class TestBatches:
             subjects = [m.subject for m in await messages(line.nats.url) if m.subject.startswith(f"cdc.{table}.")]
             assert subjects[0] == f"cdc.{table}.schema"
             assert set(subjects[1:]) == {f"cdc.{table}.batch"}
+        await assert_complete(line.nats.url)
 
     async def test_schema_events_and_truncates_keep_their_place_among_a_tables_rows(self, line: Line) -> None:
         await line.database.execute(
@@ -274,6 +277,7 @@ async def test_a_publisher_killed_inside_a_flush_doubles_and_loses_nothing(line:
         await line.killed_at(f"publisher.before_publish:{hits}", line.mixed_slowly(number * 100_000))
     await line.mixed(900_000, 10)
     await line.rows(by_table=True)
+    await assert_complete(line.nats.url)
 
 
 @pytest.mark.slow

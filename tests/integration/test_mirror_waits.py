@@ -80,12 +80,12 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
     run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
-    # The follower stands inside an array of events, and the next event of the table is beyond.
-    book.subscribed, book.inside = None, True
+    # The follower is not given the table yet, and the next event of the table is beyond.
+    book.subscribed = frozenset()
     bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
     await asyncio.sleep(1)
     assert not bootstrap.done()
-    book.inside = False
+    book.subscribed = None
     async with asyncio.timeout(PATIENCE_S):
         await bootstrap
     assert book.tables["users"].phase is Phase.FOLLOWING

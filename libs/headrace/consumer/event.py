@@ -26,6 +26,9 @@ class Event(NamedTuple):
     lane: str
     # Whether it is the last of its message, so that the message may be acknowledged.
     closes: bool
+    # Every transaction of the source that committed before this LSN is in the stream whole, up to this event: of the
+    # last event of an array; 0 where nothing says so.
+    complete: int = 0
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -46,15 +49,18 @@ class Event(NamedTuple):
         return events.advances(self.payload)
 
 
-def of_message(data: bytes, subject: str, stream_seq: int) -> list[Event]:
-    """The events of a message: one, or a batch's."""
+def of_message(data: bytes, subject: str, stream_seq: int, header: bytes = b"") -> list[Event]:
+    """The events of a message: one, or a batch's. What is told only in its header is left out without that."""
     decoded = events.decode(data)
     if not isinstance(decoded, list):
         return [_event(decoded, subject, stream_seq, batch=False, closes=True)]
     last = len(decoded) - 1
-    return [
+    found = [
         _event(payload, subject, stream_seq, batch=True, closes=index == last) for index, payload in enumerate(decoded)
     ]
+    if found and (complete := events.complete_before(header)):
+        found[-1] = found[-1]._replace(complete=complete)
+    return found
 
 
 def _event(payload: object, subject: str, stream_seq: int, *, batch: bool, closes: bool) -> Event:

@@ -79,6 +79,7 @@ class Consumer:
     # Given out and not done.
     _current: Event | None = None
     _unacknowledged: int = 0
+    _given_seq: int = 0
     _checked_at: float = 0.0
     _dictionaries: DictionaryReader = field(init=False)
 
@@ -89,6 +90,11 @@ class Consumer:
     def seen_seq(self) -> int:
         """Everything of the stream up to this sequence was given out and done, or does not concern this consumer."""
         return self._seen_seq
+
+    @property
+    def given_seq(self) -> int:
+        """The last message that came and was read: what is for this consumer behind it is still to be given out."""
+        return self._given_seq
 
     @property
     def has_more(self) -> bool:
@@ -192,10 +198,11 @@ class Consumer:
         elif time.monotonic() - self._checked_at > GAP_CHECK_S:
             await self._check_idle()
         while unread:
-            stream_seq, subject, payload = unread[0]
-            self._ready += await events_of(self._dictionaries, payload, subject.decode(), stream_seq)
+            stream_seq, subject, payload, header = unread[0]
+            self._ready += await events_of(self._dictionaries, payload, subject.decode(), stream_seq, header)
             # Only now: what can't be read is not passed over by asking again.
             unread.popleft()
+            self._given_seq = stream_seq
 
     async def _whole(self, event: Event) -> Event:
         """The event itself, where the message only refers to it."""
@@ -218,7 +225,7 @@ class Consumer:
         Of a stream that was made anew, or written on from an older copy, the same sequence may hold what was never
         applied; by its number alone it would be passed over, with what came before it.
         """
-        stream_seq, subject, payload = message
+        stream_seq, subject, payload, _ = message
         with contextlib.suppress(DecodeError, DictionaryMissingError):
             for event in await events_of(self._dictionaries, payload, subject.decode(), stream_seq):
                 if event.lane in self._marks and event.advances and not self._applied(event):
@@ -233,7 +240,7 @@ class Consumer:
         if last - at == len(messages):
             self._read_seq = last
             return
-        for stream_seq, _, _ in messages:
+        for stream_seq, _, _, _ in messages:
             if stream_seq != at + 1:
                 break
             at += 1

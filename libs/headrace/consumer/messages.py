@@ -11,7 +11,9 @@ from headrace.contract.dictionaries import ZSTD_MAGIC
 from headrace.jetstream.dictionaries import DictionaryReader
 
 
-async def events_of(dictionaries: DictionaryReader, data: bytes, subject: str, stream_seq: int) -> list[Event]:
+async def events_of(
+    dictionaries: DictionaryReader, data: bytes, subject: str, stream_seq: int, header: bytes = b""
+) -> list[Event]:
     if data[:4] == ZSTD_MAGIC:
         await dictionaries.learn_for(data)
-    return of_message(data, subject, stream_seq)
+    return of_message(data, subject, stream_seq, header)

@@ -75,8 +75,8 @@ class TakenOverError(HeadraceError):
     remedy = "One reader at a time follows under a name: stop one of them, or give it another name."
 
 
-# A message of the stream: its sequence there, its subject, its payload.
-Delivered = tuple[int, bytes, bytes]
+# A message of the stream: its sequence there, its subject, its payload, its header (with NATS/1.0 and all).
+Delivered = tuple[int, bytes, bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -343,7 +343,7 @@ class Pull:
                 if reply:
                     # As the server counts them against what was asked for.
                     size += len(payload) + len(header) + len(subject) + len(reply)
-                    self._take(subject, reply, payload)
+                    self._take(subject, reply, payload, header)
                 else:
                     self._room.arrived(self._given - came, size)
                     came, size = self._given, 0
@@ -354,7 +354,7 @@ class Pull:
         if len(self._held) > before:
             self._news.set()
 
-    def _take(self, subject: bytes, reply: bytes, payload: bytes) -> None:
+    def _take(self, subject: bytes, reply: bytes, payload: bytes, header: bytes) -> None:
         stream_seq, number, stored = place(reply)
         if number != self._given + 1:
             self._suspect(f"message {number} of the consumer came where {self._given + 1} was due")
@@ -364,7 +364,7 @@ class Pull:
             self._replies.append((stream_seq, reply))
         if stream_seq > self._received:
             self._received, self._stored = stream_seq, stored
-            self._held.append((stream_seq, subject, payload))
+            self._held.append((stream_seq, subject, payload, header))
             self._room.hold(1, len(payload))
         elif stream_seq == self._received and stored != self._stored != b"":
             # Asked for to see that it is there still; others before it are given again to be acknowledged.

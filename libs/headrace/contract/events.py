@@ -29,6 +29,10 @@ _INT_DIGITS_MAX = 4000
 _LONG_NUMBER = re.compile(rb"[0-9]{19}")
 
 
+_COMPLETE = re.compile(rb"^Headrace-Complete: *([0-9]+)", re.MULTILINE)
+# What arrays of a publisher have that does not write the other header yet.
+_FLOOR = re.compile(rb"^Headrace-Position: *[^ \r\n]+ ([0-9]+) ", re.MULTILINE)
+
 # Events that tell about the rows that follow, and so take no consumer's position forward.
 SCHEMA = "SCHEMA"
 GAP = "GAP"
@@ -72,6 +76,8 @@ def change(  # noqa: PLR0913  # what an event consists of
 
 ID_HEADER = "Headrace-Msg-Id"
 POSITION_HEADER = "Headrace-Position"
+# Of an array of events: every transaction of its source that committed before this LSN is whole in the stream.
+COMPLETE_HEADER = "Headrace-Complete"
 # Where a stored request's answer goes: a stream keeps headers, and no reply subjects.
 REPLY_HEADER = "Headrace-Reply"
 # What the PG→NATS bridge documents of an event, in its order, and nothing else.
@@ -89,6 +95,12 @@ def parse_position_header(text: str) -> tuple[str, Position]:
         return source, Position(int(lsn), int(seq))
     except ValueError as error:
         raise DecodeError(f"a malformed {POSITION_HEADER} header") from error
+
+
+def complete_before(header: bytes) -> int:
+    """The LSN before which, by a message's raw header, its source's transactions are whole; 0 where it has none."""
+    found = _COMPLETE.search(header) or _FLOOR.search(header)
+    return int(found[1]) if found else 0
 
 
 def as_bridge(payload: Payload) -> Payload:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace import log as logs
-from headrace.consumer import Watermark
+from headrace.consumer import Event, Watermark
 from headrace.contract.naming import table_token
+from headrace.mirror.assembly import is_outside
 from headrace.mirror.plan import coalesced
 from headrace.mirror.table import Marks, Phase, TableState, decode_mark, encode_mark
 from headrace.mirror.target import Step, Target, TargetError
@@ -33,6 +34,27 @@ class FormatError(TargetError):
     """The target was written by another version of Headrace."""
 
     remedy = "Mirror into a new target, or use the version that made it."
+
+
+def seen_by(lanes: Marks) -> int:
+    """Everything of the stream up to this sequence is applied."""
+    return lanes[SEEN].stream_seq if SEEN in lanes else max((mark.stream_seq for mark in lanes.values()), default=0)
+
+
+def has_passed(lanes: Marks, event: Event) -> bool:
+    """Whether an event is applied: beyond what is seen, its transaction is, where it committed before others are.
+
+    What stands between transactions goes by its place in the stream, for its LSN is in no order with theirs.
+    """
+    if event.stream_seq <= seen_by(lanes):
+        return True
+    mark = lanes.get(event.source)
+    if mark is not None and is_outside(event):
+        return event.stream_seq <= mark.stream_seq
+    if mark is not None and event.position <= mark.position:
+        return True
+    table = lanes.get(event.lane)
+    return table is not None and event.advances and event.position <= table.position
 
 
 def lanes_of(marks: Mapping[str, str]) -> Marks:
@@ -71,8 +93,6 @@ class Book:
         self.identity = ""
         self.tables: dict[str, TableState] = {}
         self.lanes: Marks = {}
-        # Whether the follower stands inside a message: then its place is no sequence of the stream.
-        self.inside = False
         # What the follower is given: these tables, or all (None). Only such a table can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
@@ -81,21 +101,34 @@ class Book:
 
     async def open(self) -> None:
         """Read what the target holds; anything not committed is forgotten."""
-        self.lock, self._changed, self.inside = asyncio.Lock(), {}, False
-        self.subscribed = frozenset()
-        marks = await self.target.load()
-        self.identity = identity_of(marks) or ""
-        self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        self.lock, self.subscribed = asyncio.Lock(), frozenset()
+        self.identity = ""
+        await self.roll_back()
         for token in self.tables:
             self._runs[token] = self._runs.get(token, 0) + 1
-        if not self.identity:
-            self.identity = uuid.uuid4().hex
+
+    async def roll_back(self) -> None:
+        """Forget what was not committed."""
+        marks = await self.target.load()
+        self._changed = {}
+        self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        self.identity = identity_of(marks) or self.identity or uuid.uuid4().hex
+        if ABOUT not in marks:
             self._changed[ABOUT] = json.dumps({"format": FORMAT, "id": self.identity})
 
     @property
     def seen_seq(self) -> int:
         """Everything of the stream up to this sequence is in the target, or on its way there by a bootstrap."""
+        return seen_by(self.lanes)
+
+    @property
+    def reached_seq(self) -> int:
+        """Nothing of the stream beyond this sequence is in the target."""
         return max((mark.stream_seq for mark in self.lanes.values()), default=0)
+
+    def passed(self, event: Event) -> bool:
+        """Whether the follower is past an event: it is in the target, or concerns no table that was followed then."""
+        return has_passed(self.lanes, event)
 
     def run_of(self, token: str) -> int:
         """Changes whenever a bootstrap of the table that is under way has become pointless."""

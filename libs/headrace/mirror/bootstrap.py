@@ -223,7 +223,7 @@ class Bootstrap:
                 if events:
                     run = await self._apply(events, run, await marks.load())
                     moved_at = time.monotonic()
-                elif await self._hand_over(run):
+                elif await self._hand_over(run, await consumer.peek(0)):
                     return
                 elif await self._is_waiting(run):
                     moved_at = time.monotonic()
@@ -237,21 +237,19 @@ class Bootstrap:
 
     @property
     def _can_join(self) -> bool:
-        followed = self._book.subscribed is None or self._token in self._book.subscribed
-        return followed and not self._book.inside
+        return self._book.subscribed is None or self._token in self._book.subscribed
 
     async def _events(self, consumer: Consumer) -> list[Event]:
         """Some of what the follower has passed."""
         events: list[Event] = []
         while len(events) < CATCH_UP_EVENTS:
             event = await consumer.peek(PEEK_S)
-            if event is None or event.stream_seq > self._book.seen_seq:
+            if event is None or not self._book.passed(event):
                 break
             taken = await consumer.next()
             assert taken is not None
             events.append(taken)
             await consumer.done(taken)
-        # The place behind a message is one only when all of it was taken; its events up to here all were.
         return events
 
     async def _apply(self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]) -> Run:
@@ -265,11 +263,13 @@ class Bootstrap:
         await self._write(steps, run)
         return run
 
-    async def _hand_over(self, run: Run) -> bool:
+    async def _hand_over(self, run: Run, coming: Event | None) -> bool:
         """Take the place among the tables that are followed, if nothing is left before where the follower stands."""
         async with self._book.lock:
             self._check()
-            if not self._can_join or not await self._nothing_left(run):
+            # A table's events stand in order: where one is beyond the follower, all before it were taken here.
+            is_there = coming is not None and not self._book.passed(coming)
+            if not self._can_join or not (is_there or await self._nothing_left(run)):
                 return False
             state = self._book.tables[self._token]
             await self._book.write([Swap(run.staged)])
@@ -296,7 +296,7 @@ class Bootstrap:
             message = await self._js.get_msg(self._streams.cdc, after + 1, subject=f"{CDC}.{self._token}.>", next=True)
         except NotFoundError:
             return True
-        return int(message.seq or 0) > self._book.seen_seq
+        return int(message.seq or 0) > self._book.reached_seq
 
 
 def _of(event: Event, run: Run) -> tuple[list[Step], Run]:

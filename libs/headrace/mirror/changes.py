@@ -18,7 +18,7 @@ from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import Drop, Step
 
-_DIVERGED = "source_diverged"
+DIVERGED = "source_diverged"
 
 
 class Changes:
@@ -102,7 +102,7 @@ class Changes:
     def _gap(self, event: Event) -> None:
         """Whatever was not copied after the gap has lost changes."""
         up_to = parse_lsn(str(event.payload["up_to"]))
-        diverged = event.payload["reason"] == _DIVERGED
+        diverged = event.payload["reason"] == DIVERGED
         if diverged:
             self.diverged.add(event.source)
         for state in list(self._book.tables.values()):

@@ -1,27 +1,32 @@
 """The mirror's one reading of the stream, for all tables that are past their bootstrap.
 
-Promises: what is applied and how far that is are committed together; a transaction of the source becomes visible as a
-whole, where the stream delivers it as events; nothing that the stream dropped passes in silence.
+Promises: what is applied and how far that is are committed together; what is committed ends at the end of a
+transaction, for every source and in every way of delivery; nothing that the stream dropped passes in silence.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from nats.aio.client import Client
 
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, Subscription, Watermark, follow
-from headrace.contract.events import decode, position_of
+from headrace.contract.events import GAP
 from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT
+from headrace.jetstream.dictionaries import DictionaryReader
+from headrace.lsn import ORIGIN, parse_lsn
 from headrace.metrics import Stats, count
+from headrace.mirror.ahead import Ahead
+from headrace.mirror.assembly import Assembly, is_outside
 from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import Streams
-from headrace.mirror.changes import Changes
+from headrace.mirror.changes import DIVERGED, Changes
 from headrace.mirror.hold import Hold
+from headrace.mirror.table import Marks
 
 log = logs.logger("mirror")
 
@@ -29,9 +34,14 @@ COMMIT_EVENTS = 1000
 SPILL_EVENTS = 5000
 SPILL_BYTES = 32 * 1024 * 1024
 IDLE_S = 1.0
-# With the rest of a transaction not here: it may be of tables that nobody follows.
-TAIL_S = 0.2
+# How soon to look for the end of a transaction that may be of tables not followed; longer each time in vain.
+LOOK_S, LOOK_S_MAX = 0.002, 0.25
+HOLD_LOOK_S = 0.2
 KEEP_SEEN_S = 5.0
+
+
+class TornError(Exception):
+    """The target's open transaction has a part of one that will never be whole."""
 
 
 class Follower:
@@ -45,40 +55,76 @@ class Follower:
         self._stats = stats
         self._every_table = every_table
         self._changes = Changes(book, every_table=every_table)
-        self._buffer: list[Event] = []
-        self._large_bytes = 0
-        self._marks = MemoryWatermarks()
-        self._last: Event | None = None
-        self._writing = False
+        # Transactions that a gap cut off, by source and LSN: they never end.
+        self._torn: set[tuple[str, int]] = set()
         self._kept_at = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """From what is committed."""
+        self._assembly = Assembly()
+        self._ready: list[Event] = []
+        self._large_bytes = 0
+        self._writing = False
+        # Of the target's open transaction: which unfinished ones it has a part of; and how far each source is in it.
+        self._spilled: dict[str, int] = {}
+        self._lanes: Marks = dict(self._book.lanes)
+        self._look_s = LOOK_S
+        tokens = frozenset(self._book.tables)
+        dictionaries = DictionaryReader(self._client.jetstream(), self._streams.state)
+        self._ahead = Ahead(self._client, self._streams.cdc, dictionaries, tokens)
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until told to stop."""
         while not stopping.is_set():
-            await self._follow(stopping)
+            try:
+                await self._follow(stopping)
+            except TornError as error:
+                log.warning("rolled_back", reason=str(error))
+                await self._roll_back()
+
+    async def _roll_back(self) -> None:
+        """Forget what the target's open transaction has."""
+        if not self._writing:
+            await self._book.lock.acquire()
+        try:
+            await self._book.roll_back()
+        finally:
+            self._writing = False
+            self._book.lock.release()
 
     async def _follow(self, stopping: asyncio.Event) -> None:
-        self._buffer, self._large_bytes, self._marks, self._last = [], 0, MemoryWatermarks(), None
-        for lane, mark in self._book.lanes.items():
-            await self._marks.save(lane, mark)
+        self._begin()
         filters = self._filters()
         durable, start_seq = f"mirror-{self._book.identity}", self._book.seen_seq + 1
         subscription = Subscription(
             self._streams.cdc, filters, durable, start_seq=start_seq, state_bucket=self._streams.state
         )
         self._book.subscribed = None if self._every_table else frozenset(self._book.tables)
-        async with follow(self._client, subscription, self._marks) as consumer:
+        async with follow(self._client, subscription, await self._marks()) as consumer:
             log.info("following", tables=len(self._book.tables), stream_seq=self._book.seen_seq)
             while not stopping.is_set():
                 heed_cancellation()
                 await self._turn(consumer)
-                if not self._buffer and not self._writing and self._filters() != filters:
+                if not self._ready and not self._writing and self._filters() != filters:
                     return
                 if self._changes.diverged and not self._writing:
                     await self._drop_lanes()
                     return
-            if not self._open:
-                await self._flush(consumer)
+            await self._flush(consumer)
+
+    async def _marks(self) -> MemoryWatermarks:
+        """Where the consumer begins, and what it can tell by that the stream is what was read."""
+        marks, seen_seq = MemoryWatermarks(), self._book.seen_seq
+        for lane, mark in self._book.lanes.items():
+            capped = Watermark(mark.position, min(mark.stream_seq, seen_seq))
+            await marks.save(lane, capped)
+            if lane and "/" not in lane and mark.position > ORIGIN:
+                # Arrays have lanes of their own.
+                for state in self._book.tables.values():
+                    if state.source == lane and f"{lane}/{state.schema}.{state.name}" not in self._book.lanes:
+                        await marks.save(f"{lane}/{state.schema}.{state.name}", capped)
+        return marks
 
     def _filters(self) -> tuple[str, ...]:
         if self._every_table:
@@ -86,102 +132,138 @@ class Follower:
         return (*(f"{CDC}.{token}.>" for token in sorted(self._book.tables)), GAP_SUBJECT)
 
     async def _turn(self, consumer: Consumer) -> None:
-        event = await consumer.peek(TAIL_S if self._open else IDLE_S)
-        if event is None and self._open and not await self._is_over():
-            return
+        looks = not self._every_table and self._assembly.first_seq is not None
+        event = await consumer.peek(self._look_s if looks else IDLE_S)
+        if event is not None:
+            self._assembly.precede(event)
+        elif looks:
+            await self._look_ahead(consumer.given_seq)
+        self._ready += self._assembly.ready(self._bound)
         if self._must_wait(event):
             await self._flush(consumer)
-            await self._hold.wait(TAIL_S)
+            await self._hold.wait(HOLD_LOOK_S)
         elif event is None:
             await self._flush(consumer)
         else:
-            if self._is_enough and _begins_another(event, self._buffer[-1]):
-                await self._flush(consumer)
+            self._look_s = LOOK_S
             await self._take(consumer, event)
 
-    @property
-    def _open(self) -> bool:
-        return self._last is not None and not _ends(self._last)
+    async def _look_ahead(self, given_seq: int) -> None:
+        """Find the end of a transaction among what is not for this mirror."""
+        before = self._ahead.at
+        async for events in self._ahead.read(given_seq):
+            for event in events:
+                self._assembly.precede(event)
+                self._assembly.follow(event)
+        self._look_s = LOOK_S if self._ahead.at > before else min(2 * self._look_s, LOOK_S_MAX)
 
-    async def _is_over(self) -> bool:
-        """Whether the transaction of what was taken last has no more events: its end may be of tables not followed."""
-        last = self._last
-        assert last is not None
-        message = await self._client.jetstream().get_last_msg(self._streams.cdc, CDC_SUBJECTS)
-        decoded = decode(message.data or b"")
-        newest = decoded[-1] if isinstance(decoded, list) else decoded
-        if newest["source"] != last.source:
-            return True
-        here, there = last.position, position_of(newest)
-        return there.lsn > here.lsn or (there == here and int(message.seq or 0) <= last.stream_seq and _is_last(newest))
+    @property
+    def _bound(self) -> int | None:
+        """The LSN from which on transactions are held; what the target has a part of can't be."""
+        lsn = self._hold.lsn
+        return lsn if lsn is not None and not self._spilled and self._hold.stops(lsn) else None
 
     def _must_wait(self, event: Event | None) -> bool:
-        if event is None:
-            return self._hold.stops(0)
-        if self._hold.lsn == 0:
-            return (self._last is None or not self._open) and self._hold.stops(0)
-        return self._hold.stops(event.position.lsn)
-
-    @property
-    def _is_enough(self) -> bool:
-        return len(self._buffer) >= COMMIT_EVENTS
+        bound = self._bound
+        if bound is None:
+            return False
+        if event is None or bound == 0 or self._assembly.size >= SPILL_EVENTS:
+            return True
+        if event.lane != event.source:
+            # Arrays of other tables, from before the LSN, may come behind it.
+            return False
+        return event.position.lsn >= bound or self._assembly.waits(event.source, bound)
 
     async def _take(self, consumer: Consumer, seen: Event) -> None:
-        reference = seen.payload.get("reference")
-        self._large_bytes += int(reference["bytes"]) if reference else 0
         event = await consumer.next()
         assert event is not None, "what was there to see is there to take"
-        self._buffer.append(event)
-        self._last = event
         await consumer.done(event)
-        if _ends(event) and (self._is_enough or not consumer.has_more):
+        if self._book.passed(event):
+            return
+        if event.operation == GAP:
+            await self._tear(event)
+        if is_outside(event) or (event.source, event.position.lsn) not in self._torn:
+            reference = seen.payload.get("reference")
+            self._large_bytes += int(reference["bytes"]) if reference else 0
+            self._assembly.take(event)
+        self._ready += self._assembly.ready(self._bound)
+        is_large = self._large_bytes >= SPILL_BYTES
+        if self._ready and (is_large or len(self._ready) >= COMMIT_EVENTS or not consumer.has_more):
             await self._flush(consumer)
-        elif len(self._buffer) >= SPILL_EVENTS or self._large_bytes >= SPILL_BYTES:
+        elif self._bound is None and (is_large or self._assembly.size >= SPILL_EVENTS):
             await self._spill()
 
+    async def _tear(self, gap: Event) -> None:
+        """What is open of a source when a gap comes never ends: the tables that it concerns are copied again."""
+        lsn = None if gap.payload["reason"] == DIVERGED else parse_lsn(str(gap.payload["up_to"]))
+        self._assembly.tear(gap.source, lsn)
+        spilled = self._spilled.get(gap.source)
+        if spilled is not None and (lsn is None or spilled < lsn):
+            self._torn.add((gap.source, spilled))
+            raise TornError(f"a gap cuts off a transaction of {gap.source}")
+
     async def _spill(self) -> None:
-        """Write what is here of a large transaction, and keep the target's transaction open for its rest."""
+        """Write a part of a large transaction, and keep the target's transaction open for its rest."""
+        await self._write(self._ready)
+        self._ready = []
+        part = self._assembly.part()
+        self._large_bytes = 0
+        self._spilled[part[0].source] = part[0].position.lsn
+        await self._write(part)
+
+    async def _write(self, events: Sequence[Event]) -> None:
         if not self._writing:
             await self._book.lock.acquire()
             self._writing = True
-        events, self._buffer, self._large_bytes = self._buffer, [], 0
         await self._book.write(self._changes.of(events))
         count(self._stats, "mirror_events", len(events))
+        for event in events:
+            mark = self._lanes.get(event.source, Watermark())
+            position = mark.position if is_outside(event) else max(mark.position, event.position)
+            self._lanes[event.source] = Watermark(position, max(mark.stream_seq, event.stream_seq))
 
     async def _flush(self, consumer: Consumer) -> None:
-        """Commit all that was taken, with how far that is."""
-        idle = not self._buffer and not self._writing
-        if idle and (time.monotonic() - self._kept_at < KEEP_SEEN_S or consumer.seen_seq <= self._book.seen_seq):
+        """Commit all transactions that are here whole, with how far that is."""
+        first = self._assembly.first_seq
+        seen_seq = consumer.seen_seq if first is None else min(consumer.seen_seq, first - 1)
+        idle = not self._ready and not self._writing
+        if idle and (time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq):
             return
-        await self._spill()
-        lanes = await self._marks.load()
-        self._book.keep_lanes({**lanes, SEEN: Watermark(stream_seq=consumer.seen_seq)})
-        self._book.inside = self._last is not None and not self._last.closes
+        events, self._ready = self._ready, []
+        await self._write(events)
+        self._spilled = {one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)}
+        if self._spilled:
+            return
+        self._large_bytes = 0
+        self._book.keep_lanes(self._settled({**self._lanes, SEEN: Watermark(stream_seq=seen_seq)}))
         await self._book.commit()
         self._writing = False
         self._book.lock.release()
         self._kept_at = time.monotonic()
-        self._stats["mirror_stream_seq"] = consumer.seen_seq
-        if self._last is not None:
-            self._stats["mirror_lsn"] = self._last.position.lsn
+        self._stats["mirror_stream_seq"] = seen_seq
+        if events:
+            self._stats["mirror_lsn"] = max(event.position.lsn for event in events)
+
+    @staticmethod
+    def _settled(lanes: Marks) -> Marks:
+        """Without the lanes that an earlier version kept for each table of arrays, where their source is past them."""
+        return {
+            lane: mark
+            for lane, mark in lanes.items()
+            if "/" not in lane or mark.position > lanes.get(lane.split("/")[0], Watermark()).position
+        }
 
     async def _drop_lanes(self) -> None:
         """Positions of a source whose log is another one now would skip what is new."""
         async with self._book.lock:
             gone, self._changes.diverged = self._changes.diverged, set()
             lanes = self._book.lanes.items()
-            self._book.keep_lanes({lane: mark for lane, mark in lanes if lane.split("/")[0] not in gone})
+            self._book.keep_lanes(
+                {
+                    # Its stream_seq stays: what stands between transactions goes by that.
+                    lane: replace(mark, position=ORIGIN) if lane in gone else mark
+                    for lane, mark in lanes
+                    if lane in gone or lane.split("/")[0] not in gone
+                }
+            )
             await self._book.commit()
-
-
-def _is_last(payload: Mapping[str, Any]) -> bool:
-    return bool(payload["tx"]["last"]) or payload["tx"]["xid"] == 0
-
-
-def _ends(event: Event) -> bool:
-    """Whether all of its transaction is here, where events stand for themselves; all of its message, in batches."""
-    return event.closes if event.lane != event.source else _is_last(event.payload)
-
-
-def _begins_another(event: Event, last: Event) -> bool:
-    return event.lane == event.source and event.position.lsn != last.position.lsn

@@ -117,3 +117,17 @@ async def stored(url: str, stream: str = "CDC") -> list[Stored]:
         payloads = decoded if isinstance(decoded, list) else [decoded]
         found.extend(Stored(seq, message.subject, msg_id, payload) for payload in payloads)
     return found
+
+
+async def assert_complete(url: str, stream: str = "CDC") -> None:
+    """Arrays name an LSN: no row that committed before it is behind them, and the last names all there is."""
+    named, lsns = [0], [0]
+    for message in await raw_messages(url, stream):
+        payload = events.decode(message.data)
+        rows = [row for row in (payload if isinstance(payload, list) else [payload]) if row["operation"] != "SCHEMA"]
+        assert all(row["tx"]["lsn"] >= named[-1] for row in rows), (message.subject, named[-1])
+        lsns += [row["tx"]["lsn"] for row in rows]
+        named.append(int((message.headers or {}).get("Headrace-Complete", named[-1])))
+    assert named == sorted(named)
+    assert len(set(named)) > 2
+    assert named[-1] > max(lsns)

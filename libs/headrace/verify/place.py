@@ -18,7 +18,7 @@ from headrace.consumer.messages import events_of
 from headrace.contract.naming import CDC
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN
-from headrace.mirror.book import lanes_of, tables_of
+from headrace.mirror.book import has_passed, lanes_of, seen_by, tables_of
 from headrace.mirror.table import Marks, Phase, TableState
 
 
@@ -59,7 +59,7 @@ async def place_of(stream: Stream, marks: Mapping[str, str], state: TableState, 
 
 async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:
     """Whether the stream has an event of the table before the LSN that the mirror has not applied."""
-    seen = max((mark.stream_seq for mark in lanes.values()), default=0)
+    seen = seen_by(lanes)
     while True:
         try:
             message = await stream.js.get_msg(stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True)
@@ -67,9 +67,6 @@ async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> b
             return False
         seen = int(message.seq or 0)
         for event in await events_of(stream.dictionaries, message.data or b"", message.subject or "", seen):
-            lane = lanes.get(event.lane)
-            if event.advances and lane is not None and event.position <= lane.position:
-                continue
-            if event.position.lsn < max(state.since, 0):
+            if has_passed(lanes, event) or event.position.lsn < state.since:
                 continue
             return event.position.lsn < lsn

@@ -4,6 +4,9 @@ All tables are flushed together, so that what precedes a flush is in the stream 
 so in its position header (the floor); the others keep the floor before it, and after a crash in the middle of a flush
 a table's own last position (its lane) tells what of it is there. Until the stream is beyond every lane that such a
 crash left, nothing is a floor: whoever reads from a floor on must meet those lanes.
+
+Tables are not in commit order among each other, so each array also says before which LSN transactions are complete in
+the stream: a reader of several tables shows whole transactions by that.
 """
 
 from __future__ import annotations
@@ -46,6 +49,9 @@ class Batches(Delivery):
         self._mark: Mark | None = None
         # What the stream's last message says: everything up to here is in it.
         self._floor = self.position
+        # Every transaction that committed before it was given to `event`; and is in the stream, as of the last flush.
+        self._given_lsn = 0
+        self._complete_lsn = 0
 
     @property
     def wait_s(self) -> float | None:
@@ -66,6 +72,8 @@ class Batches(Delivery):
         self._mark = None
 
     async def mark(self, mark: Mark) -> None:
+        # After an epoch began again, older marks come again.
+        self._given_lsn = max(self._given_lsn, mark.lsn)
         if self._batches:
             # Its events are still here: it counts from their flush on.
             self._transactions += self._mark is not None and self._mark.whole
@@ -148,6 +156,8 @@ class Batches(Delivery):
         batches, self._batches = self._batches, {}
         for left, (token, batch) in zip(range(len(batches) - 1, -1, -1), batches.items(), strict=True):
             settles = left == 0 and up_to >= self._lanes_end
+            if left == 0:
+                self._complete_lsn = self._given_lsn
             headers = self._header(up_to if settles else self._floor)
             msg_id = f"{batch.last_id}-batch-{len(batch.payloads)}"
             payload = events.join(batch.payloads, self._encoding)
@@ -162,4 +172,7 @@ class Batches(Delivery):
         return position if position >= self._lanes_end else self._floor
 
     def _header(self, floor: Position) -> dict[str, str]:
-        return {events.POSITION_HEADER: events.position_header(self._source, floor)}
+        headers = {events.POSITION_HEADER: events.position_header(self._source, floor)}
+        if self._complete_lsn:
+            headers[events.COMPLETE_HEADER] = str(self._complete_lsn)
+        return headers

@@ -1,0 +1,112 @@
+"""Puts the events that a mirror is given together into whole transactions. Pure.
+
+Promises: only whole transactions are given out, each source's in commit order, whatever stands between their events.
+Nothing but the stream closes a transaction: its own last event, a later event of its source, or an array that says
+before which LSN everything is complete. Time proves nothing.
+"""
+
+from __future__ import annotations
+
+from headrace.consumer import Event
+from headrace.contract.events import GAP
+
+
+class Assembly:
+    def __init__(self) -> None:
+        self._pending: dict[str, list[Event]] = {}
+        # By source: every transaction that committed before this LSN is here whole.
+        self._whole: dict[str, int] = {}
+        self.size = 0
+        # Whether `ready` may find more than at its last call, and what it was asked then.
+        self._changed = False
+        self._below: int | None = None
+
+    @property
+    def first_seq(self) -> int | None:
+        """The first message of which something is waiting here."""
+        firsts = [event.stream_seq for events in self._pending.values() for event in events[:1]]
+        return min(firsts, default=None)
+
+    def precede(self, event: Event) -> None:
+        """What an event says of those before it, whether it is taken or not."""
+        if event.lane != event.source or event.operation == GAP:
+            # An array of one table's events stands in no order with those of other tables; a gap may cut off what is
+            # open, or stand inside it.
+            return
+        if is_outside(event):
+            self._end(event.source, self._last_lsn(event.source) + 1)
+        else:
+            self._end(event.source, event.position.lsn)
+
+    def follow(self, event: Event) -> None:
+        """What an event says of its own transaction, whether it is taken or not."""
+        if event.complete:
+            self._end(event.source, event.complete)
+        if event.lane == event.source and event.payload["tx"]["last"] and not is_outside(event):
+            self._end(event.source, event.position.lsn + 1)
+
+    def take(self, event: Event) -> None:
+        self.precede(event)
+        self._pending.setdefault(event.source, []).append(event)
+        self.size += 1
+        self._changed = self._changed or is_outside(event)
+        self.follow(event)
+
+    def is_whole(self, source: str, lsn: int) -> bool:
+        """Whether nothing more comes of the transaction that committed there."""
+        return lsn < self._whole.get(source, 0)
+
+    def waits(self, source: str, lsn: int) -> bool:
+        """Whether something is waiting here that committed there or later."""
+        return any(event.position.lsn >= lsn for event in self._pending.get(source, ()))
+
+    def ready(self, below: int | None = None) -> list[Event]:
+        """Take out the transactions that are whole; `below`: only those that committed before this LSN."""
+        if not self._changed and below == self._below:
+            return []
+        self._changed, self._below = False, below
+        found: list[Event] = []
+        for source, events in list(self._pending.items()):
+            end = self._whole.get(source, 0)
+            end = end if below is None else min(end, below)
+            if any(_is_over(event, end) for event in events):
+                found += [event for event in events if _is_over(event, end)]
+                self._keep(source, [event for event in events if not _is_over(event, end)])
+        return found
+
+    def part(self) -> list[Event]:
+        """Take out what is here of an unfinished transaction that fills this: the oldest of the fullest source."""
+        source = max(self._pending, key=lambda one: len(self._pending[one]))
+        events = self._pending[source]
+        lsn = min(event.position.lsn for event in events)
+        self._keep(source, [event for event in events if event.position.lsn > lsn])
+        return [event for event in events if event.position.lsn == lsn]
+
+    def tear(self, source: str, lsn: int | None) -> None:
+        """Drop the transactions before this LSN (None: all): their rest was lost."""
+        events = self._pending.get(source, [])
+        self._keep(source, [event for event in events if lsn is not None and event.position.lsn >= lsn])
+
+    def _end(self, source: str, lsn: int) -> None:
+        if lsn > self._whole.get(source, 0):
+            self._whole[source] = lsn
+            self._changed = True
+
+    def _last_lsn(self, source: str) -> int:
+        transactional = (e.position.lsn for e in self._pending.get(source, ()) if not is_outside(e))
+        return max(transactional, default=-1)
+
+    def _keep(self, source: str, events: list[Event]) -> None:
+        before = self._pending.pop(source, [])
+        if events:
+            self._pending[source] = events
+        self.size += len(events) - len(before)
+
+
+def is_outside(event: Event) -> bool:
+    """Whether it stands between transactions, as what the catalog showed and gaps do."""
+    return bool(event.payload["tx"]["xid"] == 0)
+
+
+def _is_over(event: Event, end: int) -> bool:
+    return is_outside(event) or event.position.lsn < end

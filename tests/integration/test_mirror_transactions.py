@@ -1,0 +1,330 @@
+"""What a mirror commits ends where a transaction of its source ends: streams written by hand, read by the follower.
+
+Each commit of the target is judged by the rows that it shows, against the transactions as they were published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from headrace.consumer import Watermark
+from headrace.consumer.pull import Delivered, Pull
+from headrace.contract.events import encode
+from headrace.contract.values import Encoding
+from headrace.jetstream.objects import ensure
+from headrace.mirror import Insert, Step, Streams, Table, follower
+from headrace.mirror.book import SEEN, Book
+from headrace.mirror.bootstrap import Bootstrap
+from headrace.mirror.follower import Follower
+from headrace.mirror.hold import Hold
+from headrace.mirror.table import Column, Phase, Run, TableState
+from headrace.settings import StreamSettings
+from headrace.testing.plugin import OwnNats
+
+PATIENCE_S = 60.0
+# Longer than a mirror ever waited before it took a transaction for whole.
+LONG_S = 1.5
+Body = dict[str, Any]
+
+
+class Shown:
+    """A target that keeps what readers see after each commit."""
+
+    def __init__(self) -> None:
+        self.marks: dict[str, str] = {}
+        self.rows: list[Any] = []
+        self.commits: list[list[Any]] = []
+        self._written: list[Any] = []
+        self.news = asyncio.Condition()
+
+    async def load(self) -> dict[str, str]:
+        self._written = []
+        return dict(self.marks)
+
+    async def write(self, steps: Sequence[Step]) -> None:
+        self._written += [row["id"] for step in steps if isinstance(step, Insert) for row in step.rows]
+
+    async def commit(self, marks: Mapping[str, str | None]) -> None:
+        self.marks = {key: value for key, value in {**self.marks, **marks}.items() if value is not None}
+        self.rows = [*self.rows, *self._written]
+        if self._written:
+            self.commits.append(self.rows)
+        self._written = []
+        async with self.news:
+            self.news.notify_all()
+
+    async def shows(self, rows: set[Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self.news:
+            await self.news.wait_for(lambda: rows <= set(self.rows))
+
+    def shown_once(self, *rows: Any) -> None:
+        """These rows, each once, and nothing of their transactions without the rest."""
+        assert sorted(self.rows) == sorted(rows)
+
+
+@pytest.fixture
+async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
+    server = await own_nats()
+    connection = await nats.connect(server.url)
+    await ensure(connection.jetstream(), StreamSettings())
+    yield connection
+    await connection.close()
+
+
+def row(table: str, lsn: int, seq: int, *, last: bool = False, source: str = "s", xid: int | None = None) -> Body:
+    tx = {"xid": lsn if xid is None else xid, "lsn": lsn, "ts": None, "seq": seq, "last": last}
+    data = {"id": f"{table}{lsn}.{seq}"}
+    return {"table": table, "schema": "public", "source": source, "operation": "INSERT", "data": data, "tx": tx}
+
+
+def gap(up_to: int, source: str = "s") -> Body:
+    tx = {"xid": 0, "lsn": up_to, "ts": None, "seq": 0, "last": False}
+    places = {"after": "0/1", "up_to": f"0/{up_to:X}", "reason": "slot_moved"}
+    return {"operation": "GAP", "source": source, "tx": tx, **places}
+
+
+async def publish(client: Client, *bodies: Body) -> int:
+    """A message for each event; the last one's sequence."""
+    stored = 0
+    for body in bodies:
+        subject = f"cdc.{body['table']}.insert" if "table" in body else "cdc._gap"
+        stored = (await client.jetstream().publish(subject, encode(body, Encoding.MSGPACK))).seq
+    return stored
+
+
+async def publish_array(client: Client, *bodies: Body, complete: int = 0) -> None:
+    headers = {"Headrace-Position": "s 0 0", **({"Headrace-Complete": str(complete)} if complete else {})}
+    subject = f"cdc.{bodies[0]['table']}.batch"
+    await client.jetstream().publish(subject, encode(list(bodies), Encoding.MSGPACK), headers=headers)
+
+
+def table(name: str, *, staging: bool = False) -> Table:
+    return Table("public", name, (Column("id", "text"),), ("id",), ("id",), staging=staging)
+
+
+async def book_of(target: Shown, tables: Mapping[str, str]) -> Book:
+    """A mirror's account in which these tables (each with its source) are followed."""
+    book = Book(target)
+    await book.open()
+    for name, source in tables.items():
+        if name not in book.tables:
+            book.put(TableState("public", name, Phase.FOLLOWING, live=table(name), source=source))
+    if not book.lanes:
+        book.keep_lanes({SEEN: Watermark()})
+    await book.commit()
+    return book
+
+
+@contextlib.asynccontextmanager
+async def following(
+    client: Client, target: Shown, *tables: str, every: bool = False, sources: Mapping[str, str] | None = None
+) -> AsyncIterator[Hold]:
+    """A mirror of these tables that runs."""
+    hold = Hold()
+    book = await book_of(target, {name: (sources or {}).get(name, "s") for name in tables})
+    running = Follower(book, client, Streams(), hold, {}, every_table=every)
+    task = asyncio.create_task(running.run(asyncio.Event()))
+    try:
+        yield hold
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def consumed(client: Client, stream_seq: int) -> None:
+    """Until the mirror's consumer was given everything up to there."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            infos = await client.jetstream().consumers_info("CDC")
+            if any(info.delivered and info.delivered.stream_seq >= stream_seq for info in infos):
+                return
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("every", [True, False], ids=["every_table", "some_tables"])
+async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(client: Client, every: bool) -> None:
+    target = Shown()
+    async with following(client, target, "a", "b", every=every):
+        await publish(client, row("a", 10, 0, last=True), row("a", 20, 0), row("b", 20, 1))
+        await target.shows({"a10.0"})
+        # Another source goes on meanwhile, and the stream's end is of a later LSN.
+        await consumed(client, await publish(client, row("a", 90, 0, last=True, source="t")))
+        await asyncio.sleep(LONG_S)
+        assert {"a20.0", "b20.1"}.isdisjoint(target.rows)
+        await publish(client, row("b", 20, 2, last=True))
+        await target.shows({"a20.0", "b20.1", "b20.2"})
+    assert not any(
+        {"a20.0", "b20.1", "b20.2"} & {*seen} not in ({"a20.0", "b20.1", "b20.2"}, set()) for seen in target.commits
+    )
+
+
+async def test_a_mirror_that_is_behind_and_whose_reader_pauses_shows_no_part(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream has later transactions, of its own tables too, that the mirror is not given for a while."""
+    target, resumed, original, read = Shown(), asyncio.Event(), Pull.read, 0
+    published = [row("a", 20, 0), row("b", 20, 1), row("a", 20, 2, last=True), row("c", 30, 0, last=True)]
+    await publish(client, *published, row("a", 40, 0, last=True))
+
+    async def slow(self: Pull, wait_s: float) -> list[Delivered]:
+        nonlocal read
+        if read and not resumed.is_set():
+            await asyncio.sleep(min(wait_s, 0.05))
+            return []
+        found = await original(self, wait_s)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(Pull, "read", slow)
+    monkeypatch.setattr("headrace.consumer.pull.READ_MESSAGES", 2)
+    async with following(client, target, "a", "b"):
+        await consumed(client, 5)
+        await asyncio.sleep(LONG_S)
+        assert target.commits == []
+        assert 0 < read < 3
+        resumed.set()
+        await target.shows({"a20.0", "b20.1", "a20.2", "a40.0"})
+    assert {"a20.0", "b20.1", "a20.2"} <= set(target.commits[0])
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        [row("c", 20, 1, last=True)],
+        [row("c", 20, 1), row("c", 30, 0)],
+        [row("c", 20, n, last=n == 99) for n in range(1, 100)],
+    ],
+    ids=["its_last_event", "the_next_ones_begin", "after_many_events"],
+)
+async def test_a_transaction_that_ends_in_a_table_not_followed_is_shown_at_once(
+    client: Client, closing: list[Body]
+) -> None:
+    target = Shown()
+    async with following(client, target, "a"):
+        await publish(client, row("a", 20, 0), row("c", 90, 0, last=True, source="t"))
+        await asyncio.sleep(LONG_S)
+        assert target.rows == []
+        await publish(client, *closing)
+        async with asyncio.timeout(PATIENCE_S):
+            await target.shows({"a20.0"})
+
+
+async def test_transactions_of_two_sources_that_stand_inside_each_other_are_whole(client: Client) -> None:
+    target = Shown()
+    wholes = [{"a20.0", "a20.1"}, {"b5.0", "b5.1"}, {"a30.0", "a30.1"}, {"b6.0", "b6.1"}]
+    bodies = [row("a", 20, 0), row("b", 5, 0, source="t"), row("a", 20, 1, last=True), row("a", 30, 0)]
+    bodies += [row("b", 5, 1, last=True, source="t"), row("b", 6, 0, source="t"), row("a", 30, 1, last=True)]
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
+        for body in bodies:
+            await publish(client, body)
+            await asyncio.sleep(0.3)
+        assert {"a20.0", "a30.0", "b5.0"} <= set(target.rows)
+    # What was not whole is given again after a restart, and what was shown is not.
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
+        await publish(client, row("b", 6, 1, last=True, source="t"))
+        await target.shows({"b6.1"})
+    target.shown_once(*sorted(set().union(*wholes)))
+    assert all(whole & {*seen} in (whole, set()) for whole in wholes for seen in target.commits)
+
+
+async def test_a_transaction_larger_than_memory_is_shown_when_it_ends(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follower, "SPILL_EVENTS", 10)
+    target = Shown()
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
+        await publish(client, row("a", 10, 0, last=True), *(row("a", 20, n) for n in range(35)))
+        await consumed(client, await publish(client, row("b", 7, 0, last=True, source="t")))
+        await asyncio.sleep(LONG_S)
+        assert not any(name.startswith("a20") for name in target.rows)
+        await publish(client, row("a", 20, 35, last=True))
+        await target.shows({f"a20.{n}" for n in range(36)} | {"a10.0", "b7.0"})
+    target.shown_once("a10.0", "b7.0", *(f"a20.{n}" for n in range(36)))
+    assert all(sum(name.startswith("a20") for name in seen) in {0, 36} for seen in target.commits)
+
+
+@pytest.mark.parametrize("spills", [False, True], ids=["in_memory", "spilled"])
+async def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
+    client: Client, monkeypatch: pytest.MonkeyPatch, spills: bool
+) -> None:
+    monkeypatch.setattr(follower, "SPILL_EVENTS", 5 if spills else 1000)
+    target = Shown()
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
+        await publish(client, row("a", 10, 0, last=True), *(row("a", 20, n) for n in range(12)), gap(0x50))
+        await publish(client, row("b", 7, 0, last=True, source="t"))
+        await target.shows({"a10.0", "b7.0"})
+    target.shown_once("a10.0", "b7.0")
+
+
+async def test_arrays_of_several_tables_are_shown_by_whole_transactions(client: Client) -> None:
+    """Flushes cut transactions anywhere: 20 is in two of them, 30 in the second and third."""
+    target = Shown()
+    wholes = [{"a10.0", "b10.1"}, {"a20.0", "b20.1", "a20.2"}, {"b30.0", "a30.1"}]
+    async with following(client, target, "a", "b", every=True):
+        await publish_array(client, row("a", 10, 0), row("a", 20, 0))
+        await publish_array(client, row("b", 10, 1, last=True), row("b", 20, 1), complete=11)
+        await target.shows({"a10.0", "b10.1"})
+        await publish_array(client, row("a", 20, 2, last=True), complete=11)
+        await asyncio.sleep(LONG_S)
+        assert set(target.rows) == wholes[0]
+    async with following(client, target, "a", "b", every=True):
+        await publish_array(client, row("b", 30, 0), complete=21)
+        await target.shows(wholes[1])
+        await publish_array(client, row("a", 30, 1, last=True), complete=31)
+        await target.shows(wholes[2])
+    target.shown_once(*set().union(*wholes))
+    assert all(whole & {*seen} in (whole, set()) for whole in wholes for seen in target.commits)
+
+
+async def test_arrays_of_some_tables_are_shown_when_another_tables_array_completes_them(client: Client) -> None:
+    target = Shown()
+    async with following(client, target, "a", "b"):
+        await publish_array(client, row("a", 10, 0))
+        await publish_array(client, row("b", 10, 1))
+        await asyncio.sleep(LONG_S)
+        assert target.rows == []
+        await publish_array(client, row("c", 10, 2, last=True), complete=11)
+        await target.shows({"a10.0", "b10.1"})
+
+
+async def test_a_table_joins_between_transactions(client: Client) -> None:
+    """Its bootstrap takes what the follower is past, and leaves it what is open."""
+    target = Shown()
+    await publish(client, row("a", 10, 0), row("b", 10, 1, last=True), row("a", 20, 0), row("b", 20, 1))
+    book = await book_of(target, {"a": "s"})
+    run = Run("snap-1", 1, 0, 0, table("b", staging=True), source="s", marks={SEEN: Watermark()})
+    book.put(TableState("public", "b", Phase.LOADING, run=run, why="test"))
+    await book.commit()
+    running = Follower(book, client, Streams(), Hold(), {}, every_table=True)
+    tasks = [asyncio.create_task(running.run(asyncio.Event()))]
+    await target.shows({"a10.0"})
+    async with asyncio.timeout(PATIENCE_S):
+        await Bootstrap(book, client, Streams(), "b", lambda *_: None).run()
+    assert book.tables["b"].phase is Phase.FOLLOWING
+    assert {"a20.0", "b20.1"}.isdisjoint(target.rows)
+    await publish(client, row("a", 20, 2, last=True))
+    await target.shows({"a20.2"})
+    tasks[0].cancel()
+    await asyncio.wait(tasks)
+    target.shown_once("a10.0", "b10.1", "a20.0", "b20.1", "a20.2")
+
+
+async def test_what_is_held_is_shown_up_to_the_lsn_and_whole(client: Client) -> None:
+    target = Shown()
+    async with following(client, target, "a", "b", every=True) as hold:
+        hold.set(20, PATIENCE_S)
+        await publish_array(client, row("a", 10, 0), row("a", 20, 0))
+        await publish_array(client, row("b", 10, 1, last=True), row("b", 20, 1, last=True), complete=21)
+        await target.shows({"a10.0", "b10.1"})
+        await asyncio.sleep(LONG_S)
+        target.shown_once("a10.0", "b10.1")
+        hold.set(None, 0)
+        await target.shows({"a20.0", "b20.1"})
