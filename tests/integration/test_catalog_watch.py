@@ -12,7 +12,7 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.embedded.postgres_install import PostgresVersion
-from headrace.testing.line import Delivered, Line, Lines
+from headrace.testing.line import Delivered, Line, Lines, only
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -117,6 +117,70 @@ async def test_a_rewrite_that_changes_no_type_is_told(line: Line) -> None:
     assert event.payload["resync"]
 
 
+async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lines: Lines) -> None:
+    """The first is told with its row, at once: who copies the table then has not seen the second."""
+    line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="3")
+    tables = [f"twice_{n}" for n in range(4)]
+    for table in tables:
+        await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, a int); INSERT INTO {table} VALUES (1, 1)")
+    await line.take()
+    for table in tables:
+        await line.execute(f"ALTER TABLE {table} ADD c float8 DEFAULT random(); INSERT INTO {table} VALUES (2, 2)")
+        first = only(await line.take(), "SCHEMA")[-1]
+        assert (first.payload["table"], first.payload["resync"]) == (table, True)
+        await line.execute(f"ALTER TABLE {table} ALTER a TYPE int USING a * 100")
+    missing = set(tables)
+    async with asyncio.timeout(TOLD_TIMEOUT_S):
+        while missing:
+            for event in only(await line.take(), "SCHEMA"):
+                if {"change": "table_rewritten"} in event.payload["changes"]:
+                    assert event.payload["resync"]
+                    missing.discard(event.payload["table"])
+            await asyncio.sleep(0.05)
+
+
+@on_both_versions
+@pytest.mark.parametrize("columns", ["id int PRIMARY KEY", "id int PRIMARY KEY, note text"], ids=["narrow", "toasted"])
+async def test_a_table_that_was_unlogged_for_a_while_must_be_copied_again(
+    lines: Lines, version: PostgresVersion, columns: str
+) -> None:
+    line = await lines(version, HEADRACE_CATALOG_INTERVAL_S="1")
+    table = f"paused_{len(columns)}"
+    await line.execute(f"CREATE TABLE {table} ({columns})")
+    await line.execute(f"INSERT INTO {table} VALUES (1), (2)")
+    await told(line, table, "table_first_seen")
+    await line.execute(
+        f"ALTER TABLE {table} SET UNLOGGED; INSERT INTO {table} VALUES (3); DELETE FROM {table} WHERE id = 1;"
+        f"ALTER TABLE {table} SET LOGGED"
+    )
+    event, _ = await told(line, table, "table_rewritten")
+    assert event.payload["resync"]
+
+
+async def test_a_publication_that_publishes_less_and_more_again_is_told(line: Line) -> None:
+    await published(line, "partly")
+    await line.execute("ALTER PUBLICATION headrace SET (publish = 'insert, update')")
+    less, _ = await told(line, "partly", "publication_changed")
+    change = {"change": "publication_changed", "publishes": ["insert", "update"]}
+    assert (less.payload["changes"], less.payload["resync"]) == ([change], False)
+    await line.execute("DELETE FROM partly")
+    await line.execute("ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')")
+    more, _ = await told(line, "partly", "publication_changed")
+    change = {"change": "publication_changed", "publishes": ["insert", "update", "delete", "truncate"]}
+    assert (more.payload["changes"], more.payload["resync"]) == ([change], True)
+
+
+async def test_a_publication_that_published_less_between_two_readings_is_told(line: Line) -> None:
+    await published(line, "blinked")
+    await drained(line, "blinked")
+    await line.execute(
+        "ALTER PUBLICATION headrace SET (publish = 'insert, update'); DELETE FROM blinked;"
+        "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')"
+    )
+    event, _ = await told(line, "blinked", "publication_changed")
+    assert event.payload["resync"]
+
+
 async def test_the_catalog_never_overtakes_a_row_of_the_old_shape(line: Line) -> None:
     await published(line, "slow")
     with frozen(line, "wal-reader"):
@@ -162,8 +226,36 @@ async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_ag
     await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = false)")
 
 
-async def test_what_is_no_change_is_not_told(line: Line) -> None:
-    await published(line, "still")
+@on_both_versions
+async def test_a_partition_truncated_alone_makes_the_root_be_copied_again(line: Line) -> None:
+    await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = true)")
+    await line.execute(
+        "CREATE TABLE shelf (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);"
+        "CREATE TABLE shelf_0 PARTITION OF shelf FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE shelf_1 PARTITION OF shelf FOR VALUES FROM (10) TO (20);"
+        "ALTER PUBLICATION headrace ADD TABLE shelf"
+    )
+    await line.execute("INSERT INTO shelf VALUES (1), (11)")
+    assert await drained(line, "shelf") == ["table_first_seen"]
+    await line.execute("TRUNCATE shelf_0")
+    event, _ = await told(line, "shelf", "partitions_changed")
+    assert event.payload["resync"]
+    # The root's own is an event.
+    await line.execute("TRUNCATE shelf")
+    assert await drained(line, "shelf") == []
+    await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = false)")
+
+
+@pytest.mark.parametrize("name", ["still", "still_all"])
+async def test_what_is_no_change_is_not_told(lines: Lines, line: Line, name: str) -> None:
+    if name == "still_all":
+        # Every table, unlogged ones to be.
+        line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="0.1")
+        await line.execute("CREATE TABLE still (id int PRIMARY KEY, n text)")
+        await line.execute("INSERT INTO still VALUES (1, '1')")
+    else:
+        await published(line, "still")
+    assert await drained(line, "still") in ([], ["table_first_seen"])
     await line.database.execute("VACUUM FULL still")
     await line.execute("TRUNCATE still; CREATE INDEX ON still (n); ANALYZE still")
     assert await drained(line, "still") == []

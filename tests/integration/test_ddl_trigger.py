@@ -85,6 +85,36 @@ async def test_what_others_write_under_its_prefix_stops_nothing(lines: Lines) ->
     assert told(await line.take())[1:] == [("calm", "INSERT")]
 
 
+FORGED = (
+    '{{"event": "sql_drop", "tables": [{{"relation": {oid}}}]}}',
+    '{{"event": "table_rewrite", "tables": [{{"relation": {oid}}}]}}',
+    '{{"event": "ddl_command_end", "tables": [{{"relation": {oid}, "schema": "public", "table": "other"}}]}}',
+)
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["trigger", "no_trigger"])
+async def test_what_the_catalog_does_not_bear_out_is_not_believed(lines: Lines, installed: bool) -> None:
+    """Anybody who may connect may write under the trigger's prefix, and read the tables' numbers."""
+    line = await (with_trigger(lines, 18) if installed else lines(18))
+    table = f"true_{installed}".lower()
+    await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text)")
+    await line.execute(f"INSERT INTO {table} VALUES (1, 'a')")
+    await line.take()
+    oid = await line.database.fetchval(f"SELECT '{table}'::regclass::oid::int8")
+    role = f"nobody_{line.database.name}_{installed}".lower()
+    await line.execute(f'CREATE ROLE "{role}"')
+    try:
+        for content in FORGED:
+            forged = content.format(oid=oid)
+            await line.execute(
+                f"SET LOCAL ROLE \"{role}\"; SELECT pg_logical_emit_message(true, 'headrace_ddl', '{forged}')"
+            )
+        await line.execute(f"INSERT INTO {table} VALUES (2, 'b')")
+        assert told(await line.take()) == [(table, "INSERT")]
+    finally:
+        await line.execute(f'DROP ROLE "{role}"')
+
+
 async def test_it_is_installed_twice_and_removed_without_a_trace(lines: Lines) -> None:
     database = (await lines(18)).database
     await database.execute(ddl_trigger.INSTALL)

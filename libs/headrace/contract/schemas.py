@@ -60,7 +60,8 @@ class ColumnShape:
 @dataclass(frozen=True, slots=True)
 class TableShape:
     """A table as a stretch of the stream shows it; `membership` tells one membership in the publication from a later
-    one, `last_number` is the highest that a column of it ever had (0: not known)."""
+    one, `last_number` is the highest that a column of it ever had (0: not known), `publication` what is published, and
+    by which definition of the publication ("": not known)."""
 
     schema: str
     name: str
@@ -70,6 +71,7 @@ class TableShape:
     membership: int
     columns: tuple[ColumnShape, ...]
     last_number: int = field(default=0, compare=False)
+    publication: str = field(default="", compare=False)
 
     @property
     def seen(self) -> bool:
@@ -188,9 +190,10 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
     if old.relation_id != new.relation_id:
         changes.append({"change": "table_replaced"})
         resync = True
-    elif old.membership != new.membership:
-        changes.append({"change": "publication_changed"})
-        resync = True
+    else:
+        publication_changes, resync_publication = _publication_differences(old, new)
+        changes += publication_changes
+        resync = resync or resync_publication
     column_changes, columns_resync = _column_differences(old, new)
     changes += column_changes
     if old.primary_key != new.primary_key:
@@ -198,6 +201,23 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
     if old.replica_identity != new.replica_identity:
         changes.append({"change": "replica_identity_changed", "from": old.replica_identity, "to": new.replica_identity})
     return changes, resync or columns_resync
+
+
+def _publication_differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
+    """Another membership, or another definition of the publication: what was not published meanwhile is missing."""
+    joined = old.membership != new.membership
+    altered = bool(old.publication and new.publication) and old.publication != new.publication
+    if not (joined or altered):
+        return [], False
+    change: Change = {"change": "publication_changed"}
+    if new.publication:
+        change["publishes"] = _published(new.publication)
+    narrowed = set(_published(new.publication)) < set(_published(old.publication))
+    return [change], joined or not narrowed
+
+
+def _published(publication: str) -> list[str]:
+    return [operation for operation in publication.partition("/")[0].split(",") if operation]
 
 
 def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:

@@ -15,7 +15,7 @@ import asyncpg
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
-from headrace.postgres.facts import ColumnFacts, PublishedTable, Snapshot, TableFacts, precedes
+from headrace.postgres.facts import ColumnFacts, PublishedTable, RelationNow, Snapshot, TableFacts, precedes
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
@@ -93,11 +93,11 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 """  # noqa: S608  # of the constants above
 
-# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute. The partitions
-# follow by OID, with an `a` where one was not made as a partition: what it had when it was attached has no events.
-_STORAGE = """
-SELECT c.oid::int8 AS relation_id,
-       (SELECT md5(string_agg(p.relfilenode::text, ',' ORDER BY p.oid)) FROM pg_class p
+# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute: what it means is
+# the publisher's to judge. The partitions follow by OID, with an `a` where one was not made as a partition: what it had
+# when it was attached has no events. Last, whether the table may become unlogged, which no table of a list may.
+_STORAGE_OF = """
+(SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ',' ORDER BY p.oid) FROM pg_class p
         WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
        || '/' ||
        (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid)
@@ -105,8 +105,24 @@ SELECT c.oid::int8 AS relation_id,
        (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ',' ORDER BY i.inhrelid)
         FROM pg_partition_tree(c.oid) t JOIN pg_inherits i ON i.inhrelid = t.relid
         JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid' WHERE c.relkind = 'p'), '')
-       AS storage
-FROM pg_class c WHERE c.oid = ANY($1::oid[])
+       || '/' || CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END
+"""
+
+_STORAGE = f"""
+SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c WHERE c.oid = ANY($1::oid[])
+"""  # noqa: S608  # of the constants above
+
+# What the publication publishes, and which definition of it says so.
+_PUBLICATION = """
+SELECT concat_ws(',', CASE WHEN pubinsert THEN 'insert' END, CASE WHEN pubupdate THEN 'update' END,
+                 CASE WHEN pubdelete THEN 'delete' END, CASE WHEN pubtruncate THEN 'truncate' END)
+       || '/' || xmin::text
+FROM pg_publication WHERE pubname = $1
+"""
+
+# Asked after the snapshot: whatever that shows has its commit record before this place.
+_PLACE = """
+(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)
 """
 
 _PUBLISHED = """
@@ -141,10 +157,20 @@ SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS me
         FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
        a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
        pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
-       (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number
+       (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number,
+       (SELECT {_STORAGE_OF} FROM pg_class c WHERE c.oid = of.oid) AS storage,
+       ({_PUBLICATION}) AS publication, {_PLACE}::int8 AS lsn
 FROM (SELECT $2::oid AS oid) AS of
 LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+"""  # noqa: S608  # of the constants above
+
+# Of relations that somebody says something about.
+_NOW = f"""
+SELECT ({_SEES.replace("$3", "$2")}) AS seen, of.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name,
+       CASE WHEN c.oid IS NOT NULL THEN {_STORAGE_OF} END AS storage, {_PLACE}::int8 AS lsn
+FROM unnest($1::oid[]) AS of(oid) LEFT JOIN pg_class c ON c.oid = of.oid
+LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 """  # noqa: S608  # of the constants above
 
 _KINDS = {
@@ -202,8 +228,22 @@ def _table_facts(
         },
         membership=rows[0]["membership"] or 0,
         last_number=rows[0]["last_number"] or 0,
+        storage=rows[0]["storage"] or "",
+        publication=rows[0]["publication"] or "",
+        lsn=rows[0]["lsn"],
     )
     return facts, rows[0]["seen"]
+
+
+async def relations_now(
+    connection: asyncpg.Connection, relation_ids: Iterable[int], xid: int
+) -> tuple[dict[int, RelationNow], bool]:
+    """Those of the relations that exist, and whether this reading has the effects of transaction `xid`."""
+    rows = await connection.fetch(_NOW, list(relation_ids), xid)
+    there = [row for row in rows if row["name"] is not None]
+    return {
+        row["relation_id"]: RelationNow(row["schema"], row["name"], row["storage"], row["lsn"]) for row in there
+    }, all(row["seen"] for row in rows)
 
 
 async def types(connection: asyncpg.Connection, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
@@ -288,12 +328,15 @@ class PublicationReading:
     snapshot: Snapshot
     # Of columns whose value in older rows is told.
     types: dict[int, TypeInfo]
+    # What the publication publishes, and which definition of it says so.
+    publication: str
 
 
 async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         snapshot = Snapshot.parse(await connection.fetchval("SELECT pg_current_snapshot()::text"))
         published = await published_tables(connection, publication)
+        publishes = await connection.fetchval(_PUBLICATION, publication)
         oids = [table.relation_id for table in published]
         by_relation: dict[int, list[asyncpg.Record]] = {}
         for row in await connection.fetch(_SHAPES, oids):
@@ -313,9 +356,10 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         known = await types(connection, (oid for oid in filled if oid >= FIRST_USER_OID))
     # Not in the snapshot: the list of published tables does not keep to it, and may lack one that was just dropped.
     existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
-    # Asked after the snapshot: whatever that shows has its commit record before this place.
-    lsn = await connection.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
-    return PublicationReading(int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot, known)
+    lsn = await connection.fetchval(f"SELECT {_PLACE}")
+    return PublicationReading(
+        int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot, known, publishes or ""
+    )
 
 
 def _table_reading(

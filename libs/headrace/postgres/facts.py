@@ -43,6 +43,20 @@ class TableFacts:
     membership: int = 0
     # The highest number that a column of the table ever had.
     last_number: int = 0
+    # Where its rows lie, what the publication publishes, and the place in the log that the reading is not beyond.
+    storage: str = ""
+    publication: str = ""
+    lsn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RelationNow:
+    """A relation as a reading of the catalog has it, which is not beyond the place `lsn` of the log."""
+
+    schema: str
+    name: str
+    storage: str
+    lsn: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import TypeVar
 
 import asyncpg
 
@@ -17,10 +19,14 @@ from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresUnreachableError
-from headrace.postgres.facts import TableFacts
+from headrace.postgres.facts import RelationNow, TableFacts
 from headrace.settings import Settings
 
 log = logs.logger("catalog")
+
+T = TypeVar("T")
+# What a query found, and whether it had the effects of the transaction at hand.
+_Read = Callable[[asyncpg.Connection], Awaitable[tuple[T, bool]]]
 
 RETRY_S = 0.5
 # Not without end: where this very slot counts as a synchronous standby, the transaction waits for it.
@@ -40,23 +46,34 @@ class RelationFacts:
 
     async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts | None:
         """The facts as transaction `xid` saw them; None when the service stops before the catalog could be asked."""
+        types = [(column.type_oid, column.type_modifier) for column in relation.columns]
+        publication = self._settings.source.publication
+        return await self._asked(
+            scope, xid, lambda session: catalog.table_facts(session, relation.relation_id, types, publication, xid)
+        )
+
+    async def now(self, scope: Scope, relation_ids: Collection[int], xid: int) -> dict[int, RelationNow] | None:
+        """Those of the relations that exist, read after transaction `xid`; None as above."""
+        return await self._asked(scope, xid, lambda session: catalog.relations_now(session, relation_ids, xid))
+
+    async def _asked(self, scope: Scope, xid: int, read: _Read[T]) -> T | None:
         while not scope.stopping.is_set():
             try:
-                facts = await self._facts(relation, xid)
+                found = await self._read(xid, read)
             except PostgresUnreachableError as error:
                 scope.health.ail("catalog", str(error))
                 await scope.pause(RETRY_S)
             else:
                 scope.health.heal("catalog")
-                return facts
+                return found
         return None
 
-    async def _facts(self, relation: Relation, xid: int) -> TableFacts:
+    async def _read(self, xid: int, read: _Read[T]) -> T:
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await connection.connect(self._settings.postgres, self._application_name)
             async with asyncio.timeout(VISIBLE_TIMEOUT_S + self._settings.postgres.connect_timeout_s):
-                return await self._read(self._connection, relation, xid)
+                return await self._seeing(self._connection, xid, read)
         except connection.BROKEN as error:
             await self.close()
             raise PostgresUnreachableError(f"the catalog can't be read: {error}") from error
@@ -64,18 +81,16 @@ class RelationFacts:
             await self.close()
             raise connection.explained(error.sqlstate, str(error), self._settings.postgres) from error
 
-    async def _read(self, session: asyncpg.Connection, relation: Relation, xid: int) -> TableFacts:
-        """All facts from one snapshot, which has the transaction that the relation was described in."""
-        types = [(column.type_oid, column.type_modifier) for column in relation.columns]
-        publication = self._settings.source.publication
+    async def _seeing(self, session: asyncpg.Connection, xid: int, read: _Read[T]) -> T:
+        """All from one snapshot, which has the transaction that it is about."""
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
         while True:
-            facts, seen = await catalog.table_facts(session, relation.relation_id, types, publication, xid)
+            found, seen = await read(session)
             if not seen and xid != self._unseen and time.monotonic() > deadline:
-                log.warning("catalog_behind", xid=xid, table=f"{relation.schema}.{relation.name}")
+                log.warning("catalog_behind", xid=xid)
                 self._unseen = xid
             if seen or xid == self._unseen:
-                return facts
+                return found
             await asyncio.sleep(VISIBLE_POLL_S)
 
     async def close(self) -> None:

@@ -33,6 +33,7 @@ from headrace.pgoutput.messages import (
     pg_timestamp_iso,
 )
 from headrace.postgres import ddl_trigger
+from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
@@ -120,6 +121,8 @@ class Assembler:
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
         self._taken: list[Event | Mark] = []
+        # What the catalog says of relations that the message at hand makes a claim about.
+        self._now: Mapping[int, RelationNow] | None = None
         # What `feed` is about to give.
         self._out: list[Event | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
@@ -194,10 +197,31 @@ class Assembler:
         if data[0] == _RELATION:
             return False
         try:
-            self._taken += self.feed(lsn, decode(data))
+            message = decode(data)
+            if self.doubts(message):
+                return False
+            self._taken += self.feed(lsn, message)
         except DecodeError:
             return False
         return True
+
+    def doubts(self, message: PgoutputMessage) -> set[int]:
+        """Relations of which a message makes a claim that the catalog has to bear out before it is fed."""
+        if not isinstance(message, Message) or message.prefix != ddl_trigger.PREFIX or not message.transactional:
+            return set()
+        try:
+            ddl = ddl_trigger.parse(message.content)
+        except DecodeError:
+            return set()
+        return set() if self._compat else self._book.concerns(ddl, self.place)
+
+    def feed_claim(self, lsn: int, message: Message, now: Mapping[int, RelationNow]) -> list[Event | Mark]:
+        """`feed` for such a message, with what exists of those relations."""
+        self._now = now
+        try:
+            return self.feed(lsn, message)
+        finally:
+            self._now = None
 
     def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
         """Take rows that can be read and written quickly; the index of the first entry that is none."""
@@ -276,6 +300,7 @@ class Assembler:
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
             shape = self._shape(relation_id)
+            self._book.truncated(relation_id, self.xid)
             if self._compat:
                 # It takes its place, and is not delivered.
                 self._next_position()
@@ -331,7 +356,7 @@ class Assembler:
     def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> None:
         """The schema event that must come before this row, if the stream has not told this shape yet."""
         shape.told = True
-        told = self._book.check(shape.table, position, lsn, begin.xid)
+        told = self._book.check(shape.table, position, lsn, begin.xid, storage=shape.storage, read_lsn=shape.read_lsn)
         if told is not None:
             tx = events.transaction(begin.xid, position, self._ts, last=False)
             self._out.append(self._schema_event(told, position, lsn, tx))
@@ -378,13 +403,15 @@ class Assembler:
             self._out.append(self._release(last=True))
 
     def _ddl(self, lsn: int, message: Message, position: Position) -> None:
-        """What the event trigger wrote: schema events in their place. Others may write under its prefix: not taken."""
+        """What the event trigger wrote: schema events in their place. Others may write under its prefix."""
         try:
             ddl = ddl_trigger.parse(message.content)
         except DecodeError:
             return
+        if self._now is None:
+            return
         tx = events.transaction(self.xid, position, self._ts, last=False)
-        for told in self._book.hear(ddl, position, lsn, self.xid):
+        for told in self._book.hear(ddl, position, lsn, self.xid, self._now):
             if self._held is not None:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))

@@ -7,7 +7,6 @@ that a schema event never comes before a row of the old shape. A database that c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 
 import asyncpg
@@ -15,7 +14,7 @@ import asyncpg
 from headrace import log as logs
 from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
-from headrace.contract.values import TypeInfo, converter
+from headrace.contract.values import converter
 from headrace.lifecycle import Scope
 from headrace.postgres import connection
 from headrace.postgres.catalog import PublicationReading, TableReading, read_publication
@@ -68,12 +67,13 @@ class CatalogWatch:
         wanted = [t for t in reading.tables if self._selection.wants(t.table.schema, t.table.name)]
         return CatalogReading(
             reading.lsn,
-            tuple(self._table(table, reading.types) for table in wanted),
+            tuple(self._table(table, reading) for table in wanted),
             reading.existing,
             reading.snapshot,
+            read_lsn=reading.lsn,
         )
 
-    def _table(self, reading: TableReading, types: Mapping[int, TypeInfo]) -> CatalogTable:
+    def _table(self, reading: TableReading, publication: PublicationReading) -> CatalogTable:
         table = reading.table
         hidden = self._selection.hidden_columns(table.schema, table.name)
         columns = tuple(
@@ -87,7 +87,7 @@ class CatalogWatch:
                 column_default=row["column_default"],
                 number=row["number"],
                 filled=row["filled"],
-                fill=fill(row["missing"], converter(row["type_oid"], self._options, types.get)),
+                fill=fill(row["missing"], converter(row["type_oid"], self._options, publication.types.get)),
             )
             for row in reading.columns
             if row["name"] not in hidden
@@ -101,5 +101,6 @@ class CatalogWatch:
             membership=reading.membership,
             columns=columns,
             last_number=reading.last_number,
+            publication=publication.publication,
         )
         return CatalogTable(shape, reading.storage)

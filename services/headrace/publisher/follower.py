@@ -35,7 +35,7 @@ from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
 from headrace.metrics import count, one_of
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.messages import Relation
+from headrace.pgoutput.messages import Message, Relation
 from headrace.publisher.assembler import Assembler, Event, Mark
 from headrace.publisher.batches import Batches
 from headrace.publisher.book_shelf import BookShelf
@@ -343,6 +343,9 @@ class Follower:
 
     async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
         decoded = decode(message)
+        if isinstance(decoded, Message) and (claimed := self._assembler.doubts(decoded)):
+            now = await self._tables.now(self._scope, claimed, self._assembler.xid)
+            return [] if now is None else self._assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return self._assembler.feed(lsn, decoded)
         known_key = self._book.key_of(decoded.relation_id)

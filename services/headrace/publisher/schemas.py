@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.contract import schemas
 from headrace.contract.naming import table_token
@@ -16,7 +16,8 @@ from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable
-from headrace.postgres.facts import Snapshot
+from headrace.postgres.facts import RelationNow, Snapshot
+from headrace.publisher import storage as files
 
 FORMAT = 1
 
@@ -35,6 +36,8 @@ class Entry:
     storage: str = ""
     # The transaction it came with, as long as this process lives: a catalog reading that missed it says nothing.
     xid: int = 0
+    # The place that the catalog was not beyond when `storage` was read, likewise: an earlier reading says nothing new.
+    read_lsn: int = 0
 
     def encode(self) -> dict[str, Any]:
         return {
@@ -76,6 +79,8 @@ class CatalogReading:
     # Relations of the book that still exist, published or not.
     existing: frozenset[int]
     snapshot: Snapshot
+    # The place where it was read, whatever the stream has passed since.
+    read_lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,14 @@ class Told:
     resync: bool
 
 
+class Heard(NamedTuple):
+    """The place of a message of the event trigger's prefix."""
+
+    position: Position
+    lsn: int
+    xid: int
+
+
 class SchemaBook:
     def __init__(self, entries: Iterable[Entry] = (), reached: Position = ORIGIN) -> None:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
@@ -97,6 +110,8 @@ class SchemaBook:
         # Entries that took the catalog's word without anything to tell.
         self.adopted: set[str] = set()
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
+        # Transactions whose TRUNCATE of a relation has its event: it explains a new file.
+        self._truncated: dict[int, set[int]] = {}
 
     def entry(self, token: str) -> Entry | None:
         return self._entries.get(token)
@@ -113,12 +128,24 @@ class SchemaBook:
         """Whether the stream has this row, and so what had to be told before it: by now the catalog may say more."""
         return position <= self._reached and table_token(shape.schema, shape.name) in self._entries
 
-    def check(self, shape: TableShape, position: Position, lsn: int, xid: int) -> Told | None:
-        """What must be told before the row at `position`, which has this shape; None when it is known."""
+    def truncated(self, relation_id: int, xid: int) -> None:
+        """The stream tells of a TRUNCATE."""
+        if relation_id in self._by_relation:
+            self._truncated.setdefault(relation_id, set()).add(xid)
+
+    def check(
+        self, shape: TableShape, position: Position, lsn: int, xid: int, *, storage: str = "", read_lsn: int = 0
+    ) -> Told | None:
+        """What must be told before the row at `position`, which has this shape; None when it is known.
+
+        `storage` is what the catalog said at `read_lsn`.
+        """
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
-            return self._first(token, Entry(shape, 1, position, msg_id=_msg_id(lsn, token), xid=xid))
+            # Nobody has to copy a table that is told for the first time: only what was so at this place is known.
+            entry = Entry(shape, 1, position, True, _msg_id(lsn, token), files.as_of(storage, xid), xid, read_lsn)
+            return self._first(token, entry)
         if position < known.since:
             return None
         if not shape.seen and shape.relation_id == known.shape.relation_id:
@@ -126,7 +153,7 @@ class SchemaBook:
         if known.told and known.shape.same_in_stream(shape):
             return None
         changes, resync = schemas.differences(known.shape, shape)
-        entry = Entry(shape, known.version, position, msg_id=_msg_id(lsn, token), storage=known.storage, xid=xid)
+        entry = Entry(shape, known.version, position, True, _msg_id(lsn, token), storage, xid, read_lsn)
         return self._next(token, known, entry, changes, resync=resync)
 
     def _first(self, token: str, entry: Entry) -> Told:
@@ -147,8 +174,9 @@ class SchemaBook:
         entry = replace(
             entry,
             version=known.version + 1 if known.told else known.version,
-            # A change that rewrites the table must not be told a second time as a rewrite.
-            storage="" if resync and entry.storage == known.storage else entry.storage,
+            # Who copies the table now has all that the catalog showed: it is not told a second time. Who does not, has
+            # yet to be told what happened to its files.
+            storage=entry.storage if resync or entry.xid == 0 else known.storage,
         )
         return self._enter(token, entry, changes, resync=resync)
 
@@ -157,24 +185,42 @@ class SchemaBook:
         self._by_relation[entry.shape.relation_id] = token
         return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
 
-    def hear(self, ddl: Ddl, position: Position, lsn: int, xid: int) -> list[Told]:
-        """What the event trigger wrote at this place: drops, renames and rewrites, in order."""
+    def concerns(self, ddl: Ddl, position: Position) -> set[int]:
+        """The relations of this book that a message of the event trigger's prefix says something new about."""
+        if position <= self._reached:
+            return set()
+        return {table.relation_id for table in ddl.tables if self._heard_of(table.relation_id) is not None}
+
+    def hear(self, ddl: Ddl, position: Position, lsn: int, xid: int, now: Mapping[int, RelationNow]) -> list[Told]:
+        """What the event trigger wrote at this place: drops, renames and rewrites, in order.
+
+        Anybody may write so. It is believed where the catalog, read after that transaction, agrees (`now`: the
+        relations that exist).
+        """
         if position <= self._reached:
             return []
-        told = [self._heard(ddl.event, table, position, lsn, xid) for table in ddl.tables]
+        told = [self._heard(ddl.event, table, Heard(position, lsn, xid), now) for table in ddl.tables]
         return [item for item in told if item is not None]
 
-    def _heard(self, event: str, table: DdlTable, position: Position, lsn: int, xid: int) -> Told | None:
-        token = self._by_relation.get(table.relation_id, "")
-        known = self._entries.get(token)
-        if known is None or known.shape.relation_id != table.relation_id or not known.shape.columns:
+    def _heard_of(self, relation_id: int) -> Entry | None:
+        known = self._entries.get(self._by_relation.get(relation_id, ""))
+        there = known is not None and known.shape.relation_id == relation_id and known.shape.columns
+        return known if there else None
+
+    def _heard(self, event: str, table: DdlTable, at: Heard, relations: Mapping[int, RelationNow]) -> Told | None:
+        known, now = self._heard_of(table.relation_id), relations.get(table.relation_id)
+        if known is None:
             return None
-        entry = replace(known, since=position, msg_id=_msg_id(lsn, token), xid=xid)
+        token = self._by_relation[table.relation_id]
+        entry = replace(known, since=at.position, msg_id=_msg_id(at.lsn, token), xid=at.xid)
         if event == "table_rewrite":
+            if now is None or files.same_files(known.storage, now.storage):
+                return None
+            entry = replace(entry, storage=now.storage, read_lsn=now.lsn)
             return self._next(token, known, entry, [{"change": "table_rewritten"}], resync=True)
-        if event == "sql_drop":
+        if event == "sql_drop" and now is None:
             change: Change = {"change": "table_dropped"}
-        elif (table.schema, table.name) != (known.shape.schema, known.shape.name):
+        elif event != "sql_drop" and _moved(known, table, now):
             change = {"change": "table_renamed", "to": f"{table.schema}.{table.name}"}
         else:
             return None
@@ -193,24 +239,44 @@ class SchemaBook:
         entry = Entry(table.shape, 1, position, msg_id=_msg_id(reading.lsn, token), storage=table.storage)
         if known is None:
             return self._first(token, entry)
+        if reading.read_lsn < known.read_lsn:
+            return None
         # The stream may have this table under a newer name by now.
         newest = self._entries[self._by_relation.get(table.shape.relation_id, token)]
         if not (reading.snapshot.sees(known.xid) and reading.snapshot.sees(newest.xid)):
             return None
         entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
         changes, resync = schemas.differences(known.shape, entry.shape)
-        rewritten = _rewritten(known.storage, table.storage)
+        truncated = self._truncates(table.shape.relation_id, reading)
+        rewritten = files.rewritten(known.storage, table.storage, truncated)
         if rewritten:
             changes.append({"change": "table_rewritten"})
-        moved = _partitions_moved(known.storage, table.storage)
+        moved = files.partitions_moved(known.storage, table.storage, truncated)
         if moved:
             changes.append({"change": "partitions_changed"})
         if changes or not known.told:
             return self._next(token, known, entry, changes, resync=resync or rewritten or moved)
-        if known.storage != table.storage:
-            self._entries[token] = replace(known, storage=table.storage)
-            self.adopted.add(token)
+        self._adopt(token, known, table)
         return None
+
+    def _truncates(self, relation_id: int, reading: CatalogReading) -> set[int]:
+        """Those that the reading may show; it is the last one that has to know them."""
+        truncated = self._truncated.pop(relation_id, set())
+        if later := {xid for xid in truncated if not reading.snapshot.sees(xid)}:
+            self._truncated[relation_id] = later
+        return truncated
+
+    def _adopt(self, token: str, known: Entry, table: CatalogTable) -> None:
+        """Keep what the catalog says, where that is nothing to tell."""
+        shape = replace(
+            known.shape,
+            publication=table.shape.publication,
+            last_number=table.shape.last_number or known.shape.last_number,
+        )
+        facts = (shape.publication, shape.last_number, table.storage)
+        if facts != (known.shape.publication, known.shape.last_number, known.storage):
+            self._entries[token] = replace(known, shape=shape, storage=table.storage)
+            self.adopted.add(token)
 
     def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
         """Tables that the publication no longer has."""
@@ -235,20 +301,7 @@ def _msg_id(lsn: int, token: str) -> str:
     return f"{lsn:x}-{token}-schema"
 
 
-def _rewritten(before: str, now: str) -> bool:
-    """Both the table's file and a column's definition are new: TRUNCATE and VACUUM FULL change only the file."""
-    if not before or not now:
-        return False
-    file_before, columns_before, _ = before.split("/")
-    file_now, columns_now, _ = now.split("/")
-    return file_before != file_now and columns_before != columns_now
-
-
-def _partitions_moved(before: str, now: str) -> bool:
-    """Rows came or went with a partition: one is gone, or one is there that was a table before."""
-    if not before or not now:
-        return False
-    were, are = (set(filter(None, storage.split("/")[2].split(","))) for storage in (before, now))
-    known = {partition.removesuffix("a") for partition in were}
-    gone = known - {partition.removesuffix("a") for partition in are}
-    return bool(gone) or any(partition.endswith("a") and partition.removesuffix("a") not in known for partition in are)
+def _moved(known: Entry, table: DdlTable, now: RelationNow | None) -> bool:
+    """Whether a table has another name than the stream told, and the one that is claimed."""
+    claimed = (table.schema, table.name)
+    return claimed != (known.shape.schema, known.shape.name) and now is not None and claimed == (now.schema, now.name)

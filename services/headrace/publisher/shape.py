@@ -47,6 +47,9 @@ class Shape:
     table: TableShape
     # The events' `key`.
     event_key: tuple[str, ...] = ()
+    # What the catalog said of the table's files, and the place in the log that it is not beyond.
+    storage: str = ""
+    read_lsn: int = 0
     # Left out by configuration: its changes count, and are not delivered.
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
@@ -89,6 +92,8 @@ class Shape:
             truncate=Kind.of(token, Operation.TRUNCATE),
             table=_table_shape(relation, facts, dict(columns), primary_key),
             event_key=_event_key(relation, primary_key, present - hidden),
+            storage=facts.storage,
+            read_lsn=facts.lsn,
             excluded=not selection.wants(relation.schema, relation.name),
         )
 
@@ -167,6 +172,7 @@ def _table_shape(
             if (convert := converters[column.name]) is not None
         ),
         last_number=facts.last_number if facts.columns.keys() == converters.keys() else 0,
+        publication=facts.publication,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions
 from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
+from headrace.postgres.facts import RelationNow
 from headrace.postgres.relation_facts import RelationFacts
 from headrace.publisher.shape import Shape
 from headrace.settings import Settings
@@ -35,6 +36,10 @@ class Tables:
         """The relation's shape in transaction `xid`; None when the service stops before the catalog could be asked."""
         facts = await self._facts.of(scope, relation, xid)
         return None if facts is None else Shape.of(relation, facts, self._options, self._selection, known_key)
+
+    async def now(self, scope: Scope, relation_ids: Collection[int], xid: int) -> dict[int, RelationNow] | None:
+        """Those of the relations that exist, read after transaction `xid`; None when the service stops before."""
+        return await self._facts.now(scope, relation_ids, xid)
 
     async def close(self) -> None:
         await self._facts.close()

@@ -1,0 +1,117 @@
+"""What two readings of the catalog give away of a table's files: whether its rows changed without events. Pure.
+
+A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) give one too. What else is
+new tells them apart: ALTER TABLE writes columns' definitions, or, where it rewrites for another reason (UNLOGGED and
+back), makes the TOAST table again, which the others keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headrace.postgres.facts import precedes
+
+
+class File(NamedTuple):
+    """A relation's file, the transaction that defined the relation last, and its TOAST table (0: it has none)."""
+
+    node: int
+    by: int
+    toast: int
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What a reading said; `exposed`: the table, not being published by its own name, may become unlogged."""
+
+    files: Mapping[int, File]
+    columns: str
+    partitions: frozenset[str]
+    exposed: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Storage | None:
+        """None for what was not read yet, or was kept by an earlier version."""
+        if text.count("/") != _PARTS - 1:
+            return None
+        files, columns, partitions, exposed = text.split("/")
+        made = {}
+        for one in filter(None, files.split(",")):
+            relation, *file = map(int, one.split(":"))
+            made[relation] = File(*file)
+        return cls(made, columns, frozenset(filter(None, partitions.split(","))), bool(exposed))
+
+    @property
+    def divided(self) -> bool:
+        """Whether the rows are in partitions."""
+        return any(not file.node for file in self.files.values())
+
+
+_PARTS = 4
+# A file, or a definition of columns, that is no other's.
+_UNKNOWN = -1
+
+
+def as_of(text: str, xid: int) -> str:
+    """What a reading said, without what a later transaction than `xid` did to files: that has yet to be told."""
+    storage = Storage.parse(text)
+    if storage is None or not any(precedes(xid, file.by) for file in storage.files.values()):
+        return text
+    _, _, partitions, exposed = text.split("/")
+    files = {
+        relation: file._replace(node=_UNKNOWN) if precedes(xid, file.by) else file
+        for relation, file in storage.files.items()
+    }
+    listed = ",".join(f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items())
+    return f"{listed}/{_UNKNOWN}/{partitions}/{exposed}"
+
+
+def same_files(before: str, now: str) -> bool:
+    """Whether nothing was written anew since; False where nothing is known."""
+    was, is_ = Storage.parse(before), Storage.parse(now)
+    return was is not None and is_ is not None and not _replaced(was, is_, ())
+
+
+def rewritten(before: str, now: str, truncated: Collection[int]) -> bool:
+    """Whether rows may have other values, or be others, without events; `truncated` by these transactions' events."""
+    was, is_ = Storage.parse(before), Storage.parse(now)
+    if was is None or is_ is None or not (replaced := _replaced(was, is_, truncated)):
+        return False
+    if was.columns != is_.columns:
+        return True
+    return not is_.divided and any(_may_be_others(*pair, exposed=is_.exposed) for pair in replaced)
+
+
+def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
+    """Whether rows came or went with a partition: it is gone, was a table before, or has another file.
+
+    The last may be a TRUNCATE of the partition alone, of which a table published as its root has no event.
+    """
+    was, is_ = Storage.parse(before), Storage.parse(now)
+    if was is None or is_ is None:
+        return False
+    if is_.divided and was.columns == is_.columns and _replaced(was, is_, truncated):
+        return True
+    known = {partition.removesuffix("a") for partition in was.partitions}
+    gone = known - {partition.removesuffix("a") for partition in is_.partitions}
+    return bool(gone) or any(
+        partition.endswith("a") and partition.removesuffix("a") not in known for partition in is_.partitions
+    )
+
+
+def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tuple[File, File]]:
+    """Files that are others, but for those whose relation's last change was a TRUNCATE that has its event."""
+    return [
+        (old, new)
+        for relation, new in is_.files.items()
+        if (old := was.files.get(relation)) is not None and old.node != new.node and new.by not in truncated
+    ]
+
+
+def _may_be_others(old: File, new: File, *, exposed: bool) -> bool:
+    if old.toast and new.toast:
+        return old.toast != new.toast
+    # Nothing tells UNLOGGED and back from VACUUM FULL here.
+    return exposed
