@@ -236,6 +236,35 @@ async def test_a_change_of_a_table_says_what_it_is_and_whether_rows_carry_it(
     assert (kinds(told), told.payload["resync"], told.payload["version"]) == (changes, resync, 2)
 
 
+RENAMES = {
+    "swap": "RENAME v TO spare; ALTER TABLE {0} RENAME w TO v; ALTER TABLE {0} RENAME spare TO w",
+    "chain": "RENAME w TO x; ALTER TABLE {0} RENAME v TO w",
+    "ring": "RENAME u TO spare; ALTER TABLE {0} RENAME v TO u; ALTER TABLE {0} RENAME w TO v;"
+    "ALTER TABLE {0} RENAME spare TO w",
+    "reuse": "DROP u; ALTER TABLE {0} RENAME v TO u; ALTER TABLE {0} ADD v text",
+}
+
+
+@pytest.mark.parametrize("name", RENAMES)
+async def test_changes_applied_one_after_the_other_give_every_column_its_name(line: Line, name: str) -> None:
+    table, copy = f"renames_{name}", f"copy_{name}"
+    for made in (table, copy):
+        await line.execute(f"CREATE TABLE {made} (id int PRIMARY KEY, u text, v text, w text)")
+        await line.execute(f"INSERT INTO {made} VALUES (1, 'u', 'v', 'w')")
+    await line.take()
+    told = await told_after(line, f"ALTER TABLE {table} {RENAMES[name].format(table)}", f"UPDATE {table} SET id = id")
+    for change in told.payload["changes"]:
+        body = {
+            "column_renamed": f"RENAME {change.get('from')} TO {change['column']}",
+            "column_dropped": f"DROP {change['column']}",
+            "column_added": f"ADD {change['column']} text",
+        }[change["change"]]
+        await line.execute(f"ALTER TABLE {copy} {body}")
+    rows = [await line.database.fetch(f"SELECT to_jsonb(t) FROM {of} t") for of in (table, copy)]
+    assert rows[0] == rows[1]
+    await line.take()
+
+
 async def test_a_primary_key_that_moves_is_told_before_the_rows_it_names(line: Line) -> None:
     await line.execute("CREATE TABLE rekeyed (a int PRIMARY KEY, b int NOT NULL); INSERT INTO rekeyed VALUES (1, 2)")
     await line.execute("ALTER TABLE rekeyed REPLICA IDENTITY FULL; UPDATE rekeyed SET b = 3")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from headrace.contract.values import Converter
@@ -229,6 +230,7 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     accounted = _accounted(old, new)
     names_before = {column.name for column in old.columns}
     changes += [{"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept]
+    changes += _renames(old, new, pairs)
     for column in new.columns:
         before_or_none = pairs.get(column)
         if before_or_none is None:
@@ -242,6 +244,26 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
         changes += column_changes
         resync = resync or rewritten
     return changes, resync
+
+
+def _renames(old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, ColumnShape]) -> list[Change]:
+    """Renames in an order in which each finds its name free; one of a ring gives way under a name of its own."""
+    left = {before.name: column.name for column, before in pairs.items() if before.name != column.name}
+    names = {column.name for column in (*old.columns, *new.columns)}
+    changes: list[Change] = []
+    while left:
+        name = next((name for name, wanted in left.items() if wanted not in left), None)
+        if name is None:
+            name = next(iter(left))
+            spare = next(spare for n in count(1) if (spare := f"headrace_{n}") not in names)
+            names.add(spare)
+            left[spare] = left[name]
+            target = spare
+        else:
+            target = left[name]
+        del left[name]
+        changes.append({"change": "column_renamed", "from": name, "column": target})
+    return changes
 
 
 def _given(column: ColumnShape) -> Change:
@@ -280,8 +302,6 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
 def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], bool]:
     changes: list[Change] = []
     rewritten = False
-    if before.name != after.name:
-        changes.append({"change": "column_renamed", "from": before.name, "column": after.name})
     if (before.type_oid, before.type_modifier) != (after.type_oid, after.type_modifier):
         changes.append(
             {"change": "column_retyped", "column": after.name, "from": before.data_type, "to": after.data_type}

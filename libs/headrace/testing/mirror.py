@@ -141,6 +141,7 @@ class PostgresMirror:
                 case _:
                     continue
             await self.target.execute(f"ALTER TABLE {table.sql} {body}")
+            names = (names - {change.get("from")}) | {column}
         table.columns = {column["name"]: column["data_type"] for column in payload["columns"]}
         table.identity = list(payload["identity"])
 
