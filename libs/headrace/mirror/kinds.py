@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import math
 import re
 from enum import StrEnum
 from typing import Any
-
-from headrace.contract.values_json import native_json
 
 # Digits alone: what is left of a type goes into SQL as it is.
 _BASE = re.compile(r"\([0-9, -]*\)")
@@ -77,22 +73,6 @@ def as_json(value: Any) -> str:
         # Half a surrogate pair, which json (not jsonb) may hold, has no form but its escape.
         return json.dumps(value, allow_nan=False)
     return text
-
-
-def canonical_json(text: str) -> str:
-    """A document by its meaning, as MessagePack's native form has it: keys sorted, no spelling of numbers kept."""
-    value = native_json(text.encode())
-    if isinstance(value, str) and "\\ud" in value.lower():
-        # What has half a surrogate pair comes as its text in MessagePack, and as itself in JSON.
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
-    return json.dumps(value, sort_keys=True)
-
-
-def as_float(value: Any) -> float | str:
-    """A float by its value: -0 is 0, and NaN (which equals nothing) its name."""
-    number = float(value)
-    return "NaN" if math.isnan(number) else number + 0.0
 
 
 def array_literal(value: list[Any]) -> str:

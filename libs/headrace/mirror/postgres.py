@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
 
-from headrace.contract import type_oids
 from headrace.contract.scalars import SESSION_SETTINGS
-from headrace.contract.values import ArrayForm, ValueOptions, converter
 from headrace.mirror.kinds import (
     Kind,
     array_literal,
     as_bytes,
-    as_float,
     as_json,
-    base_of,
-    canonical_json,
     is_portable,
     kind_of,
 )
@@ -47,16 +41,8 @@ from headrace.mirror.target import (
 
 SCHEMA = "headrace_mirror"
 PIPELINED_MAX = 500
-READ_ROWS = 5000
 _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-# Types whose text differs from the contract's form.
-_CONVERTED = {
-    "timestamp without time zone": type_oids.TIMESTAMP,
-    "timestamp with time zone": type_oids.TIMESTAMPTZ,
-    "time with time zone": type_oids.TIMETZ,
-    "money": type_oids.MONEY,
-}
 _AWAY = frozenset({"08", "57", "53"})
 _Statement = tuple[Table, str, list[str | None]]
 
@@ -363,49 +349,19 @@ def text_of(data_type: str) -> Callable[[Any], str]:
 class PostgresReading:
     """One moment of the database: a transaction that is read only."""
 
-    arrays = ArrayForm.LITERAL
-
     def __init__(self, connection: psycopg.AsyncConnection[Any], marks: Mapping[str, str]) -> None:
-        self._connection = connection
+        self.connection = connection
         self.marks = marks
 
+    @staticmethod
+    def relation(table: Table) -> str:
+        """What SQL calls a table of the mirror."""
+        return table_name(table)
+
     async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
-        # A cast to text is not what a type prints: it trims character(n), and adds a mask to inet.
-        names = ", ".join(f"CASE WHEN {quoted(c.name)} IS NOT NULL THEN concat({quoted(c.name)}) END" for c in columns)
-        readers = [_reader(column.data_type) for column in columns]
-        async with _explained(), self._connection.cursor(f"verify_{secrets.token_hex(4)}") as cursor:
-            await cursor.execute(f"SELECT {names} FROM {table_name(table)}".encode())  # noqa: S608  # quoted
-            while rows := await cursor.fetchmany(READ_ROWS):
-                yield [
-                    tuple(None if v is None else read(v) for read, v in zip(readers, row, strict=True)) for row in rows
-                ]
-
-    def form(self, column: Column, value: Any) -> Any:
-        if value is None:
-            return None
-        kind = kind_of(column.data_type)
-        if kind is Kind.JSON:
-            return canonical_json(as_json(value))
-        if kind is Kind.FLOAT:
-            return as_float(value)
-        return value if base_of(column.data_type) in _CONVERTED else text_of(column.data_type)(value)
-
-
-def _same(value: str) -> str:
-    return value
-
-
-def _reader(data_type: str) -> Callable[[str], Any]:
-    """From PostgreSQL's text to what can be compared."""
-    if data_type.endswith("[]"):
-        return _same
-    kind = kind_of(data_type)
-    if kind is Kind.JSON:
-        return canonical_json
-    if kind is Kind.FLOAT:
-        return as_float
-    oid = _CONVERTED.get(base_of(data_type))
-    if oid is None:
-        return _same
-    convert = converter(oid, ValueOptions(), lambda _: None)
-    return lambda text: convert(text.encode())
+        """As the server's own text."""
+        names = ", ".join(quoted(column.name) for column in columns)
+        query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"  # noqa: S608  # quoted
+        async with _explained(), self.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
+            async for row in copy.rows():
+                yield [tuple(row)]

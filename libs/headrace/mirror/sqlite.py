@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.mirror.book import tables_of
-from headrace.mirror.kinds import Kind, as_bytes, as_float, as_json, canonical_json, kind_of
+from headrace.mirror.kinds import Kind, as_bytes, as_json, kind_of
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.target import (
     Alter,
@@ -313,8 +313,6 @@ def stored(data_type: str) -> Callable[[Any], Any]:
 class SqliteReading:
     """One moment of the file."""
 
-    arrays = None
-
     def __init__(self, path: str) -> None:
         # SQLite would make the file, and a path with a slip of the pen would leave an empty one behind.
         if not Path(path).exists():
@@ -333,33 +331,9 @@ class SqliteReading:
         self._connection.close()
 
     async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
+        """As they are kept."""
         names = ", ".join(quoted(column.name) for column in columns)
         query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted
         cursor = await asyncio.to_thread(self._connection.execute, query)
-        readers = [_reader(column.data_type) for column in columns]
         while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):
-            yield [_read(readers, row) for row in rows]
-
-    def form(self, column: Column, value: Any) -> Any:
-        if value is None:
-            return None
-        kept = stored(column.data_type)(value)
-        return _reader(column.data_type)(kept)
-
-
-def _read(readers: Iterable[Callable[[Any], Any]], row: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(None if value is None else read(value) for read, value in zip(readers, row, strict=True))
-
-
-def _reader(data_type: str) -> Callable[[Any], Any]:
-    if data_type.endswith("[]"):
-        return _same
-    kind = kind_of(data_type)
-    return canonical_json if kind is Kind.JSON else as_float if kind is Kind.FLOAT else _unsigned
-
-
-def _unsigned(value: Any) -> Any:
-    """A boolean of a type that nobody knows is SQLite's 0 or 1; -0 is 0."""
-    if isinstance(value, bool):
-        return int(value)
-    return value + 0.0 if isinstance(value, float) else value
+            yield rows

@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headrace.contract.values import ArrayForm
 from headrace.errors import HeadraceError, SettingError
 from headrace.mirror.table import Column, Table
 
@@ -133,21 +132,12 @@ class TargetReading(Protocol):
     """A target at one moment, for `headrace verify`."""
 
     @property
-    def arrays(self) -> ArrayForm | None:
-        """In which form it wants arrays to compare with; None: as the stream has them."""
-        ...
-
-    @property
     def marks(self) -> Mapping[str, str]:
         """The marks at that moment."""
         ...
 
     def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
-        """All rows, some at a time, in no particular order; values as `form` says."""
-        ...
-
-    def form(self, column: Column, value: Any) -> Any:
-        """What `rows` gives for a value of the contract's form."""
+        """All rows, some at a time, in no particular order, with values as a mirror in SQLite keeps them."""
         ...
 
 

@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -23,14 +22,20 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.mirror.book import identity_of, tables_of
 from headrace.mirror.hold import subject_of
-from headrace.mirror.table import Phase, TableState
+from headrace.mirror.postgres import PostgresReading
+from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
+from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, RefusedError, held_snapshot
 from headrace.verify import source
-from headrace.verify.digest import RANGES, Difference, Digests, Row, differences, differing, key_of, range_of
+from headrace.verify.comparison import HashedHere, HashedThere, Side, compared
+from headrace.verify.digest import RANGES, Difference
+from headrace.verify.forms import in_postgres, in_sqlite
 from headrace.verify.place import Place, Stream, place_of, state_of
+from headrace.verify.sql_rows import SqlRows, settle
+from headrace.verify.types import Type, types_of
 
 log = logs.logger("verify")
 
@@ -38,7 +43,6 @@ HOLD_S = 30.0
 ANSWER_S = 10.0
 LOOK_S = 0.1
 BOOTSTRAP_LOOK_S = 1.0
-ROWS_COMPARED_MAX = 200_000
 
 
 class NotThereError(HeadraceError):
@@ -108,6 +112,8 @@ class Verifier:
 
     async def table(self, token: str) -> Verdict:
         """One table's verdict; what differs is looked at again before it is said."""
+        if (refusal := await self._refusal(token)) is not None:
+            return refusal
         deadline = time.monotonic() + self.patience.wait_s
         verdict = await self._once(token, deadline)
         if not verdict.equal:
@@ -117,6 +123,14 @@ class Verifier:
             await asyncio.sleep(1.0)
             verdict = await self._once(token, deadline)
         return verdict
+
+    async def _refusal(self, token: str) -> Verdict | None:
+        """The verdict on a table that no waiting brings: a name that the mirror doesn't know."""
+        known = {state.token: state for state in await self.tables()}
+        if token in known:
+            return None
+        there = ", ".join(f"{s.schema}.{s.name}".removeprefix("public.") for s in known.values()) or "none"
+        return Verdict(token, 0, why=f"the mirror has no such table; it has: {there}")
 
     async def _once(self, token: str, deadline: float) -> Verdict:
         while True:
@@ -201,57 +215,37 @@ class Verifier:
         if ours != theirs:
             lacks, has = ", ".join(sorted(theirs - ours)) or "none", ", ".join(sorted(ours - theirs)) or "none"
             return Verdict(token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}")
-        return await _Comparison(self.settings, held, reading, state).verdict()
+        names, key = [column.name for column in state.live.columns], state.live.key
+        async with source.in_snapshot(self.settings, held) as connection:
+            types = await types_of(connection, relation_of(state.schema, state.name))
+            relations = [f"ONLY {storage.relation}" for storage in held.storages]
+            where = " AND ".join(f"({condition})" for condition in held.conditions) or "true"
+            table = SqlRows(connection, relations, names, key, where)
+            sides = await self._sides(table, reading, state.live, types)
+            outcome = await compared(*sides, names, key)
+        return Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=key)
+
+    async def _sides(
+        self, table: SqlRows, reading: TargetReading, live: Table, types: Mapping[str, Type]
+    ) -> tuple[Side, Side]:
+        lists = self.settings.format.arrays == "list"
+        if isinstance(reading, PostgresReading):
+            await settle(reading.connection)
+            mirror = SqlRows(reading.connection, [reading.relation(live)], table.names, table.key)
+            there = await types_of(reading.connection, reading.relation(live))
+            forms = [in_postgres(types[name], there[name].name, lists=lists) for name in table.names]
+            if not any(forms):
+                return HashedThere(table), HashedThere(mirror)
+            return HashedHere(table.rows, forms), HashedHere(mirror.rows, forms)
+        pairs = [in_sqlite(types[name], lists=lists) for name in table.names]
+        return (
+            HashedHere(table.rows, [pair[0] for pair in pairs]),
+            HashedHere(lambda: reading.rows(live, live.columns), [pair[1] for pair in pairs]),
+        )
 
 
-class _Comparison:
-    """Both sides' rows, read twice at most."""
-
-    def __init__(self, settings: Settings, held: HeldSnapshot, reading: TargetReading, state: TableState) -> None:
-        assert state.live is not None
-        self._settings, self._held, self._reading, self._state = settings, held, reading, state
-        self._table = state.live
-        self._columns = state.live.columns
-        self._names = [column.name for column in self._columns]
-        self._places = [self._names.index(name) for name in state.live.key]
-
-    async def verdict(self) -> Verdict:
-        sides = Digests(self._places), Digests(self._places)
-        async for rows in self._source():
-            sides[0].add(rows)
-        async for rows in self._mirror():
-            sides[1].add(rows)
-        ranges = differing(*sides)
-        found = await self._found(self._some(ranges, *sides)) if ranges else []
-        return Verdict(self._state.token, self._held.lsn, sides[0].rows, len(ranges), tuple(found), key=self._table.key)
-
-    @staticmethod
-    def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:
-        """As many of the ranges as may be held in memory."""
-        chosen: set[int] = set()
-        rows = 0
-        for place in sorted(ranges):
-            rows += sum(side.counts[place] for side in sides)
-            if chosen and rows > ROWS_COMPARED_MAX:
-                break
-            chosen.add(place)
-        return frozenset(chosen)
-
-    async def _found(self, ranges: frozenset[int]) -> list[Difference]:
-        ours = [row async for rows in self._source() for row in self._within(rows, ranges)]
-        theirs = [row async for rows in self._mirror() for row in self._within(rows, ranges)]
-        return differences(ours, theirs, self._places, self._names)
-
-    def _within(self, rows: Sequence[Row], ranges: frozenset[int]) -> list[Row]:
-        return [row for row in rows if range_of(key_of(row, self._places)) in ranges]
-
-    async def _source(self) -> AsyncIterator[list[Row]]:
-        form, columns = self._reading.form, self._columns
-        async for rows in source.rows(self._settings, self._held, self._names, self._reading.arrays):
-            yield [tuple(form(column, value) for column, value in zip(columns, row, strict=True)) for row in rows]
-
-    def _mirror(self) -> AsyncIterator[list[tuple[Any, ...]]]:
-        return self._reading.rows(self._table, self._columns)
+def relation_of(schema: str, name: str) -> str:
+    return f"{quote_name(schema)}.{quote_name(name)}"
 
 
 __all__ = ["RANGES", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]

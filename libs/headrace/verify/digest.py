@@ -40,7 +40,7 @@ class Difference:
 class Digests:
     """The digest of each range, and its number of rows; `places` are the key's columns (none: the whole row)."""
 
-    places: Sequence[int]
+    places: Sequence[int] = ()
     sums: list[int] = field(default_factory=lambda: [0] * RANGES)
     counts: list[int] = field(default_factory=lambda: [0] * RANGES)
 
@@ -49,6 +49,11 @@ class Digests:
             place = range_of(key_of(row, self.places))
             self.sums[place] = (self.sums[place] + _hash(row)) % _MODULUS
             self.counts[place] += 1
+
+    def add_sums(self, place: int, count: int, one: int, other: int) -> None:
+        """The rows of a range whose hashes, in two halves, were summed where they are."""
+        self.sums[place] = (self.sums[place] + one + (other << 64)) % _MODULUS
+        self.counts[place] += count
 
     @property
     def rows(self) -> int:

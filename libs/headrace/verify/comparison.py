@@ -1,0 +1,106 @@
+"""A table's rows in a source and a mirror that both stand still: digests of ranges first, rows where these differ.
+
+Promises that every difference of values is found. Where both are PostgreSQLs and each column's text is its value, the
+servers hash their rows themselves; else rows are brought to one form here, and hashed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.verify.digest import Difference, Digests, Row, differences, differing, key_of, range_of
+from headrace.verify.forms import Form
+from headrace.verify.sql_rows import SqlRows
+
+ROWS_COMPARED_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How many rows the source has, the ranges that differ, and what is wrong in (some of) them."""
+
+    rows: int
+    ranges: int = 0
+    found: tuple[Difference, ...] = ()
+
+
+class Side(Protocol):
+    """One of the two tables; `places` are the key's columns (none: the whole row)."""
+
+    async def digests(self, places: Sequence[int]) -> Digests:
+        """Of all its rows."""
+        ...
+
+    async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:
+        """Its rows in these ranges."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HashedThere:
+    """A side whose server hashes its rows."""
+
+    table: SqlRows
+
+    async def digests(self, places: Sequence[int]) -> Digests:  # noqa: ARG002  # the table knows its key
+        return await self.table.digests()
+
+    async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:  # noqa: ARG002
+        return [row async for rows in self.table.rows(ranges) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class HashedHere:
+    """A side whose rows are read and brought to the forms that can be compared; None: a value is its own form."""
+
+    read: Callable[[], AsyncIterator[list[Row]]]
+    forms: Sequence[Form | None]
+
+    async def digests(self, places: Sequence[int]) -> Digests:
+        digests = Digests(places)
+        async for rows in self._rows():
+            digests.add(rows)
+        return digests
+
+    async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:
+        return [row async for rows in self._rows() for row in rows if range_of(key_of(row, places)) in ranges]
+
+    async def _rows(self) -> AsyncIterator[list[Row]]:
+        async for rows in self.read():
+            yield [
+                tuple(v if v is None or form is None else form(v) for form, v in zip(self.forms, row, strict=True))
+                for row in rows
+            ]
+
+
+async def compared(source: Side, mirror: Side, names: Sequence[str], key: Sequence[str]) -> Outcome:
+    """What the mirror's rows differ in; named by the key, or whole where there is none."""
+    places = [names.index(name) for name in key]
+    sides = await _both(source.digests(places), mirror.digests(places))
+    ranges = differing(*sides)
+    if not ranges:
+        return Outcome(sides[0].rows)
+    some = _some(ranges, *sides)
+    rows = await _both(source.within(some, places), mirror.within(some, places))
+    return Outcome(sides[0].rows, len(ranges), tuple(differences(*rows, places, names)))
+
+
+async def _both(one: Any, other: Any) -> tuple[Any, Any]:
+    async with asyncio.TaskGroup() as tasks:
+        first, second = tasks.create_task(one), tasks.create_task(other)
+    return first.result(), second.result()
+
+
+def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:
+    """As many of the ranges as may be held in memory."""
+    chosen: set[int] = set()
+    rows = 0
+    for place in sorted(ranges):
+        rows += sum(side.counts[place] for side in sides)
+        if chosen and rows > ROWS_COMPARED_MAX:
+            break
+        chosen.add(place)
+    return frozenset(chosen)

@@ -1,0 +1,103 @@
+"""A table's rows in a PostgreSQL, as its own text, or hashed there: the same statements for a source and a mirror.
+
+Promises that equal values have equal texts, whatever the roles' and databases' settings say, and that the digests of
+two servers are equal exactly where their rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from headrace.postgres.replication import quote_name
+from headrace.verify.digest import RANGES, Digests, Row
+
+READ_ROWS = 5000
+# All that decides how PostgreSQL prints a value, or what a name means.
+SESSION = {
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, MDY",
+    "extra_float_digits": "1",
+    "IntervalStyle": "iso_8601",
+    "lc_monetary": "C",
+    "search_path": "pg_catalog",
+    "standard_conforming_strings": "on",
+    "statement_timeout": "0",
+    "TimeZone": "UTC",
+    "xmlbinary": "base64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlRows:
+    """`relations` as SQL names them, one or (of a partitioned source) several; `where` holds for each."""
+
+    connection: psycopg.AsyncConnection[Any]
+    relations: Sequence[str]
+    names: Sequence[str]
+    key: Sequence[str] = ()
+    where: str = "true"
+
+    async def digests(self) -> Digests:
+        """Of all rows; no row leaves the server."""
+        digests = Digests()
+        for relation in self.relations:
+            query = (
+                f"SELECT place, count(*), sum(one), sum(other) FROM (SELECT {_place('key_hash')} AS place, "  # noqa: S608
+                f"{_number('hash', 1)} AS one, {_number('hash', 9)} AS other FROM ({self._hashes(relation)}) AS hashed"
+                ") AS numbers GROUP BY place"
+            )
+            cursor = await self.connection.execute(query.encode())
+            for place, count, one, other in await cursor.fetchall():
+                digests.add_sums(place, count, int(one), int(other))
+        return digests
+
+    async def rows(self, ranges: Collection[int] | None = None) -> AsyncIterator[list[Row]]:
+        """All rows, or those of some ranges, some at a time."""
+        listed = ", ".join(map(quote_name, self.names))
+        for relation in self.relations:
+            query = f"SELECT {listed} FROM {relation} WHERE {self.where}"  # noqa: S608  # quoted
+            if ranges is not None:
+                among = ", ".join(map(str, sorted(ranges)))
+                query += f" AND {_place(_hash(self.key or self.names))} IN ({among})"
+            async for some in _copied(self.connection, f"COPY ({query}) TO STDOUT"):
+                yield some
+
+    def _hashes(self, relation: str) -> str:
+        row, key = _hash(self.names), _hash(self.key or self.names)
+        return f"SELECT {row} AS hash, {key} AS key_hash FROM {relation} WHERE {self.where}"  # noqa: S608  # quoted
+
+
+def _hash(names: Sequence[str]) -> str:
+    # A record's text is made by its types' output functions, as a cast to text is not; and in it NULL is not ''.
+    return f"sha256(convert_to(ROW({', '.join(map(quote_name, names))})::text, 'UTF8'))"
+
+
+def _place(key_hash: str) -> str:
+    return f"((get_byte({key_hash}, 0) * 256 + get_byte({key_hash}, 1)) % {RANGES})"
+
+
+def _number(name: str, first: int) -> str:
+    return f"('x' || encode(substring({name} FROM {first} FOR 8), 'hex'))::bit(64)::int8"
+
+
+async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Give the connection's transaction the settings."""
+    for name, value in SESSION.items():
+        await connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
+
+
+async def _copied(connection: psycopg.AsyncConnection[Any], query: str) -> AsyncIterator[list[Row]]:
+    some: list[Row] = []
+    async with connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
+        async for row in copy.rows():
+            some.append(tuple(row))
+            if len(some) >= READ_ROWS:
+                yield some
+                some = []
+    if some:
+        yield some

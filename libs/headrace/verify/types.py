@@ -1,0 +1,59 @@
+"""The types of a table's columns, as a database's own catalog has them, with domains resolved. Pure but for one query.
+
+The verifier asks each database for itself, and takes neither the stream's word nor the mirror's for a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+_COLUMNS = """
+SELECT attname, atttypid::int8 FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
+_TYPES = """
+WITH RECURSIVE needed AS (
+    SELECT DISTINCT atttypid AS oid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
+  UNION
+    SELECT next.oid FROM needed n JOIN pg_type t ON t.oid = n.oid, unnest(ARRAY[t.typbasetype, t.typelem]) AS next (oid)
+    WHERE next.oid <> 0
+)
+SELECT t.oid::int8, format_type(t.oid, NULL), CASE WHEN t.typtype = 'd' THEN t.typbasetype::int8 ELSE 0 END,
+       coalesce((SELECT e.oid::int8 FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid), 0), t.typdelim::text
+FROM needed n JOIN pg_type t ON t.oid = n.oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """`name` is the server's, without a modifier, of a domain its base type's; `element` is an array's."""
+
+    name: str
+    own_name: str = ""
+    element: Type | None = None
+    delimiter: str = ","
+
+    @property
+    def is_domain(self) -> bool:
+        return self.own_name != self.name
+
+
+async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> dict[str, Type]:
+    """Of each column of a relation, whose name is quoted as SQL has it."""
+    rows = await (await connection.execute(_TYPES, [relation])).fetchall()
+    known = {row[0]: row[1:] for row in rows}
+    columns = await (await connection.execute(_COLUMNS, [relation])).fetchall()
+    return {name: _type(known, oid) for name, oid in columns}
+
+
+def _type(known: Mapping[int, Sequence[Any]], oid: int) -> Type:
+    own_name, base, element, delimiter = known[oid]
+    if base:
+        resolved = _type(known, base)
+        return Type(resolved.name, own_name, resolved.element, resolved.delimiter)
+    of = _type(known, element) if element else None
+    return Type(own_name, own_name, of, known[element][3] if element else delimiter)
