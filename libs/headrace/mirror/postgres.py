@@ -155,14 +155,17 @@ async def _explained() -> AsyncIterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        message = error.diag.message_primary or str(error).splitlines()[0]
-        state = error.sqlstate or "08"
-        if state[:2] in _AWAY:
-            raise TargetAwayError(f"the mirror's PostgreSQL: {message}") from error
-        raise TargetError(
-            f"the mirror's PostgreSQL: {message}",
-            remedy="Check the role's rights there, and what else uses its tables.",
-        ) from error
+        raise error_of(error) from error
+
+
+def error_of(error: psycopg.Error) -> TargetError:
+    """What the server's error means for a mirror."""
+    message = error.diag.message_primary or str(error).splitlines()[0]
+    if (error.sqlstate or "08")[:2] in _AWAY:
+        return TargetAwayError(f"the mirror's PostgreSQL: {message}")
+    return TargetError(
+        f"the mirror's PostgreSQL: {message}", remedy="Check the role's rights there, and what else uses its tables."
+    )
 
 
 class _Writer:

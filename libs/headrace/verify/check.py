@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 import nats.errors
+import psycopg
 from nats.aio.client import Client
 
 from headrace import log as logs
@@ -22,7 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.mirror.book import identity_of, tables_of
 from headrace.mirror.hold import subject_of
-from headrace.mirror.postgres import PostgresReading
+from headrace.mirror.postgres import PostgresReading, error_of
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
 from headrace.postgres.replication import quote_name
@@ -220,10 +221,13 @@ class Verifier:
             types = await types_of(connection, relation_of(state.schema, state.name))
             relations = [f"ONLY {storage.relation}" for storage in held.storages]
             where = " AND ".join(f"({condition})" for condition in held.conditions) or "true"
-            table = SqlRows(connection, relations, names, key, where)
+            table = SqlRows(connection, relations, names, self._source_error, key, where)
             sides = await self._sides(table, reading, state.live, types)
             outcome = await compared(*sides, names, key)
         return Verdict(token, held.lsn, outcome.rows, outcome.ranges, outcome.found, key=key)
+
+    def _source_error(self, error: psycopg.Error) -> HeadraceError:
+        return source.explained(error, self.settings)
 
     async def _sides(
         self, table: SqlRows, reading: TargetReading, live: Table, types: Mapping[str, Type]
@@ -231,7 +235,7 @@ class Verifier:
         lists = self.settings.format.arrays == "list"
         if isinstance(reading, PostgresReading):
             await settle(reading.connection)
-            mirror = SqlRows(reading.connection, [reading.relation(live)], table.names, table.key)
+            mirror = SqlRows(reading.connection, [reading.relation(live)], table.names, error_of, table.key)
             there = await types_of(reading.connection, reading.relation(live))
             forms = [in_postgres(types[name], there[name].name, lists=lists) for name in table.names]
             if not any(forms):

@@ -89,9 +89,15 @@ async def compared(source: Side, mirror: Side, names: Sequence[str], key: Sequen
 
 
 async def _both(one: Any, other: Any) -> tuple[Any, Any]:
-    async with asyncio.TaskGroup() as tasks:
-        first, second = tasks.create_task(one), tasks.create_task(other)
-    return first.result(), second.result()
+    """What both give; the first error of either, as it is, when both have ended."""
+    tasks = asyncio.create_task(one, name="verify-source"), asyncio.create_task(other, name="verify-mirror")
+    try:
+        first, second = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return first, second
 
 
 def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:

@@ -68,7 +68,12 @@ async def in_snapshot(settings: Settings, held: HeldSnapshot) -> AsyncIterator[p
         finally:
             await connection.close()
     except psycopg.Error as error:
-        raise refusal(error.sqlstate, error.diag.message_primary or str(error), given) from error
+        raise explained(error, settings) from error
+
+
+def explained(error: psycopg.Error, settings: Settings) -> HeadraceError:
+    """The suite's error for one of the source's server."""
+    return refusal(error.sqlstate, error.diag.message_primary or str(error), settings.postgres)
 
 
 def patient(settings: Settings, wait_s: float) -> Settings:

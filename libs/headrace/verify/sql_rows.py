@@ -6,12 +6,14 @@ two servers are equal exactly where their rows are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
+from headrace.errors import HeadraceError
 from headrace.postgres.replication import quote_name
 from headrace.verify.digest import RANGES, Digests, Row
 
@@ -39,6 +41,7 @@ class SqlRows:
     connection: psycopg.AsyncConnection[Any]
     relations: Sequence[str]
     names: Sequence[str]
+    error_of: Callable[[psycopg.Error], HeadraceError]
     key: Sequence[str] = ()
     where: str = "true"
 
@@ -51,8 +54,9 @@ class SqlRows:
                 f"{_number('hash', 1)} AS one, {_number('hash', 9)} AS other FROM ({self._hashes(relation)}) AS hashed"
                 ") AS numbers GROUP BY place"
             )
-            cursor = await self.connection.execute(query.encode())
-            for place, count, one, other in await cursor.fetchall():
+            with self._explained():
+                found = await (await self.connection.execute(query.encode())).fetchall()
+            for place, count, one, other in found:
                 digests.add_sums(place, count, int(one), int(other))
         return digests
 
@@ -64,8 +68,16 @@ class SqlRows:
             if ranges is not None:
                 among = ", ".join(map(str, sorted(ranges)))
                 query += f" AND {_place(_hash(self.key or self.names))} IN ({among})"
-            async for some in _copied(self.connection, f"COPY ({query}) TO STDOUT"):
-                yield some
+            with self._explained():
+                async for some in _copied(self.connection, f"COPY ({query}) TO STDOUT"):
+                    yield some
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self.error_of(error) from error
 
     def _hashes(self, relation: str) -> str:
         row, key = _hash(self.names), _hash(self.key or self.names)
