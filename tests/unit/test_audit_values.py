@@ -77,6 +77,19 @@ def test_a_document_that_jsonb_refuses_is_shown_as_the_event_has_it_and_kept_as_
     }
 
 
+def test_what_jsonb_can_not_hold_is_kept_as_text_also_where_the_event_has_all_of_it() -> None:
+    values = {"id": 1, "nul": {"a": ["\x00"]}, "key": {"\x00": 1}, "like": "\\u0000", "plain": {"a": "\\"}}
+    found = row(change(data=values))
+    assert document(found["exact"]) == {"after": {"nul": '{"a": ["\\u0000"]}', "key": '{"\\u0000": 1}'}}
+
+
+def test_the_literal_of_an_array_that_came_as_a_list_is_no_document() -> None:
+    texts = {"a": "{}", "b": "[0:1]={1,2}", "c": "[]", "d": '{"{}"}'}
+    found = row(change(data={"id": 1, "a": [], "b": [1, 2], "c": [], "d": [{}]}, exact=texts))
+    assert document(found["after"]) == {"id": 1, "a": [], "b": [1, 2], "c": [], "d": [{}]}
+    assert document(found["exact"])["after"] == texts
+
+
 def test_a_redacted_column_is_not_in_the_exact_texts_either() -> None:
     found = row(change(data={"id": 1, "doc": "1.5", "n": 1}, exact={"doc": "1.50"}), redact=("users.doc",))
     assert found["exact"] is None

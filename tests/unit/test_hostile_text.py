@@ -12,7 +12,8 @@ import zstandard
 from rich.table import Table
 from rich.text import Text
 
-from headrace.audit.revert import Undo, statement
+from headrace.audit.revert import Column, Side, undo_update
+from headrace.audit.revert import Table as AuditedTable
 from headrace.cli.tail import show
 from headrace.cli.terminal import Console
 from headrace.consumer.event import Event
@@ -76,8 +77,8 @@ def test_headrace_tail_shows_an_event_of_hostile_names_and_values_on_one_line() 
 
 
 def test_a_name_with_a_line_of_its_own_does_not_leave_the_comment_of_a_reverting_script() -> None:
-    row = {"schema": "public", "table": "t\nDROP TABLE victim; --", "operation": "UPDATE", "after": '{"id": 1}'}
-    made = statement(Undo(row, {"id": 1}, (), ("id",)))
+    table = AuditedTable("public", "t\nDROP TABLE victim; --", {"id": Column("id", 1)}, ("id",))
+    made = undo_update({"operation": "UPDATE"}, table, Side({"id": 1}), Side({"id": 1})).statement
     assert made.startswith("--")
     assert "\n" not in made
 

@@ -7,7 +7,7 @@ guessed. Follows a key that changed, and a TRUNCATE.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -48,6 +48,7 @@ async def row_at(
     names: tuple[str, str],
     key: str,
     at: datetime | Place,
+    parse: Callable[[str], dict[str, Any]] = json.loads,
 ) -> Row:
     """The row of this key at a time, or right before the change at this place."""
     columns = await key_columns(connection, table, *names)
@@ -59,9 +60,9 @@ async def row_at(
         over = change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key
         if latest is None and over:
             return Row(None, change=change)
-        after = json.loads(change["after"])
-        if over or _is_anothers(after, columns, key):
+        if over or _is_anothers(json.loads(change["after"]), columns, key):
             break
+        after = parse(change["after"])
         new = after.keys() & unknown if latest is not None else after.keys()
         unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
         values.update({name: after[name] for name in new})
@@ -82,6 +83,53 @@ def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
     """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value loses something."""
     found: dict[str, str] = json.loads(change["exact"] or "{}").get(side, {})
     return found
+
+
+async def columns_by(
+    connection: asyncpg.Connection, table: AuditTable, names: tuple[str, str], change: Mapping[str, Any] | None = None
+) -> set[str]:
+    """The columns that the trail had of a table by a change (None: to this day), as the nearest written row shows."""
+    arguments: list[object] = [*names]
+
+    def argument(value: object) -> str:
+        arguments.append(value)
+        return f"${len(arguments)}"
+
+    by = "" if change is None else f" AND ({earlier(place_of(change), argument)})"
+    row = await connection.fetchrow(
+        f'SELECT after::text AS after, unchanged FROM {table.quoted} WHERE schema = $1 AND "table" = $2{by}'  # noqa: S608  # checked names
+        " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, id DESC LIMIT 1",
+        *arguments,
+    )
+    return set() if row is None else set(json.loads(row["after"])) | set(row["unchanged"] or ())
+
+
+async def later_change(
+    connection: asyncpg.Connection, table: AuditTable, change: Mapping[str, Any], but: list[Any]
+) -> Mapping[str, Any] | None:
+    """The first change of the same row behind this one, other than those."""
+    columns = await key_columns(connection, table, change["schema"], change["table"])
+    arguments: list[object] = [change["schema"], change["table"], change["primary_key"], but]
+
+    def argument(value: object) -> str:
+        arguments.append(value)
+        return f"${len(arguments)}"
+
+    moved = f"{_old_key([argument(column) for column in columns])} = $3" if columns else "false"
+    since = argument(change["position"])
+    until = earlier(place_of(change), argument)
+    found: Mapping[str, Any] | None = await connection.fetchrow(
+        f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position >= {since}'  # noqa: S608  # checked names
+        f" AND NOT ({until}) AND id <> ALL($4::uuid[])"
+        f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
+        " ORDER BY position, ordinal, id LIMIT 1",
+        *arguments,
+    )
+    return found
+
+
+def place_of(change: Mapping[str, Any]) -> Place:
+    return Place(change["position"], change["ordinal"], str(change["id"]))
 
 
 async def _changes(

@@ -1,115 +1,231 @@
-"""The SQL that undoes changes, the latest first. Does no I/O.
+"""The SQL that undoes changes, and how a row is held to what the trail says of it. Does no I/O.
 
-Promises: what can't be undone from what the trail knows is said instead of guessed; values go through PostgreSQL's own
-reading of JSON into the table's row type, so that each column gets its own type back.
+Promises: what can't be undone from what the trail knows is refused, never guessed. Values are written as literals that
+the column's own input function reads, documents from PostgreSQL's own text. A row is compared as the stream would show
+it: its text in the way of an event, against the trail.
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
 from typing import Any
 
 from headrace.audit.rows import REDACTED
+from headrace.audit.values import row_json
 from headrace.errors import HeadraceError
 from headrace.plain import one_line
 from headrace.postgres.replication import quote_name
 
 
 class IrreversibleError(HeadraceError):
-    """The trail doesn't hold what undoing this change takes."""
+    """The trail doesn't hold what undoing this change takes, or the row is not what the change left."""
 
     remedy = "With ALTER TABLE … REPLICA IDENTITY FULL later changes can always be undone."
 
 
+class Kind(StrEnum):
+    """How a column's value is written; a domain is as its base type."""
+
+    DOCUMENT = "document"
+    BINARY = "binary"
+    ARRAY = "array"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
-class Undo:
-    """A change, what its row was before it, and its table's key and generated columns."""
+class Column:
+    """A column of the table as it is now; `told` makes of its text what an event has, `listed` with arrays as lists."""
+
+    name: str
+    number: int
+    kind: Kind = Kind.OTHER
+    generated: bool = False
+    told: Callable[[bytes], object] = bytes.decode
+    listed: Callable[[bytes], object] = bytes.decode
+    # HEADRACE_JSON_VALUES=text: a document is its text.
+    as_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table as it is now, and the columns that tell its rows apart."""
+
+    schema: str
+    name: str
+    columns: Mapping[str, Column]
+    key: Sequence[str]
+
+    @property
+    def quoted(self) -> str:
+        return f"{quote_name(self.schema)}.{quote_name(self.name)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A row as the trail has it; `exact` has PostgreSQL's text of what `values` has not all of."""
+
+    values: Mapping[str, Any]
+    exact: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> tuple[Any, str | None]:
+        return self.values[name], self.exact.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What undoes one change: the row as it must be before, the statement, the row as it must be then."""
 
     change: Mapping[str, Any]
-    was: Mapping[str, Any] | None
-    unknown: Sequence[str]
-    key: Sequence[str]
-    generated: frozenset[str] = frozenset()
+    table: Table
+    now: Side | None
+    then: Side | None
+    statement: str
+    # Nothing is written: a comment says why.
+    idle: bool = False
+
+    @property
+    def found_by(self) -> Side:
+        """What the row is looked for by before the statement."""
+        side = self.then if self.now is None else self.now
+        assert side is not None, "a change has one side at least"
+        return side
 
 
-def statement(undo: Undo) -> str:
-    """The statement that undoes one change."""
-    change = undo.change
-    table = f"{quote_name(change['schema'])}.{quote_name(change['table'])}"
-    operation = change["operation"]
-    after = json.loads(change["after"])
-    if operation in {"CREATE", "INSERT"}:
-        return f"DELETE FROM {table} AS t WHERE {_same(undo, after)};"  # noqa: S608  # names and literals are quoted
-    if operation == "DELETE":
-        return _insert(undo, table)
-    if operation == "UPDATE":
-        return _update(undo, table, after)
-    raise IrreversibleError(f"a TRUNCATE of {table} can't be undone from the trail")
+def parsed(text: str) -> dict[str, Any]:
+    """A row of the trail, its numbers to the last digit."""
+    found: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return found
 
 
-def _insert(undo: Undo, table: str) -> str:
-    was = undo.was
-    if was is None or undo.unknown:
-        raise IrreversibleError(f"the deleted row of {table} is not known{_named(undo.unknown)}")
-    values = _written(undo, was)
+def undo_insert(change: Mapping[str, Any], table: Table, after: Side) -> Step:
+    where = located(table, after)
+    return Step(change, table, after, None, f"DELETE FROM {table.quoted} AS t WHERE {where};")  # noqa: S608  # quoted
+
+
+def undo_delete(change: Mapping[str, Any], table: Table, was: Side) -> Step:
+    values = _written(table, was, was.values)
     columns = ", ".join(quote_name(name) for name in values)
-    return (
-        f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} "  # noqa: S608  # quoted
-        f"FROM jsonb_populate_record(NULL::{table}, {_json(values)});"
-    )
+    literals = ", ".join(values.values())
+    sql = f"INSERT INTO {table.quoted} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({literals});"  # noqa: S608  # quoted
+    located(table, was)
+    return Step(change, table, None, was, sql)
 
 
-def _update(undo: Undo, table: str, after: Mapping[str, Any]) -> str:
-    was = undo.was
-    if was is None:
-        raise IrreversibleError(f"what a row of {table} was before is not known")
-    same = object()
-    changed = {name: value for name, value in was.items() if after.get(name, same) != value and name in after}
-    unknown = [name for name in after if name not in was]
+def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side) -> Step:
+    unknown = [name for name in after.values if name not in was.values]
     if unknown:
-        raise IrreversibleError(f"what a row of {table} was before is not known{_named(unknown)}")
-    values = _written(undo, changed)
+        raise IrreversibleError(f"what a row of {table.name} was before is not known{_named(unknown)}")
+    hidden = [name for name in after.values if REDACTED in (after.values[name], was.values[name])]
+    if hidden:
+        raise IrreversibleError(
+            f"HEADRACE_AUDIT_REDACT keeps values of {table.name} out of the trail{_named(hidden)}",
+            remedy="Undo it by hand.",
+        )
+    changed = [name for name in was.values if name in after.values and was.of(name) != after.of(name)]
+    values = _written(table, was, changed)
+    kept = {name: text for name, text in after.exact.items() if name not in was.values}
+    then = Side({**after.values, **was.values}, {**kept, **was.exact})
     if not values:
         # A name may have several lines, and a comment ends with the first.
-        return f"-- nothing to undo in {one_line(table)}: the row was written as it was"
-    sets = ", ".join(f"{quote_name(name)} = r.{quote_name(name)}" for name in values)
-    return (
-        f"UPDATE {table} AS t SET {sets} FROM jsonb_populate_record(NULL::{table}, {_json(values)}) AS r "  # noqa: S608  # quoted
-        f"WHERE {_same(undo, after)};"
-    )
+        text = f"-- nothing to undo in {one_line(table.quoted)}: the row was written as it was"
+        return Step(change, table, after, then, text, idle=True)
+    sets = ", ".join(f"{quote_name(name)} = {literal}" for name, literal in values.items())
+    sql = f"UPDATE {table.quoted} AS t SET {sets} WHERE {located(table, after)};"  # noqa: S608  # quoted
+    return Step(change, table, after, then, sql)
 
 
-def _written(undo: Undo, values: Mapping[str, Any]) -> dict[str, Any]:
-    if any(value == REDACTED for value in values.values()):
-        raise IrreversibleError("a redacted value is not in the trail", remedy="Undo it by hand.")
-    return {name: value for name, value in values.items() if name not in undo.generated}
+def located(table: Table, side: Side) -> str:
+    """The condition that finds the row."""
+    if not table.key or any(side.values.get(name) in {None, REDACTED} for name in table.key):
+        raise IrreversibleError(f"a row of {table.name} can't be found again without a key", remedy="Undo it by hand.")
+    parts = (f"t.{quote_name(name)} = {_value(table, name, *side.of(name))}" for name in table.key)
+    return " AND ".join(parts)
 
 
-def _same(undo: Undo, row: Mapping[str, Any]) -> str:
-    """The condition that finds the row as it is now."""
-    if not undo.key or any(row.get(name) in {None, REDACTED} for name in undo.key):
-        raise IrreversibleError(
-            f"a row of {undo.change['table']} can't be found again without a key", remedy="Undo it by hand."
-        )
-    return " AND ".join(f"t.{quote_name(name)} = {_literal(_text(row[name]))}" for name in undo.key)
+def differing(table: Table, row: Mapping[str, str | None], side: Side) -> list[str]:
+    """The columns in which a row of the source, as texts, is not what the trail says."""
+    return [
+        name
+        for name in side.values
+        if side.values[name] != REDACTED and not _is(table.columns[name], row[name], *side.of(name))
+    ]
+
+
+def gone(table: Table, side: Side) -> list[str]:
+    """Columns that the table does not have any more."""
+    return [name for name in side.values if name not in table.columns]
+
+
+def _is(column: Column, text: str | None, value: Any, exact: str | None) -> bool:
+    if exact is not None:
+        return text == exact
+    if text is None or value is None:
+        return text is None and value is None
+    if column.kind is Kind.BINARY:
+        return text == _hex(value)
+    if column.kind is Kind.DOCUMENT:
+        return bool(text == value if column.as_text else _document(text) == _document(json_text(value)))
+    told = (column.listed if isinstance(value, list) else column.told)(text.encode())
+    # As the audit-writer makes a row of it.
+    shown = parsed(row_json({"told": getattr(told, "native", told)}).decode())["told"]
+    # int8 may come as text.
+    return bool(shown == value or (isinstance(value, str) and str(shown) == value))
+
+
+def _document(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal, parse_int=Decimal)
+
+
+def _written(table: Table, side: Side, names: Iterable[str]) -> dict[str, str]:
+    """Each column's literal; generated ones make themselves."""
+    wanted = [name for name in names if not table.columns[name].generated]
+    if hidden := [name for name in wanted if side.values[name] == REDACTED]:
+        raise IrreversibleError(f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it by hand.")
+    return {name: _value(table, name, *side.of(name)) for name in wanted}
+
+
+def _value(table: Table, name: str, value: Any, exact: str | None) -> str:
+    column = table.columns[name]
+    if exact is not None:
+        return _literal(exact)
+    if value is None:
+        return "NULL"
+    if column.kind is Kind.BINARY:
+        return _literal(_hex(value))
+    if column.kind is Kind.DOCUMENT and not (column.as_text and isinstance(value, str)):
+        return _literal(json_text(value))
+    if isinstance(value, list):
+        # PostgreSQL makes an array of the list, of the column's own type.
+        row = _literal(json_text({name: value}))
+        return f"(jsonb_populate_record(NULL::{table.quoted}, {row}::jsonb)).{quote_name(name)}"
+    return _literal(value if isinstance(value, str) else json_text(value))
+
+
+def _hex(value: Any) -> str:
+    """bytea as PostgreSQL writes it; base64, from JSON events, has no backslash."""
+    text = str(value)
+    return text if text.startswith("\\") else "\\x" + base64.b64decode(text).hex()
+
+
+def json_text(value: Any) -> str:
+    """JSON with every digit that the value has."""
+    if isinstance(value, Mapping):
+        fields = (f"{json.dumps(name, ensure_ascii=False)}: {json_text(one)}" for name, one in value.items())
+        return f"{{{', '.join(fields)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(json_text(one) for one in value)}]"
+    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
 
 
 def _literal(text: str) -> str:
     """Read the same whatever standard_conforming_strings says to whoever runs it."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'" if "\\" not in text else " E'" + escaped.replace("\\", "\\\\") + "'"
-
-
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return f"{_literal(json.dumps(values, ensure_ascii=False))}::jsonb"
 
 
 def _named(names: Sequence[str]) -> str:

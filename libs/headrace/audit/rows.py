@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from headrace.audit.values import EMPTY, escaped, escaped_row
+from headrace.audit.values import EMPTY, escaped, escaped_row, not_in_jsonb
 from headrace.consumer.event import Event
 from headrace.contract.selection import Selection
 
@@ -150,9 +150,13 @@ class RowMaker:
             hidden = self._hidden[names] = self.redact.hidden_columns(*names)
         if hidden:
             before, after = _redacted(before, hidden), _redacted(after, hidden)
-        was, now = (
-            _exact_sides(payload, before, after, hidden) if "exact" in payload or "exact_old" in payload else _NO_TEXTS
-        )
+        was, now = _NO_TEXTS
+        if "exact" in payload or "exact_old" in payload:
+            was, now = _exact_sides(payload, before, after, hidden)
+        before_text = escaped_row(before, was) if before else EMPTY
+        after_text = escaped_row(after, now) if after else EMPTY
+        if b"\\u" in before_text or b"\\u" in after_text:
+            was, now = {**not_in_jsonb(before), **was}, {**not_in_jsonb(after), **now}
         key = payload.get("key")
         low = b"%016x" % (self._low | seq << 14)
         return b"%b%b-%b%b%b\t%b\t%b%b%d%b%b%b" % (
@@ -160,8 +164,8 @@ class RowMaker:
             low[:4],
             low[4:],
             self._heads.get((event.schema, event.table, operation)) or self._head(event),
-            escaped_row(before, was) if before else EMPTY,
-            escaped_row(after, now) if after else EMPTY,
+            before_text,
+            after_text,
             _key_text(after or before, before, noted.key if key is None else key),
             self._committed,
             seq,

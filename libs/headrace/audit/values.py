@@ -42,8 +42,33 @@ def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) 
 
 def _with_texts(values: Mapping[str, Any], exact: Mapping[str, str]) -> dict[str, Any]:
     """The values with these documents digit for digit, as far as jsonb takes them so."""
-    documents = {name: orjson.Fragment(text) for name, text in exact.items() if not _NOT_JSONB.search(text)}
+    documents = {name: orjson.Fragment(text) for name, text in exact.items() if _is_document(text, values[name])}
     return {**values, **documents}
+
+
+def _is_document(text: str, native: object) -> bool:
+    """Whether jsonb takes it; the text of an array that came as a list is none, though `{}` looks like one."""
+    if _NOT_JSONB.search(text):
+        return False
+    try:
+        document = json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return not isinstance(native, list) or isinstance(document, list)
+
+
+def not_in_jsonb(values: Mapping[str, Any]) -> dict[str, str]:
+    """The text of documents that hold what jsonb can't: only the type json has such."""
+    found = {name: value for name, value in values.items() if not isinstance(value, bytes) and _is_refused(value)}
+    return {name: json.dumps(value) for name, value in found.items()}
+
+
+def _is_refused(value: object) -> bool:
+    if isinstance(value, str):
+        return _REFUSED.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(_is_refused(str(name)) or _is_refused(one) for name, one in value.items())
+    return isinstance(value, list) and any(_is_refused(one) for one in value)
 
 
 def context_json(text: str) -> bytes:

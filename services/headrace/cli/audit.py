@@ -11,9 +11,8 @@ import contextlib
 import json
 import os
 import re
-import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,13 +20,14 @@ import asyncpg
 
 from headrace.audit import query
 from headrace.audit.destination import connect
-from headrace.audit.history import key_columns, row_at
-from headrace.audit.query import Place, Search
-from headrace.audit.revert import IrreversibleError, Undo, statement
-from headrace.audit.rows import key_text
+from headrace.audit.history import row_at
+from headrace.audit.query import Search
+from headrace.audit.revert import IrreversibleError
 from headrace.audit.settings import load_audit
 from headrace.audit.table import GAPS, STATE, AuditTable
 from headrace.cli.audit_environment import environment
+from headrace.cli.audit_revert import INSERTED, Reverting
+from headrace.cli.audit_revert import show as show_script
 from headrace.cli.session import Screen, postgres
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
@@ -36,12 +36,6 @@ from headrace.settings import Settings, load
 
 _AGO = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-# HEADRACE_AUDIT_INSERT_AS decides which of them a trail has.
-_INSERTED = frozenset({"CREATE", "INSERT"})
-_GENERATED = """
-SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND attgenerated <> ''
-"""
-_BY_INDEX = "SELECT relreplident = 'i' FROM pg_class WHERE oid = to_regclass($1)"
 
 
 class NotFoundError(HeadraceError):
@@ -108,13 +102,17 @@ async def _found(connection: asyncpg.Connection, table: AuditTable, search: Sear
     return list(await connection.fetch(sql_text, *arguments))
 
 
-async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -> Any:
+def _check_id(change: str) -> None:
     try:
         uuid.UUID(change)
     except ValueError as error:
         raise SettingError(
             f"{change!r} is no change's id", remedy="Take one from the second column of `headrace audit log`."
         ) from error
+
+
+async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -> Any:
+    _check_id(change)
     found = await _found(connection, table, Search(id=change))
     if not found:
         raise NotFoundError(f"the trail has no change {change}")
@@ -146,7 +144,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 def _side(row: Mapping[str, Any], was: str, now: str) -> str:
     """A new row has no past, and a deleted one no present; for an update both are told."""
-    if row["operation"] in _INSERTED:
+    if row["operation"] in INSERTED:
         return now
     return was if row["operation"] == "DELETE" else f"{was} → {now}"
 
@@ -182,7 +180,7 @@ async def diff(change: str) -> None:
         screen = Screen()
         screen.title(one_line(_line({**row, "before": "{}", "after": "{}"})))
         for name, was, now in _differences(row):
-            if row["operation"] not in _INSERTED:
+            if row["operation"] not in INSERTED:
                 print(one_line(f"- {name}: {was}"))
             if row["operation"] != "DELETE":
                 print(one_line(f"+ {name}: {now}"))
@@ -210,6 +208,8 @@ async def revert(
 ) -> None:
     if sum(one is not None for one in (change, position, context)) != 1:
         raise SettingError("revert takes one of --id, --transaction, --context", remedy="Say which changes to undo.")
+    if change is not None:
+        _check_id(change)
     search = Search(
         id=change, position=position, context=context, since=moment(since) if since else None, limit=query.LIMIT_MAX
     )
@@ -220,53 +220,13 @@ async def revert(
         if len(found) == query.LIMIT_MAX:
             raise IrreversibleError(f"more than {query.LIMIT_MAX - 1} changes match", remedy="Narrow it with --since.")
         async with postgres(settings, "audit revert") as source:
-            statements = [statement(await _undo(connection, source, table, row)) for row in found]
+            run = Reverting(connection, source, table, settings.format.json_values, found)
             if not apply:
-                script = "\n".join(["BEGIN;", *statements, "COMMIT;"])
-                # What goes to psql has to be what it is.
-                print(plain(script) if sys.stdout.isatty() else script)
+                show_script(await run.script())
                 return
-            await _apply(source, statements, [str(row["id"]) for row in found])
-
-
-async def _undo(
-    connection: asyncpg.Connection, source: asyncpg.Connection, table: AuditTable, row: Mapping[str, Any]
-) -> Undo:
-    names = (row["schema"], row["table"])
-    key = await key_columns(connection, table, *names)
-    quoted = '"' + '"."'.join(one.replace('"', '""') for one in names) + '"'
-    generated = await source.fetch(_GENERATED, quoted)
-    before, after = json.loads(row["before"]), json.loads(row["after"])
-    was: Mapping[str, Any] | None = before
-    unknown: Sequence[str] = ()
-    whole = set(before) > set(key) or (set(before) == set(key) and set(after) == set(key))
-    if row["operation"] == "DELETE" and await source.fetchval(_BY_INDEX, quoted):
-        # The columns of that index are more than the key, and less than the row.
-        whole = False
-    if row["operation"] in {"UPDATE", "DELETE"} and not (whole and set(after) <= set(before)):
-        old_key = row["primary_key"]
-        if row["operation"] == "UPDATE" and before:
-            # The key changed: the earlier row is found under the one it had.
-            old_key = key_text({**after, **before}, key)
-        earlier = await row_at(
-            connection, table, names, old_key or "", Place(row["position"], row["ordinal"], str(row["id"]))
-        )
-        was, unknown = earlier.values, earlier.unknown
-    return Undo(row, was, unknown, key, frozenset(one["attname"] for one in generated))
-
-
-async def _apply(source: asyncpg.Connection, statements: list[str], ids: list[str]) -> None:
-    async with source.transaction():
-        said = json.dumps({"revert_of": ids if len(ids) <= 100 else [*ids[:100], f"and {len(ids) - 100} more"]})
-        await source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
-        for one in statements:
-            status = await source.execute(one)
-            if not one.startswith("--") and not status.endswith(" 1"):
-                raise IrreversibleError(
-                    f"nothing was undone: a statement found {status.split()[-1]} rows: {_short(one, 200)}",
-                    remedy="The row has changed or gone since; undo the later changes first.",
-                )
-    print(f"{len(statements)} changes were undone in one transaction")
+            await run.apply()
+    number = "1 change was" if len(found) == 1 else f"{len(found)} changes were"
+    print(f"{number} reverted in one transaction, and read back as it was before")
 
 
 async def stats(*, as_json: bool) -> None:

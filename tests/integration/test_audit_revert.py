@@ -1,0 +1,368 @@
+"""`headrace audit revert` restores what was, to the last byte, or undoes nothing and says why.
+
+The oracle is the source's own text of the row, taken before the change. Most trails are written here as the
+audit-writer writes them, from events as the contract has them: without a suite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_asyncio import fixture as async_fixture
+
+from headrace.audit.destination import Destination, connect
+from headrace.audit.revert import IrreversibleError
+from headrace.audit.rows import RowMaker, TableBook
+from headrace.audit.settings import load_audit
+from headrace.audit.stitching import Stitcher
+from headrace.cli import audit
+from headrace.consumer import Event
+from headrace.contract.selection import Selection
+from headrace.errors import SettingError
+from headrace.lsn import Position
+from headrace.settings import PostgresSettings
+from headrace.testing.database import Database
+from headrace.testing.line import Line, running_line
+from headrace.testing.plugin import OwnNats
+
+
+class Trail:
+    """The trail of a table `t`, in the source's own database."""
+
+    def __init__(self, database: Database, destination: Destination) -> None:
+        self.database = database
+        self._destination = destination
+        self._lsn = 100
+        self.redact = Selection()
+
+    async def change(self, operation: str, context: str = "{}", /, **payload: Any) -> str:
+        """A transaction of one change; its id."""
+        self._lsn += 100
+        tx = {"xid": self._lsn, "lsn": self._lsn, "ts": "2026-01-01T00:00:00Z", "seq": 0, "last": True}
+        body = {"operation": operation, "tx": tx, "relation_id": 1, "key": ["id"], **payload}
+        event = Event("s", "public", "t", operation, Position(self._lsn, 0), body, "cdc.t", self._lsn, "s", closes=True)
+        maker = RowMaker(self.database.name, "s", TableBook(), redact=self.redact)
+        maker.book.hear(event)
+        stitcher = Stitcher(1000, 1 << 20)
+        stitcher.add(event, maker.line(event, b"2026-01-01"))
+        made = stitcher.cut()
+        assert made is not None
+        made.contexts = [context.encode()]
+        await self._destination.write(made, maker.book.tables)
+        return str(await self.database.fetchval("SELECT id FROM changes ORDER BY position DESC LIMIT 1"))
+
+    async def text(self) -> list[str]:
+        """The table's rows as PostgreSQL writes them."""
+        return [row["text"] for row in await self.database.fetch("SELECT t::text AS text FROM t ORDER BY id")]
+
+
+async def undo(change: str | None = None, context: str | None = None, *, apply: bool = True) -> None:
+    """The command, in this process."""
+    await audit.revert(change, None, context, None, apply=apply)
+
+
+@async_fixture
+async def trail(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trail]:
+    """One whose database is what the command's variables name."""
+    named = {"HOST": "127.0.0.1", "PORT": str(database.port), "NAME": database.name, "USER": database.user}
+    for name, value in named.items():
+        monkeypatch.setenv(f"DB_{name}", value)
+    source = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+    connection = await connect(load_audit({}), source, "test")
+    destination = Destination(connection, load_audit({}), "s")
+    await destination.prepare()
+    yield Trail(database, destination)
+    connection.terminate()
+
+
+DOCUMENTS: dict[str, Any] = {
+    "null": None,
+    '{"n": 12345678901234567890123}': {"n": "12345678901234567890123"},
+    '{"price": 1.50}': {"price": 1.5},
+    "18446744073709551616": "18446744073709551616",
+    '{"deep": 0.1234567890123456789}': {"deep": "0.1234567890123456789"},
+    '"\\\\ \\" é"': '\\ " é',
+    '[1, "a", null, {}]': [1, "a", None, {}],
+}
+
+
+@pytest.mark.parametrize("data_type", ["json", "jsonb"])
+@pytest.mark.parametrize(("text", "native"), DOCUMENTS.items(), ids=range(len(DOCUMENTS)))
+async def test_a_document_comes_back_as_its_own_text(trail: Trail, text: str, native: Any, data_type: str) -> None:
+    """After an UPDATE, and after a DELETE; what its native form does not have of it is in `exact`."""
+    database = trail.database
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY, doc {data_type} NOT NULL)")
+    exact = {} if native in (DOCUMENTS['"\\\\ \\" é"'], [1, "a", None, {}]) else {"doc": text}
+    await database.execute(f"INSERT INTO t VALUES (1, $1::text::{data_type})", text)
+    was = await trail.text()
+    first = {"id": 1, "doc": native}
+    await trail.change("INSERT", data=first, **({"exact": exact} if exact else {}))
+    await database.execute("UPDATE t SET doc = '{}'")
+    updated = await trail.change(
+        "UPDATE", data={"id": 1, "doc": {}}, old=first, **({"exact_old": exact} if exact else {})
+    )
+    await undo(updated)
+    assert await trail.text() == was
+    await database.execute("DELETE FROM t")
+    deleted = await trail.change(
+        "DELETE", data={"id": 1, "doc": None}, old=first, **({"exact_old": exact} if exact else {})
+    )
+    await undo(deleted)
+    assert await trail.text() == was
+    assert await database.fetchval("SELECT doc IS NULL FROM t") is False
+
+
+async def test_sqls_null_stays_one_beside_a_documents_null(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, a jsonb, b jsonb)")
+    await trail.database.execute("INSERT INTO t VALUES (1, 'null', NULL)")
+    was = await trail.text()
+    old = {"id": 1, "a": None, "b": None}
+    await trail.database.execute("UPDATE t SET a = NULL, b = 'null'")
+    change = await trail.change("UPDATE", data=old, old=old, exact={"b": "null"}, exact_old={"a": "null"})
+    await undo(change)
+    assert await trail.text() == was
+
+
+@pytest.mark.parametrize("form", ["hex", "base64"])
+async def test_bytea_comes_back_whichever_form_the_trail_has(trail: Trail, form: str) -> None:
+    await trail.database.execute("CREATE DOMAIN blob AS bytea; CREATE TABLE t (id int PRIMARY KEY, b bytea, d blob)")
+    await trail.database.execute("INSERT INTO t VALUES (1, 'hello', '\\x00ff')")
+    was = await trail.text()
+
+    def told(value: bytes) -> Any:
+        return value if form == "hex" else base64.b64encode(value).decode()
+
+    await trail.database.execute("DELETE FROM t")
+    old = {"id": 1, "b": told(b"hello"), "d": told(b"\0\xff")}
+    await undo(await trail.change("DELETE", data={"id": 1, "b": None, "d": None}, old=old))
+    assert await trail.text() == was
+
+
+async def two_changes(trail: Trail) -> tuple[str, str]:
+    """n goes from 0 to 1, and from 1 to 2."""
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 2)")
+    first = await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 1}, old={"id": 1, "n": 0})
+    second = await trail.change("UPDATE", '{"who": 2}', data={"id": 1, "n": 2}, old={"id": 1, "n": 1})
+    return first, second
+
+
+@pytest.mark.parametrize("apply", [True, False])
+async def test_a_row_that_changed_later_is_left_alone_and_the_change_is_named(trail: Trail, apply: bool) -> None:
+    first, second = await two_changes(trail)
+    with pytest.raises(IrreversibleError, match=f"n changed since .UPDATE {second} at 2026-01-01 .*transaction 300"):
+        await undo(first, apply=apply)
+    assert await trail.text() == ["(1,2)"]
+    await undo(second)
+    await undo(first)
+    assert await trail.text() == ["(1,0)"]
+
+
+@pytest.mark.parametrize("apply", [True, False])
+async def test_another_change_between_two_that_are_undone_is_named(trail: Trail, apply: bool) -> None:
+    _, between = await two_changes(trail)
+    await trail.database.execute("UPDATE t SET n = 3")
+    await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 3}, old={"id": 1, "n": 2})
+    with pytest.raises(IrreversibleError, match=between):
+        await undo(context="who=1", apply=apply)
+    assert await trail.text() == ["(1,3)"]
+
+
+async def test_changes_of_one_row_are_undone_together_the_latest_first_also_across_keys(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (5, 2)")
+    await trail.change("INSERT", '{"who": 1}', data={"id": 1, "n": 1})
+    await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 2}, old={"id": 1, "n": 1})
+    await trail.change("UPDATE", '{"who": 1}', data={"id": 5, "n": 2}, old={"id": 1, "n": 2})
+    await undo(context="who=1", apply=False)
+    assert await trail.text() == ["(5,2)"]
+    await undo(context="who=1")
+    assert await trail.text() == []
+
+
+@pytest.mark.parametrize(
+    ("now", "said"), [("DELETE FROM t", "the row is gone"), ("UPDATE t SET note = 'z'", "note changed since")]
+)
+async def test_a_change_that_the_trail_has_not_yet_is_noticed_in_the_row(trail: Trail, now: str, said: str) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+    change = await trail.change("INSERT", data={"id": 1, "note": "a"})
+    await trail.database.execute(now)
+    left = await trail.text()
+    with pytest.raises(IrreversibleError, match=f"{said} .the trail has no later change"):
+        await undo(change)
+    assert await trail.text() == left
+
+
+async def test_what_a_trigger_writes_otherwise_is_read_back_and_undone(trail: Trail) -> None:
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, at int DEFAULT 0); INSERT INTO t VALUES (1, 2);"
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := NEW.at + 1; RETURN NEW; END';"
+        "CREATE TRIGGER touched BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch()"
+    )
+    old, new = {"id": 1, "n": 1, "at": 0}, {"id": 1, "n": 2, "at": 0}
+    change = await trail.change("UPDATE", data=new, old=old)
+    with pytest.raises(IrreversibleError, match="read back from t, at would not be what it was"):
+        await undo(change)
+    assert await trail.text() == ["(1,2,0)"]
+
+
+async def test_a_type_that_rounds_what_was_is_read_back_and_undone(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n numeric(10, 1))")
+    change = await trail.change("DELETE", data={"id": 1, "n": None}, old={"id": 1, "n": "1.25"})
+    with pytest.raises(IrreversibleError, match="n would not be what it was"):
+        await undo(change)
+    assert await trail.text() == []
+
+
+async def test_a_column_that_the_trail_does_not_have_is_not_made_up(trail: Trail) -> None:
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, hidden text, n int); INSERT INTO t VALUES (2, 'h', 2)"
+    )
+    await trail.change("INSERT", data={"id": 1, "n": 1})
+    deleted = await trail.change("DELETE", data={"id": 1, "n": None}, old={"id": 1, "n": 1})
+    updated = await trail.change("UPDATE", data={"id": 2, "n": 2}, old={"id": 2, "n": 1})
+    for change in (deleted, updated):
+        with pytest.raises(IrreversibleError, match="does not have these columns of t: hidden"):
+            await undo(change)
+    assert await trail.text() == ["(2,h,2)"]
+
+
+async def test_a_column_that_was_added_since_takes_its_default(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    await trail.change("INSERT", data={"id": 1, "n": 1})
+    deleted = await trail.change("DELETE", data={"id": 1, "n": None}, old={"id": 1, "n": 1})
+    await trail.database.execute("ALTER TABLE t ADD COLUMN added int DEFAULT 7")
+    with pytest.raises(IrreversibleError, match="added"):
+        await undo(deleted)
+    await trail.change("INSERT", data={"id": 9, "n": 1, "added": 7})
+    await undo(deleted)
+    assert await trail.text() == ["(1,1,7)"]
+
+
+async def test_a_redacted_value_is_not_undone(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n text); INSERT INTO t VALUES (1, 'b')")
+    trail.redact = Selection(exclude_columns=("t.n",))
+    change = await trail.change("UPDATE", data={"id": 1, "n": "b"}, old={"id": 1, "n": "a"})
+    with pytest.raises(IrreversibleError, match="HEADRACE_AUDIT_REDACT"):
+        await undo(change)
+    assert await trail.text() == ["(1,b)"]
+
+
+async def test_a_column_that_was_renamed_is_named(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, mail text); INSERT INTO t VALUES (1, 'b')")
+    change = await trail.change("UPDATE", data={"id": 1, "email": "b"}, old={"id": 1, "email": "a"})
+    with pytest.raises(IrreversibleError, match="t has no column email any more: it was renamed or dropped"):
+        await undo(change)
+    assert await trail.text() == ["(1,b)"]
+
+
+async def test_a_key_that_moved_since_still_finds_the_row(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (a int, id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 100, 2)")
+    old, new = {"a": 1, "id": 100, "n": 1}, {"a": 1, "id": 100, "n": 2}
+    await undo(await trail.change("UPDATE", data=new, old=old, key=["a"]))
+    assert await trail.text() == ["(1,100,1)"]
+
+
+async def test_a_row_with_a_key_over_1000_bytes_is_looked_at_and_undone(
+    trail: Trail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, longer = "é" * 800, "é" * 900
+    await trail.database.execute("CREATE TABLE t (a text, id int, n int, PRIMARY KEY (a, id))")
+    await trail.database.execute("INSERT INTO t VALUES ($1, 1, 2)", longer)
+    key = ["a", "id"]
+    await trail.change("INSERT", data={"a": long, "id": 1, "n": 0}, key=key)
+    await trail.change("UPDATE", data={"a": long, "id": 1, "n": 1}, key=key)
+    moved = await trail.change(
+        "UPDATE", data={"a": longer, "id": 1, "n": 2}, old={"a": long, "id": 1, "n": None}, key=key
+    )
+    keys = [
+        row["primary_key"] for row in await trail.database.fetch("SELECT primary_key FROM changes ORDER BY position")
+    ]
+    await audit.at("1h", "t", keys[2])
+    assert '"n": 2' in capsys.readouterr().out
+    with pytest.raises(audit.NotFoundError, match="UPDATE before"):
+        await audit.at("1h", "t", keys[0])
+    # Of the old row only the key was sent: the rest is what the changes before left.
+    await trail.database.execute("UPDATE changes SET before = before - 'n' WHERE id = $1::text::uuid", moved)
+    await undo(moved)
+    assert await trail.database.fetchval("SELECT a = $1 AND n = 1 FROM t", long)
+
+
+async def test_an_id_that_is_none_is_refused_in_the_commands_own_words(trail: Trail) -> None:
+    with pytest.raises(SettingError, match="'nonsense' is no change's id"):
+        await undo("nonsense")
+
+
+VALUES = {
+    "bool": "true",
+    "int8": "-9223372036854775808",
+    "float8": "1e23",
+    "float4": "'NaN'",
+    "numeric": "1.500",
+    "money": "-1234.5",
+    "text": "'O''Brien \\ \"x\" é'",
+    "char(5)": "'ab'",
+    "bytea": "'\\x00ff5c'",
+    "timestamptz": "'2026-01-31 12:00:00.5+02'",
+    "timestamp": "'infinity'",
+    "date": "'0044-03-15 BC'",
+    "timetz": "'12:00:34.5+02'",
+    "interval": "'-1 year 2 mons -3 days 04:05:06.7'",
+    "int[]": "'{{1,2},{3,NULL}}'",
+    "text[]": """'{"a,b",NULL,"NULL","\\\\"}'""",
+    "bytea[]": """'{"\\\\x00ff"}'""",
+    "jsonb": """'{"a": [1, 2.5, null], "é": "\\\\"}'""",
+    "json": "'[true]'",
+    "uuid": "'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
+    "inet": "'10.0.0.1/8'",
+    "int4range": "'[1,5)'",
+    "mood": "'sad'",
+    "pair": "ROW(1, 'x,\"y')::pair",
+    "blob": "'\\x68656c6c6f'",
+    "doc": "'{}'",
+    "bit(3)": "B'101'",
+    "regtype": "'integer'",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings", [{}, {"HEADRACE_ENCODING": "json", "HEADRACE_ARRAYS": "list"}], ids=["plain", "json"]
+)
+async def test_values_of_every_type_come_back_through_the_whole_suite(
+    trail: Trail, own_nats: OwnNats, tmp_path: Path, settings: dict[str, str]
+) -> None:
+    database, server = trail.database, await own_nats()
+    await database.execute("DROP TABLE changes, headrace_audit_state, headrace_audit_tables, headrace_audit_gaps")
+    await database.execute(
+        "CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN blob AS bytea;"
+        "CREATE DOMAIN doc AS jsonb"
+    )
+    columns = ", ".join(f"c{place} {data_type}" for place, data_type in enumerate(VALUES))
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns}); ALTER TABLE t REPLICA IDENTITY FULL")
+    async with running_line(database, server, tmp_path, settings, "FOR TABLE t") as line:
+        await line.suite.start("audit-writer")
+        await database.execute(f"INSERT INTO t VALUES (1, {', '.join(VALUES.values())}); INSERT INTO t (id) VALUES (2)")
+        was = await trail.text()
+        nulls = ", ".join(f"c{place} = NULL" for place in range(len(VALUES)))
+        await database.execute(f"UPDATE t SET {nulls} WHERE id = 1")
+        await database.execute("DELETE FROM t")
+        ids = await written(line, 5)
+        for change in reversed(ids[2:]):
+            await undo(change)
+        assert await trail.text() == was
+
+
+async def written(line: Line, count: int) -> list[str]:
+    """The ids of so many changes, once they are in the trail."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(Exception):
+                found = await line.database.fetch("SELECT id::text FROM changes ORDER BY position, ordinal")
+                if len(found) >= count:
+                    return [row["id"] for row in found]
+            await asyncio.sleep(0.1)
