@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from headrace.contract import exact
+from headrace.contract.events import decode, encode
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.contract.values import ArrayForm, Encoding, ValueOptions, converter
 from headrace.mirror import (
@@ -116,9 +118,12 @@ async def test_every_value_is_kept_and_finds_its_row_again(
 
 async def plain_rows(rows: list[dict[str, Any]], encoding: Encoding) -> list[dict[str, Any]]:
     """As they come out of a message."""
-    from headrace.contract.events import decode, encode
-
-    return [decode(encode(row, encoding)) for row in rows]
+    made = []
+    for row in rows:
+        payload: dict[str, Any] = {"data": {name: exact.native(value) for name, value in row.items()}}
+        payload["exact"] = {name: value.text for name, value in row.items() if isinstance(value, exact.Inexact)}
+        made.append(dict(exact.row(decode(encode(payload, encoding)))))
+    return made
 
 
 USERS = Table("app", 'us"er%s', (Column("id", "integer"), Column("na me", "text")), ("id",), ("id",))

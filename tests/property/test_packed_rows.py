@@ -82,9 +82,13 @@ def test_packed_rows_are_the_plain_ones_however_they_arrive(table: tuple[list[in
     oids, rows = table
     lines = [csv_line(cells) for cells in rows]
     plain, packed = packings(oids)
-    together = elements(packed.block(b"".join(lines)))
-    assert repr([msgpack.unpackb(element) for element in together]) == repr(plain.rows(b"".join(lines)))
-    assert together == [element for line in lines for element in elements(packed.block(line))]
+    block = packed.block(b"".join(lines))
+    together, exact = elements(block), dict(block.exact)
+    assert repr([msgpack.unpackb(element) for element in together]) == repr(plain.rows(b"".join(lines))[0])
+    assert exact == plain.rows(b"".join(lines))[1]
+    alone = [packed.block(line) for line in lines]
+    assert together == [element for one in alone for element in elements(one)]
+    assert exact == {place: one.exact[0] for place, one in enumerate(alone) if one.exact}
 
 
 def test_a_table_of_many_columns_and_a_long_name_is_packed_too() -> None:

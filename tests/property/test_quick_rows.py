@@ -28,7 +28,19 @@ VALUES = st.one_of(
     st.just("unchanged"),
     st.binary(max_size=30),
     st.sampled_from(
-        [b"t", b"42", b"-1.50", b"2026-01-01 00:00:00+00", b'{"a": 1}', b"\\x00ff", b"\xff", b"NaN", b"\xc3\xa9"]
+        [
+            b"t",
+            b"42",
+            b"-1.50",
+            b"2026-01-01 00:00:00+00",
+            b'{"a": 1}',
+            b"\\x00ff",
+            b"\xff",
+            b"NaN",
+            b"\xc3\xa9",
+            b"null",
+            b"[1.50]",
+        ]
     ),
 )
 
@@ -58,9 +70,9 @@ def plain(shape: Shape, data: bytes) -> tuple[bytes, bytes] | None:
     try:
         decoded = decode(data)
         assert isinstance(decoded, Insert)
-        row, unchanged = shape.row(decoded.new)
-        assert not unchanged
-        return WRITE(row), b"end"
+        values = shape.row(decoded.new)
+        assert not values.unchanged
+        return None if values.exact else (WRITE(values.native), b"end")
     except (DecodeError, ValueError):
         return None
 

@@ -8,6 +8,7 @@ import msgpack
 import pytest
 
 from headrace.contract.events import decode
+from headrace.contract.exact import rows as exact_rows
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
 from headrace.snapshot_responder.answers import Answer, Pairing, may_be_told
@@ -59,6 +60,28 @@ def test_the_cut_does_not_depend_on_how_the_rows_arrive(encoding: Encoding, byte
     assert all(chunk.rows <= 1000 and len(chunk.body) <= bytes_max for chunk in whole)
     read = [row for chunk in whole for row in decode(message({"a": 1}, chunk, encoding, zstd=False))["data"]]
     assert read == rows
+
+
+@both_encodings
+def test_exact_texts_go_with_their_rows_and_count_among_the_bytes(encoding: Encoding) -> None:
+    rows: list[dict[str, object]] = [{"id": number, "doc": None} for number in range(500)]
+    texts = {number: {"doc": f"{number}." + "0" * (number % 90)} for number in range(0, 500, 3)}
+
+    def chunks(step: int) -> list[Chunk]:
+        cutter = ChunkCutter(200, 2000)
+        found: list[Chunk] = []
+        for at in range(0, 500, step):
+            exact = {row - at: text for row, text in texts.items() if at <= row < at + step}
+            found += cutter.feed(block_of(rows[at : at + step], encoding, exact))
+        return [*found, *cutter.finish()]
+
+    whole = chunks(500)
+    assert whole == chunks(1) == chunks(37)
+    messages = [message({"a": 1}, chunk, encoding, zstd=False) for chunk in whole]
+    assert max(map(len, messages)) <= 2000 + 50
+    read = [row for payload in map(decode, messages) for row in exact_rows(payload)]
+    assert [row["id"] for row in read] == list(range(500))
+    assert {row["id"]: {"doc": row["doc"]} for row in read if row["doc"] is not None} == texts
 
 
 def test_chunks_are_full_where_bytes_allow_it() -> None:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from headrace.contract import type_oids
+from headrace.contract.exact import native
 from headrace.contract.values import (
     SESSION_SETTINGS,
     ArrayForm,
@@ -66,7 +67,7 @@ def unwrapped(value: object, levels: int) -> object:
 def received(oid: int, value: str | bytes, options: ValueOptions) -> object:
     """What a consumer holds after the wire, from within an event's maps and lists."""
     raw = value.encode() if isinstance(value, str) else value
-    sent = wrapped(converter(oid, options, CATALOG.get)(raw), ENVELOPE)
+    sent = wrapped(native(converter(oid, options, CATALOG.get)(raw)), ENVELOPE)
     if options.encoding is Encoding.MSGPACK:
         return unwrapped(msgpack.unpackb(msgpack.packb(sent)), ENVELOPE)
     return unwrapped(json.loads(orjson.dumps(sent)), ENVELOPE)
@@ -230,7 +231,7 @@ def test_json_is_native_in_msgpack_and_no_digit_is_lost(oid: int, value: str, ex
 
 @pytest.mark.parametrize("value", [value for value, _ in JSON_NATIVE] + ['"\\ud800"'])
 def test_json_is_embedded_in_json_digit_for_digit(value: str) -> None:
-    sent = converter(type_oids.JSON, JSON, CATALOG.get)(value.encode())
+    sent = native(converter(type_oids.JSON, JSON, CATALOG.get)(value.encode()))
     assert orjson.dumps({"v": sent}) == b'{"v":' + value.encode() + b"}"
 
 

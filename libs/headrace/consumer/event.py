@@ -39,6 +39,16 @@ class Event(NamedTuple):
         return self.payload.get("old")
 
     @property
+    def exact(self) -> Mapping[str, str]:
+        """PostgreSQL's text of the columns of `data` whose native value is not all of it."""
+        return self.payload.get("exact") or {}
+
+    @property
+    def exact_old(self) -> Mapping[str, str]:
+        """The same for `old`."""
+        return self.payload.get("exact_old") or {}
+
+    @property
     def unchanged(self) -> list[str]:
         """Columns whose value PostgreSQL did not send, because it did not change: absent from `data`."""
         return self.payload.get("unchanged") or []

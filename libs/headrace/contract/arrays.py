@@ -1,20 +1,49 @@
 """PostgreSQL's array literal, `{{1,2},{3,NULL}}`, to nested lists.
 
-Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a guess. Lower bounds
-(`[0:1]={…}`) are dropped, since a list has none. Pure, and without recursion.
+Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a guess. A list has no
+lower bounds (`[0:1]={…}`): `Lists` gives the literal beside it, as for all that a list does not tell. Pure, and without
+recursion.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from headrace.contract.exact import Inexact
+from headrace.contract.scalars import text
 from headrace.errors import DecodeError
 
 _BOUNDS = re.compile(rb"(?:\[-?\d+:-?\d+\])+=")
 _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """The conversion of an array: its list, `Inexact` where the list does not say which array it was.
+
+    That is so for bounds that don't begin at 1, for a delimiter other than the comma, and for documents that could be
+    taken for a dimension (`[1]`), for SQL's NULL (`null`), or that lose something themselves.
+    """
+
+    element: Callable[[bytes], object]
+    delimiter: bytes
+    documents: bool = False
+
+    def __call__(self, literal: bytes) -> object:
+        unclear = self.delimiter != b"," or literal[:1] == b"["
+
+        def document(value: bytes) -> object:
+            nonlocal unclear
+            found = self.element(value)
+            unclear = unclear or isinstance(found, Inexact) or value.lstrip()[:1] == b"["
+            return found.native if isinstance(found, Inexact) else found
+
+        array = parse_array(literal, document if self.documents else self.element, self.delimiter)
+        return Inexact(array, text(literal)) if unclear else array
 
 
 def parse_array(literal: bytes, element: Callable[[bytes], object], delimiter: bytes = b",") -> list[Any]:

@@ -5,9 +5,6 @@ Owns the contract's keys and their order. Pure. What a consumer in any language 
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -18,6 +15,7 @@ import zstandard
 
 from headrace.contract import dictionaries
 from headrace.contract.values import Encoding
+from headrace.contract.values_json import exact_numbers
 from headrace.errors import DecodeError
 from headrace.lsn import Position
 
@@ -25,8 +23,8 @@ Payload = dict[str, Any]
 
 _JSON_FIRST = b"{["
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
-_INT_DIGITS_MAX = 4000
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+# Parts of an event that only the whole of it has.
+_PARTS = frozenset({"old", "unchanged", "exact", "exact_old", "columns", "content"})
 
 
 _COMPLETE = re.compile(rb"^Headrace-Complete: *([0-9]+)", re.MULTILINE)
@@ -111,7 +109,7 @@ def as_bridge(payload: Payload) -> Payload:
 
 def referring(payload: Payload, key: Collection[str], size: int, bucket: str) -> Payload:
     """An event too large for a message: its key columns, and where the whole of it is kept."""
-    small = {name: value for name, value in payload.items() if name not in {"old", "unchanged", "columns", "content"}}
+    small = {name: value for name, value in payload.items() if name not in _PARTS}
     small["data"] = {name: value for name, value in payload.get("data", {}).items() if name in key}
     return {**small, "reference": {"bucket": bucket, "name": payload["msg_id"], "bytes": size}}
 
@@ -164,12 +162,15 @@ def join(encoded: list[bytes], encoding: Encoding) -> bytes:
 
 
 def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
-    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is before compression."""
+    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is before compression.
+
+    A number that 64 bits or a double can't hold is a string of its digits, from JSON as from MessagePack.
+    """
     try:
         if data[:4] == dictionaries.ZSTD_MAGIC:
             data = _decompressed(data, bytes_max)
         if data[:1] and data[:1] in _JSON_FIRST:
-            return _decode_json(data)
+            return exact_numbers(data)
         return msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
         raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
@@ -180,24 +181,6 @@ def _decompressed(data: bytes, bytes_max: int) -> bytes:
     if zstandard.frame_content_size(data) > bytes_max:
         raise ValueError(f"more than {bytes_max} bytes, compressed")
     return dictionaries.decompressor(data).decompress(data, max_output_size=bytes_max)
-
-
-def _decode_json(data: bytes) -> Any:
-    # An embedded json value may hold what orjson rounds (an integer beyond 64 bits) or refuses: 1e400, half a pair.
-    if _LONG_NUMBER.search(data) is None:
-        with contextlib.suppress(orjson.JSONDecodeError):
-            return orjson.loads(data)
-    return json.loads(data, parse_int=_int_or_digits, parse_float=_float_or_digits)
-
-
-def _int_or_digits(digits: str) -> int | str:
-    """Python reads no integer of more than 4,300 digits from text: that stays text, as in MessagePack."""
-    return int(digits) if len(digits) <= _INT_DIGITS_MAX else digits
-
-
-def _float_or_digits(digits: str) -> float | str:
-    value = float(digits)
-    return value if math.isfinite(value) else digits
 
 
 def position_of(payload: Mapping[str, Any]) -> Position:

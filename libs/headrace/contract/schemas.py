@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from headrace.contract.exact import native
 from headrace.contract.values import Converter
 from headrace.errors import DecodeError
 
@@ -33,7 +34,7 @@ def fill(missing: bytes | None, convert: Converter) -> Fill | None:
     if missing is None:
         return None
     try:
-        return Fill(convert(missing), missing.decode())
+        return Fill(native(convert(missing)), missing.decode())
     except (DecodeError, UnicodeDecodeError):
         return None
 

@@ -2,8 +2,8 @@
 
 Owns the choice of the conversion by type and options; both services use it, on the same text forms, so that a value
 looks the same wherever a consumer meets it. Promises a conversion for every type (PostgreSQL's text, where the table
-has no other rule) that either gives what msgpack or orjson can write or raises `DecodeError`. Pure: the catalog is
-asked through `resolve`, which must answer from memory.
+has no other rule) that gives what msgpack or orjson can write, or an `Inexact` of it, or raises `DecodeError`. Pure:
+the catalog is asked through `resolve`, which must answer from memory.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from headrace.contract import scalars, type_oids
-from headrace.contract.arrays import parse_array
+from headrace.contract.arrays import Lists
 from headrace.contract.scalars import SESSION_SETTINGS, text
 from headrace.contract.values_json import embedded_json, native_json
 
@@ -31,6 +30,7 @@ __all__ = [
     "TypeKind",
     "ValueOptions",
     "converter",
+    "may_be_inexact",
     "text",
 ]
 
@@ -127,6 +127,14 @@ _CONVERTERS: Final[Mapping[Encoding, Mapping[int, Converter]]] = MappingProxyTyp
 )
 
 
+_DOCUMENTS: Final = frozenset({native_json, embedded_json})
+
+
+def may_be_inexact(convert: Converter) -> bool:
+    """Whether it gives `Inexact` for some values."""
+    return convert in _DOCUMENTS or isinstance(convert, Lists)
+
+
 def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Converter:
     """The function that turns the text form of a value of this type, never NULL, into what the encoder writes.
 
@@ -147,7 +155,8 @@ def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Convert
 def _array_converter(element_oid: int, delimiter: str, options: ValueOptions, resolve: Resolve) -> Converter:
     if options.arrays == ArrayForm.LITERAL:
         return text
-    return partial(parse_array, element=converter(element_oid, options, resolve), delimiter=delimiter.encode())
+    element = converter(element_oid, options, resolve)
+    return Lists(element, delimiter.encode(), documents=element in _DOCUMENTS)
 
 
 def _scalar_converter(type_oid: int, options: ValueOptions) -> Converter:

@@ -1,12 +1,18 @@
-"""A json or jsonb value in an event: native for MessagePack, embedded for JSON.
+"""A json or jsonb value in an event: native for MessagePack, embedded for JSON; `Inexact` where that is not all of it.
 
-Promises that no digit is lost: in native form an integer of 64 bits is an int, a number whose nearest double prints as
-the same number is a float (1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of its digits.
-Duplicate keys: the last one counts in native form; embedded text keeps them all.
+In native form an integer of 64 bits is an int, a number whose nearest double prints as the same number is a float
+(1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of its digits. Of duplicate keys the last
+one counts in native form; embedded text keeps them all.
 
 A document that the form can't carry is given as its text, in a string, and never stops the stream: one nested deeper
 than `NESTING_MAX` (in both encodings: a consumer's parser would refuse the whole message), and in native form one with
 a lone surrogate (`"\\ud800"`), which no UTF-8 string can hold.
+
+Nothing is lost where the native form, written as JSON with the shortest digits of each double, is the same document to
+PostgreSQL. It is not for: `null` (SQL's NULL looks the same), `1.50`, what became a string, and in `json`, which keeps
+what was written, a key that is there twice and a number with an exponent. Spaces are no meaning.
+
+The quick way is to read the document and write it again: the same text, but for spaces, is nothing lost.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from decimal import Decimal
 
 import orjson
 
+from headrace.contract.exact import Inexact
 from headrace.contract.scalars import text
 from headrace.errors import DecodeError
 
@@ -27,99 +34,105 @@ NESTING_MAX = 500
 _INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
 _INT_DIGITS_MAX = 20
 
-# Digits and the point become 0, both exponent letters e: then two searches tell whether a number could be inexact.
-_NUMBER_SHAPE = bytes.maketrans(b"123456789.E", b"0000000000e")
-_LONG_NUMBER = b"0" * 17
-_EXPONENT = b"0e"
-
-# One that stands where a value may: a name is never a number.
-_DIGITS = re.compile(rb"(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?![0-9.eE+-]|\s*:)")
-
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SPACES = b" \t\n\r"
 
 
 def native_json(value: bytes) -> object:
     """What MessagePack packs for PostgreSQL's text of a json or jsonb."""
     if _too_deep(value):
-        return text(value)
-    shape = value.translate(_NUMBER_SHAPE)
-    exact = value if _LONG_NUMBER not in shape and _EXPONENT not in shape else _with_digits(value, shape)
-    if exact is not None:
-        try:
-            return orjson.loads(exact)
-        except orjson.JSONDecodeError:
-            pass  # a lone surrogate, or not JSON at all: told apart below
-    return _exact_json(text(value))
-
-
-def _with_digits(value: bytes, shape: bytes) -> bytes | None:
-    """The same document with its inexact numbers as strings of their digits; None where that takes a closer look.
-
-    In a third of the time of `_exact_json`, which is the oracle of its test. What looks like a number is looked for,
-    and not each token: without escapes, the quotes before it tell whether it is in a string.
-    """
-    if b"\\" in value:
-        return None
-    parts: list[bytes] = []
-    done, at, long, exponent = 0, 0, -2, -2
-    while True:
-        # Each is looked for again only when it was passed: many of one kind don't make the other's search long.
-        long = shape.find(_LONG_NUMBER, at) if -1 != long < at else long
-        exponent = shape.find(_EXPONENT, at) if -1 != exponent < at else exponent
-        if long < 0 and exponent < 0:
-            return b"".join((*parts, value[done:]))
-        found = max(long, exponent) if min(long, exponent) < 0 else min(long, exponent)
-        if value.count(b'"', at, found) % 2:
-            at = value.find(b'"', found) + 1
-            if not at:
-                return None
-            continue
-        number = _DIGITS.match(value, found)
-        if number is None or found == exponent:
-            return None
-        start = found - (value[found - 1 : found] == b"-")
-        parts += [value[done:start], _as_json(value[start : number.end()].decode())]
-        done = at = number.end()
-
-
-def _as_json(digits: str) -> bytes:
-    number = _exact_number(digits) if "." in digits else _exact_int(digits)
-    return b'"%b"' % number.encode() if isinstance(number, str) else repr(number).encode()
-
-
-def native_documents(values: Sequence[bytes]) -> list[object] | None:
-    """`native_json` of each at a third of the cost; None where one of them needs a closer look."""
-    whole = b"[%b]" % b",".join(values)
-    shape = whole.translate(_NUMBER_SHAPE)
-    if _LONG_NUMBER in shape or _EXPONENT in shape:
-        return None
-    # What nests too deeply has a bracket on both sides for each level.
-    if any(len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values):
-        return None
-    try:
-        documents: list[object] = orjson.loads(whole)
-    except orjson.JSONDecodeError:
-        return None
-    return documents if len(documents) == len(values) else None
+        return _as_text(value)
+    document = _same_when_written(value)
+    return _looked_at(text(value)) if document is None else document
 
 
 def embedded_json(value: bytes) -> object:
     """What orjson writes for it: the text as it is, or a string where it is nested too deeply."""
-    checked = text(value)
-    return checked if _too_deep(value) else orjson.Fragment(value)
+    if _too_deep(value):
+        return _as_text(value)
+    checked, embedded = text(value), orjson.Fragment(value)
+    if _same_when_written(value) is None and isinstance(_looked_at(checked), Inexact):
+        return Inexact(embedded, checked)
+    return embedded
 
 
-def _exact_json(source: str) -> object:
+def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
+    """`native_json` of each (None is NULL) at a third of the cost; None where one of them needs a closer look."""
+    # What nests too deeply has a bracket on both sides for each level.
+    if any(value is not None and len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values):
+        return None
+    whole = b"[%b]" % b",".join([b"null" if value is None else value for value in values])
+    documents = _same_when_written(whole)
+    if not isinstance(documents, list) or len(documents) != len(values):
+        return None
+    return documents if documents.count(None) == values.count(None) else None
+
+
+def exact_numbers(value: bytes) -> object:
+    """A JSON text, with the numbers that 64 bits or a double can't hold as strings of their digits."""
+    document = _same_when_written(value)
+    return _Look().read(value.decode()) if document is None else document
+
+
+def _as_text(value: bytes) -> Inexact:
+    whole = text(value)
+    return Inexact(whole, whole)
+
+
+def _same_when_written(value: bytes) -> object:
+    """The document, where writing it again gives the same text but for spaces; else, and for `null`, None."""
     try:
+        document: object = orjson.loads(value)
+        written = orjson.dumps(document)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return None
+    return document if written.translate(None, _SPACES) == value.translate(None, _SPACES) else None
+
+
+class _Look:
+    """A look at each number and each key of a document."""
+
+    def __init__(self) -> None:
+        self.lost = False
+
+    def read(self, source: str) -> object:
         document: object = json.loads(
-            source, parse_int=_exact_int, parse_float=_exact_number, parse_constant=_no_constant
+            source,
+            parse_int=self._int,
+            parse_float=self._float,
+            parse_constant=_no_constant,
+            object_pairs_hook=self._object,
         )
+        return document
+
+    def _int(self, digits: str) -> int | float | str:
+        return self._noted(_exact_int(digits), digits)
+
+    def _float(self, digits: str) -> int | float | str:
+        return self._noted(_exact_number(digits), digits)
+
+    def _noted(self, number: float | str, digits: str) -> int | float | str:
+        self.lost = self.lost or not _prints_as(number, digits)
+        return number
+
+    def _object(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        made = dict(pairs)
+        self.lost = self.lost or len(made) < len(pairs)
+        return made
+
+
+def _looked_at(source: str) -> object:
+    look = _Look()
+    try:
+        document = look.read(source)
     except ValueError:
         raise DecodeError(f"a json value of {len(source)} characters is not JSON") from None
     except RecursionError:  # called from too deep a stack for even NESTING_MAX
-        return source
-    return source if _SURROGATE.search(source) and not _is_utf8(document) else document
+        return Inexact(source, source)
+    if _SURROGATE.search(source) and not _is_utf8(document):
+        return Inexact(source, source)
+    return Inexact(document, source) if look.lost or document is None else document
 
 
 def _no_constant(name: str) -> object:
@@ -149,6 +162,21 @@ def _exact_number(digits: str) -> float | str:
     if number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(digits):
         return digits
     return number
+
+
+def _prints_as(number: float | str, digits: str) -> bool:
+    """Whether the number, written as JSON, is the same to PostgreSQL, which keeps zeros at the end of a fraction."""
+    printed = repr(number)
+    if printed == digits:
+        return True
+    if not isinstance(number, float) or "e" not in printed or "e" in digits.lower():
+        return False
+    return _scale(printed) == _scale(digits)
+
+
+def _scale(digits: str) -> int:
+    exponent = Decimal(digits).as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
 
 
 def _too_deep(value: bytes) -> bool:

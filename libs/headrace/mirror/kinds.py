@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import re
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
+
+from headrace.contract.exact import ExactText
 
 # Digits alone: what is left of a type goes into SQL as it is.
 _BASE = re.compile(r"\([0-9, -]*\)")
@@ -23,6 +26,10 @@ _PORTABLE = (
     | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"}
     | {"tsvector", "tsquery", "point", "line", "lseg", "box", "path", "polygon", "circle"}
 )
+
+
+# What Python writes of 1e-7, which PostgreSQL writes out; strings are passed over.
+_POWERS = re.compile(r'"(?:[^"\\]++|\\.)*+"|-?[0-9.]+e[+-][0-9]+')
 
 
 class Kind(StrEnum):
@@ -66,13 +73,22 @@ def as_bytes(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> str:
+    """A document as PostgreSQL's jsonb prints it, of an event's value that is not NULL (or has its exact text)."""
+    if isinstance(value, ExactText):
+        return str(value)
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    if "e-" in text or "e+" in text:
+        text = _POWERS.sub(_without_power, text)
     try:
         text.encode()
     except UnicodeEncodeError:
         # Half a surrogate pair, which json (not jsonb) may hold, has no form but its escape.
         return json.dumps(value, allow_nan=False)
     return text
+
+
+def _without_power(match: re.Match[str]) -> str:
+    return match[0] if match[0].startswith('"') else format(Decimal(match[0]), "f")
 
 
 def array_literal(value: list[Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.consumer import Event
+from headrace.contract import exact
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import Alter, Delete, Insert, Step, Truncate, Update
 
@@ -86,14 +87,15 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
     if event.operation == "TRUNCATE":
         return Truncate(table)
     known = {column.name for column in table.columns}
-    if not known.issuperset(event.data) or not known.issuperset(event.old or ()):
+    row = exact.row(event.payload)
+    if not known.issuperset(row) or not known.issuperset(event.old or ()):
         return Resync("a row of another shape")
     if event.operation == "INSERT":
-        return Insert(table, (event.data,))
+        return Insert(table, (row,))
     where = _identified(event, table)
     if where is None:
         return Resync("a row that names no key")
-    return Delete(table, where) if event.operation == "DELETE" else Update(table, where, event.data)
+    return Delete(table, where) if event.operation == "DELETE" else Update(table, where, row)
 
 
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
@@ -101,12 +103,13 @@ def _identified(event: Event, table: Table) -> dict[str, Any] | None:
 
     Never the primary key out of a whole old row: one that is deferrable may be two rows' within a transaction.
     """
-    if event.old is not None:
-        return dict(event.old) or None
+    old, row = exact.old_row(event.payload), exact.row(event.payload)
+    if old is not None:
+        return dict(old) or None
     # What PostgreSQL sends no old values for did not change: the replica identity, and not always the primary key.
     for names in (table.identity, table.primary_key):
-        if names and set(names) <= set(event.data):
-            return {name: event.data[name] for name in names}
+        if names and set(names) <= set(row):
+            return {name: row[name] for name in names}
     return None
 
 

@@ -21,6 +21,7 @@ from nats.js.errors import NotFoundError
 
 from headrace.consumer.messages import events_of
 from headrace.consumer.reference import whole
+from headrace.contract import exact
 from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import (
     chunk_subject,
@@ -136,15 +137,14 @@ class Snapshots:
                 yield first - 1, decode(message.data or b"")
 
     async def chunk(self, snapshot: Snapshot, number: int) -> Sequence[Mapping[str, Any]]:
-        """The rows of one chunk."""
+        """The rows of one chunk, nothing lost."""
         subject = chunk_subject(snapshot.token, snapshot.snapshot_id, number)
         try:
             message = await self._js.get_last_msg(self._init, subject, direct=True)
         except NotFoundError as error:
             raise SnapshotError(f"chunk {number} of {snapshot.snapshot_id} is not in the stream any more") from error
         payload = await whole(self._js, decode(message.data or b""))
-        rows: Sequence[Mapping[str, Any]] = payload["data"]
-        return rows
+        return exact.rows(payload)
 
     async def place(self, snapshot: Snapshot) -> int:
         """The sequence behind which everything is that the snapshot lacks, in the stream as it is now."""

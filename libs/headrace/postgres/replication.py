@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from headrace.contract.values import SESSION_SETTINGS
+from headrace.contract.scalars import NAME_SETTINGS, SESSION_SETTINGS
 from headrace.lsn import parse_lsn
 from headrace.postgres import slot_reader
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError, explained
@@ -116,7 +116,8 @@ Message = tuple[int, bytes] | Keepalive
 
 def conninfo(settings: PostgresSettings, application: str) -> str:
     """libpq's connection string; what it doesn't say, libpq's own variables do."""
-    options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
+    session = {**SESSION_SETTINGS, **NAME_SETTINGS}
+    options = " ".join(f"-c {name}={value}" for name, value in session.items())
     given = {
         "host": settings.host,
         "port": settings.port,

@@ -14,10 +14,13 @@ import pyarrow.compute
 from pyarrow import csv
 
 from headrace.contract import scalars
-from headrace.contract.values import Converter, text
+from headrace.contract.exact import Inexact
+from headrace.contract.values import Converter, may_be_inexact, text
 
 Row = dict[str, Any]
 Values = list[Any]
+# Place of a row → column → PostgreSQL's text.
+Exact = dict[int, dict[str, str]]
 # pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
 Array = Any
 pc: Any = pyarrow.compute
@@ -35,6 +38,8 @@ class CsvRows:
 
     def __init__(self, names: Sequence[str], converters: Sequence[Converter]) -> None:
         self._columns = [_reader(converter) for converter in converters]
+        self._may_be_inexact = [may_be_inexact(converter) for converter in converters]
+        self._names = names
         self._row = _row_maker(names)
         places = [str(place) for place in range(len(names))]
         types = {place: kind for place, (kind, _) in zip(places, self._columns, strict=True)}
@@ -49,9 +54,11 @@ class CsvRows:
             false_values=["f"],
         )
 
-    def rows(self, data: bytes) -> list[Row]:
-        """The rows of `data`, which holds whole rows only."""
-        return self._row(*(self.values(place, column) for place, column in enumerate(self.columns(data))))
+    def rows(self, data: bytes) -> tuple[list[Row], Exact]:
+        """The rows of `data`, which holds whole rows only; and what their native forms lose."""
+        exact: Exact = {}
+        columns = enumerate(self.columns(data))
+        return self._row(*(self.natives(place, column, exact) for place, column in columns)), exact
 
     def columns(self, data: bytes) -> list[Array]:
         """The columns of `data` as pyarrow parses them."""
@@ -68,6 +75,16 @@ class CsvRows:
     def values(self, place: int, column: Array) -> Values:
         """The values of the column at `place` in the contract's forms."""
         return _filled(self._columns[place][1](column), column)
+
+    def natives(self, place: int, column: Array, exact: Exact) -> Values:
+        """The same in native forms; the text of what these lose goes into `exact`."""
+        values = self.values(place, column)
+        if self._may_be_inexact[place]:
+            for row, value in enumerate(values):
+                if type(value) is Inexact:
+                    exact.setdefault(row, {})[self._names[place]] = value.text
+                    values[row] = value.native
+        return values
 
 
 def _only_chunk(column: Array) -> Array:

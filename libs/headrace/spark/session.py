@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from headrace.contract.scalars import NAME_SETTINGS
+
 HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "search_path": "pg_catalog",
+        **NAME_SETTINGS,
         # Of the catalog's queries; a COPY has one of its own.
         "statement_timeout": "60s",
         "idle_in_transaction_session_timeout": "0",

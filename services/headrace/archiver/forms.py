@@ -14,8 +14,9 @@ import orjson
 
 from headrace.archive.metadata import ColumnInfo, TableInfo
 from headrace.contract import scalars
+from headrace.contract.exact import native
 from headrace.contract.selection import Selection
-from headrace.contract.values import Converter, Encoding, ValueOptions, converter
+from headrace.contract.values import Converter, Encoding, ValueOptions, converter, may_be_inexact
 from headrace.errors import DecodeError
 from headrace.pgoutput.messages import UNCHANGED, Relation, Row
 from headrace.postgres.facts import TableFacts
@@ -46,6 +47,8 @@ def _writer(convert: Converter) -> Write:
     if convert is scalars.text:
         return _text
     dumps = orjson.dumps
+    if may_be_inexact(convert):
+        return lambda value: dumps(native(convert(value)))
     return lambda value: dumps(convert(value))
 
 

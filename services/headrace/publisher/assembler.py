@@ -37,7 +37,7 @@ from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
 from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
-from headrace.publisher.shape import Kind, Shape
+from headrace.publisher.shape import Kind, Shape, Values
 
 # NATS's usual max_payload is 1 MiB, headers included.
 PAYLOAD_BYTES_MAX = 1_000_000
@@ -283,19 +283,16 @@ class Assembler:
 
     def _insert(self, lsn: int, message: Insert) -> None:
         shape = self._shape(message.relation_id)
-        data, unchanged = shape.row(message.new)
-        self._hold(lsn, shape, shape.insert, data, unchanged=unchanged)
+        self._hold(lsn, shape, shape.insert, shape.row(message.new))
 
     def _update(self, lsn: int, message: Update) -> None:
         shape = self._shape(message.relation_id)
-        data, unchanged = shape.row(message.new)
-        old = _old(shape, message.key, message.old)
-        self._hold(lsn, shape, shape.update, data, old=old, unchanged=unchanged)
+        self._hold(lsn, shape, shape.update, shape.row(message.new), _old(shape, message.key, message.old))
 
     def _delete(self, lsn: int, message: Delete) -> None:
         shape = self._shape(message.relation_id)
         old = _old(shape, message.key, message.old)
-        self._hold(lsn, shape, shape.delete, shape.deleted(old or {}), old=old)
+        self._hold(lsn, shape, shape.delete, shape.deleted(old or Values()), old)
 
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
@@ -305,7 +302,7 @@ class Assembler:
                 # It takes its place, and is not delivered.
                 self._next_position()
             else:
-                self._hold(lsn, shape, shape.truncate, {})
+                self._hold(lsn, shape, shape.truncate, Values())
 
     def _shape(self, relation_id: int) -> Shape:
         shape = self._shapes.get(relation_id)
@@ -313,16 +310,7 @@ class Assembler:
             raise ProtocolError(f"a change of relation {relation_id}, which was never described")
         return shape
 
-    def _hold(
-        self,
-        lsn: int,
-        shape: Shape,
-        kind: Kind,
-        data: Payload,
-        *,
-        old: Payload | None = None,
-        unchanged: list[str] | None = None,
-    ) -> None:
+    def _hold(self, lsn: int, shape: Shape, kind: Kind, new: Values, old: Values | None = None) -> None:
         """Hold this event back, let go of the one before."""
         begin, position = self._next_position()
         if shape.excluded:
@@ -333,12 +321,9 @@ class Assembler:
             self._tell(lsn, shape, begin, position)
         msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
         payload = quick_events.change(shape, kind, self._source)
-        payload["msg_id"], payload["data"], payload["lsn"] = msg_id, data, lsn
+        payload["msg_id"], payload["data"], payload["lsn"] = msg_id, new.native, lsn
         payload["tx"] = events.transaction(begin.xid, position, self._ts, last=False)
-        if old is not None:
-            payload["old"] = old
-        if unchanged:
-            payload["unchanged"] = unchanged
+        payload |= _beside(new, old)
         self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
         if shape.told and not self._compat and (way := (kind.operation, old is not None)) not in shape.quick:
             shape.quick.add(way)
@@ -478,7 +463,19 @@ def _content(content: bytes, encoding: Encoding) -> str | bytes:
         return base64.b64encode(content).decode() if encoding is Encoding.JSON else content
 
 
-def _old(shape: Shape, key: Row | None, old: Row | None) -> dict[str, object] | None:
+def _beside(new: Values, old: Values | None) -> Payload:
+    """What only some events have."""
+    parts: Payload = {} if old is None else {"old": old.native}
+    if new.unchanged:
+        parts["unchanged"] = new.unchanged
+    if new.exact:
+        parts["exact"] = new.exact
+    if old is not None and old.exact:
+        parts["exact_old"] = old.exact
+    return parts
+
+
+def _old(shape: Shape, key: Row | None, old: Row | None) -> Values | None:
     if old is not None:
-        return shape.row(old)[0]
+        return shape.row(old)
     return None if key is None else shape.key_row(key)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from headrace.contract import scalars
+from headrace.contract.exact import Inexact
+from headrace.contract.values import may_be_inexact
 from headrace.errors import DecodeError
 
 Convert = Callable[[bytes], object]
@@ -35,12 +37,16 @@ _VALUE = """
         if data[at] == 116:
             start = at + 5
             at = start + size(data, at)[0]
-            {name} = {convert}
+            {name} = {convert}{check}
         elif data[at] == 110:
             {name} = None
             at += 1
         else:
             return None"""
+# What has an exact text beside it is written the plain way.
+_CHECK = """
+            if type({name}) is Inexact:
+                return None"""
 _HIDDEN = """
         at += 5 + size(data, at)[0] if data[at] == 116 else 1"""
 _END = """
@@ -77,6 +83,7 @@ def compiled(
         "size": struct.Struct(">xI").unpack_from,
         "errors": (IndexError, ValueError, OverflowError, TypeError, struct.error, DecodeError),
         "write": write,
+        "Inexact": Inexact,
         "old_head": old_head,
         "end": end,
         **{f"c{index}": convert for index, (_, convert) in enumerate(columns)},
@@ -97,7 +104,9 @@ def _row(columns: Sequence[tuple[str, Convert | None]], letter: str) -> str:
             parts.append(_HIDDEN)
             continue
         how = _INLINE.get(convert, "c{index}(data[start:at])").format(index=index)
-        parts.append(_VALUE.format(name=f"{letter}{index}", convert=how))
+        name = f"{letter}{index}"
+        check = _CHECK.format(name=name) if may_be_inexact(convert) else ""
+        parts.append(_VALUE.format(name=name, convert=how, check=check))
     return "".join(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.contract.exact import Inexact
 from headrace.contract.naming import Operation, change_subject, message_id, table_token
 from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
@@ -29,6 +30,21 @@ class Kind:
 
 
 FULL_OR_NOTHING = ("f", "n")
+
+
+@dataclass(slots=True)
+class Values:
+    """A row as an event has it: native values, PostgreSQL's text of those that are not all, and what was not sent."""
+
+    native: dict[str, object] = field(default_factory=dict)
+    exact: dict[str, str] = field(default_factory=dict)
+    unchanged: list[str] = field(default_factory=list)
+
+    def put(self, name: str, value: object) -> None:
+        if type(value) is Inexact:
+            self.exact[name] = value.text
+            value = value.native
+        self.native[name] = value
 
 
 @dataclass(slots=True)
@@ -97,35 +113,32 @@ class Shape:
             excluded=not selection.wants(relation.schema, relation.name),
         )
 
-    def row(self, row: Row) -> tuple[dict[str, object], list[str]]:
-        """A whole row: its values, and the names of those that PostgreSQL did not send."""
-        data: dict[str, object] = {}
-        unchanged: list[str] = []
+    def row(self, row: Row) -> Values:
+        """A whole row."""
+        values = Values()
         for (name, convert), value in zip(self.columns, row, strict=True):
             if convert is None:
                 continue
-            if value is None:
-                data[name] = None
-            elif value is UNCHANGED:
-                unchanged.append(name)
+            if value is UNCHANGED:
+                values.unchanged.append(name)
             else:
-                data[name] = convert(value)
-        return data, unchanged
+                values.put(name, None if value is None else convert(value))
+        return values
 
-    def key_row(self, row: Row) -> dict[str, object]:
+    def key_row(self, row: Row) -> Values:
         """The replica identity's columns of an old key."""
+        values = Values()
         flags = (column.is_key for column in self.relation.columns)
-        return {
-            name: None if value is None or value is UNCHANGED else convert(value)
-            for (name, convert), value, is_key in zip(self.columns, row, flags, strict=True)
-            if is_key and convert is not None
-        }
+        for (name, convert), value, is_key in zip(self.columns, row, flags, strict=True):
+            if is_key and convert is not None:
+                values.put(name, None if value is None or value is UNCHANGED else convert(value))
+        return values
 
-    def deleted(self, known: dict[str, object]) -> dict[str, object]:
+    def deleted(self, known: Values) -> Values:
         """DELETE's `data`: the key columns, the others null."""
-        return {
-            name: known.get(name) if name in self.key else None for name, convert in self.columns if convert is not None
-        }
+        shown = [name for name, convert in self.columns if convert is not None]
+        native = {name: known.native.get(name) if name in self.key else None for name in shown}
+        return Values(native, {name: text for name, text in known.exact.items() if name in self.key})
 
 
 def _primary_key(relation: Relation, facts: TableFacts, known: Sequence[str] | None) -> tuple[str, ...]:

@@ -17,22 +17,41 @@ import msgpack
 import orjson
 import zstandard
 
+from headrace.contract import events
 from headrace.contract.values import Encoding
 
 Row = dict[str, Any]
+# Place of a row → column → PostgreSQL's text, as `CsvRows` gives it.
+Exact = dict[int, dict[str, str]]
 
 ZSTD_LEVEL: Final = 1
 # What a message has besides its rows: subject, headers, and the map around the rows with names of at most 63 bytes,
 # which JSON may escape to six times as much.
 ENVELOPE_BYTES_MAX: Final = 4096
+# A row's place as a key, in either encoding: ten digits and what is around them.
+_PLACE_BYTES_MAX: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows in their encoded form: row `i` is `data[offsets[i]:offsets[i + 1]]`, in JSON with a comma at its end."""
+    """Rows in their encoded form: row `i` is `data[offsets[i]:offsets[i + 1]]`, in JSON with a comma at its end.
+
+    `exact` has the texts of values that native forms are not all of; `ends` is `offsets` with the bytes of these texts.
+    """
 
     data: memoryview
     offsets: Sequence[int]
+    exact: Exact = field(default_factory=dict)
+    ends: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, data: memoryview, offsets: Sequence[int], exact: Exact, encoding: Encoding) -> Block:
+        if not exact:
+            return cls(data, offsets, exact, offsets)
+        write = events.writer(encoding)
+        sizes = (len(write(exact[row])) + _PLACE_BYTES_MAX if row in exact else 0 for row in range(len(offsets) - 1))
+        more = accumulate(sizes, initial=0)
+        return cls(data, offsets, exact, [end + size for end, size in zip(offsets, more, strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +61,20 @@ class Chunk:
     rows: int
     body: bytes | memoryview
     large: bool = False
+    exact: Exact = field(default_factory=dict)
 
 
-def block_of(rows: Sequence[Row], encoding: Encoding) -> Block:
+def block_of(rows: Sequence[Row], encoding: Encoding, exact: Exact | None = None) -> Block:
     """Rows encoded one by one."""
+    exact = exact or {}
     if encoding is Encoding.JSON:
         elements = [orjson.dumps(row) for row in rows]
         ends = accumulate((len(element) + 1 for element in elements), initial=0)
         # Also behind the last.
-        return Block(memoryview(b",".join([*elements, b""])), list(ends))
+        return Block.of(memoryview(b",".join([*elements, b""])), list(ends), exact, encoding)
     pack = msgpack.Packer().pack
     elements = [bytes(pack(row)) for row in rows]
-    return Block(memoryview(b"".join(elements)), list(accumulate(map(len, elements), initial=0)))
+    return Block.of(memoryview(b"".join(elements)), list(accumulate(map(len, elements), initial=0)), exact, encoding)
 
 
 @dataclass(slots=True)
@@ -63,14 +84,15 @@ class ChunkCutter:
     rows_max: int
     bytes_max: int
     _parts: list[memoryview] = field(default_factory=list)
+    _exact: Exact = field(default_factory=dict)
     _rows: int = 0
     _bytes: int = 0
 
     def feed(self, block: Block) -> Iterator[Chunk]:
         """Chunks that these rows complete."""
-        offsets, at = block.offsets, 0
+        offsets, ends, at = block.offsets, block.ends, 0
         while at < len(offsets) - 1:
-            fitting = bisect_right(offsets, offsets[at] + self.bytes_max - self._bytes, at) - 1
+            fitting = bisect_right(ends, ends[at] + self.bytes_max - self._bytes, at) - 1
             end = min(fitting, at + self.rows_max - self._rows)
             if end > at:
                 self._take(block, at, end)
@@ -78,24 +100,29 @@ class ChunkCutter:
             elif self._rows:
                 yield from self.finish()
             else:
-                yield Chunk(1, block.data[offsets[at] : offsets[at + 1]], large=True)
+                exact = {0: block.exact[at]} if at in block.exact else {}
+                yield Chunk(1, block.data[offsets[at] : offsets[at + 1]], large=True, exact=exact)
                 at += 1
 
     def finish(self) -> Iterator[Chunk]:
         """What is left of the range."""
         if self._rows:
-            yield Chunk(self._rows, b"".join(self._parts))
-            self._parts, self._rows, self._bytes = [], 0, 0
+            yield Chunk(self._rows, b"".join(self._parts), exact=self._exact)
+            self._parts, self._exact, self._rows, self._bytes = [], {}, 0, 0
 
     def _take(self, block: Block, at: int, end: int) -> None:
-        first, last = block.offsets[at], block.offsets[end]
-        self._parts.append(block.data[first:last])
+        self._parts.append(block.data[block.offsets[at] : block.offsets[end]])
+        for row in range(at, end) if block.exact else ():
+            if row in block.exact:
+                self._exact[self._rows + row - at] = block.exact[row]
         self._rows += end - at
-        self._bytes += last - first
+        self._bytes += block.ends[end] - block.ends[at]
 
 
 def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: bool) -> bytes:
-    """The payload: `head` with `data` at its end."""
+    """The payload: `head`, what the native forms of the rows lose, and the rows as `data` at its end."""
+    if chunk.exact:
+        head = {**head, "exact": {str(row): texts for row, texts in chunk.exact.items()}}
     if encoding is Encoding.JSON:
         rows = memoryview(chunk.body)[:-1]
         payload = b"".join((orjson.dumps(head)[:-1], b',"data":[', rows, b"]}"))

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.contract import scalars
-from headrace.contract.values import Converter, text
+from headrace.contract.values import Converter, Encoding, text
 from headrace.contract.values_json import native_documents, native_json
 from headrace.snapshot_responder.chunks import Block
-from headrace.spark.csv_rows import CsvRows, iso_timestamps
+from headrace.spark.csv_rows import CsvRows, Exact, iso_timestamps
 
 # pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
 Array = Any
@@ -55,43 +55,44 @@ class PackedRows:
 
     def __init__(self, names: Sequence[str], converters: Sequence[Converter]) -> None:
         self._csv = CsvRows(names, converters)
+        self._exact: Exact = {}
         head = bytes(msgpack.Packer().pack_map_header(len(names)))
         self._packings: list[Packing] = []
         for place, (name, converter) in enumerate(zip(names, converters, strict=True)):
             prefix = bytes(msgpack.packb(name))
-            self._packings.append(_packing(head + prefix if place == 0 else prefix, converter, self._csv, place))
+            self._packings.append(self._packing(head + prefix if place == 0 else prefix, converter, place))
 
     def block(self, data: bytes) -> Block:
         """The rows of `data`, which holds whole rows only."""
         columns = self._csv.columns(data)
+        self._exact.clear()
         pieces = [piece for pack, column in zip(self._packings, columns, strict=True) for piece in pack(column)]
         rows = pc.binary_join_element_wise(*pieces, _EMPTY) if len(pieces) > 1 else pieces[0]
         _, offsets, body = rows.buffers()
-        return Block(memoryview(body).cast("B"), np.frombuffer(offsets, np.int32, len(rows) + 1).tolist())
+        starts = np.frombuffer(offsets, np.int32, len(rows) + 1).tolist()
+        return Block.of(memoryview(body).cast("B"), starts, dict(self._exact), Encoding.MSGPACK)
 
+    def _packing(self, prefix: bytes, converter: Converter, place: int) -> Packing:
+        one_by_one = self._one_by_one(prefix, place)
+        if converter in {scalars.timestamp, scalars.timestamp_utc}:
+            return _timestamps(prefix, converter, one_by_one)
+        if converter is native_json:
+            return _documents(prefix, one_by_one)
+        if converter is text:
+            return _texts(prefix)
+        makers: dict[Converter, Callable[[bytes], Packing]]
+        makers = {scalars.integer: _integers, scalars.number: _floats, scalars.boolean: _booleans}
+        plain = makers.get(converter)
+        return one_by_one if plain is None else plain(prefix)
 
-def _packing(prefix: bytes, converter: Converter, csv: CsvRows, place: int) -> Packing:
-    one_by_one = _one_by_one(prefix, csv, place)
-    if converter in {scalars.timestamp, scalars.timestamp_utc}:
-        return _timestamps(prefix, converter, one_by_one)
-    if converter is native_json:
-        return _documents(prefix, one_by_one)
-    if converter is text:
-        return _texts(prefix)
-    makers: dict[Converter, Callable[[bytes], Packing]]
-    makers = {scalars.integer: _integers, scalars.number: _floats, scalars.boolean: _booleans}
-    plain = makers.get(converter)
-    return one_by_one if plain is None else plain(prefix)
+    def _one_by_one(self, prefix: bytes, place: int) -> Packing:
+        """For types with no rule for whole columns, and for values that are no common ones."""
+        pack = msgpack.Packer().pack
 
+        def packed(column: Array) -> Pieces:
+            return [_binary([prefix + pack(value) for value in self._csv.natives(place, column, self._exact)])]
 
-def _one_by_one(prefix: bytes, csv: CsvRows, place: int) -> Packing:
-    """For types with no rule for whole columns, and for values that are no common ones."""
-    pack = msgpack.Packer().pack
-
-    def packed(column: Array) -> Pieces:
-        return [_binary([prefix + pack(value) for value in csv.values(place, column)])]
-
-    return packed
+        return packed
 
 
 def _documents(prefix: bytes, otherwise: Packing) -> Packing:
@@ -102,7 +103,7 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
     cut = bytes(pack(mark))
 
     def packed(column: Array) -> Pieces:
-        values = [b"null" if value is None else value for value in column.to_numpy(zero_copy_only=False).tolist()]
+        values = column.to_numpy(zero_copy_only=False).tolist()
         elements: list[bytes] = []
         for at in range(0, len(values), _TOGETHER):
             some = values[at : at + _TOGETHER]

@@ -135,8 +135,13 @@ def _encoder(plan: SnapshotPlan) -> Callable[[bytes], Block]:
     names, converters = [column.name for column in plan.columns], plan.converters()
     if plan.encoding is Encoding.MSGPACK:
         return PackedRows(names, converters).block
-    rows = CsvRows(names, converters).rows
-    return lambda data: block_of(rows(data), plan.encoding)
+    read = CsvRows(names, converters).rows
+
+    def block(data: bytes) -> Block:
+        rows, exact = read(data)
+        return block_of(rows, plan.encoding, exact)
+
+    return block
 
 
 class RangeCopy:
