@@ -132,6 +132,7 @@ _ARCHIVER = (
     Figure("archive_confirmed_lsn", "gauge", "LSN before which the archive holds everything", ARCHIVER),
     Figure("archive_waiting_rows", "gauge", "Changes taken and not in a file yet", ARCHIVER),
     Figure("archive_gaps", "counter", "Gaps told in the archive", ARCHIVER),
+    Figure("archive_parked_messages", "counter", "Changes that could not be archived and were put aside", ARCHIVER),
     Figure("archive_recoveries", "counter", "Times the archiver found its place again", ARCHIVER),
 )
 _AUDIT = (

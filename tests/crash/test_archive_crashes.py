@@ -21,6 +21,7 @@ from crash.test_exactly_once import write  # type: ignore[import-not-found]  # t
 from headrace.archive import RowEntry, WalGapError, WalReader, WalReaderOptions
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.lsn import format_lsn
 from headrace.testing.database import Database
 from headrace.testing.oracle import Change
 from headrace.testing.plugin import OwnNats, OwnPostgres
@@ -29,6 +30,7 @@ from headrace.testing.suite import Suite
 from integration.test_archive_line import (  # type: ignore[import-not-found]  # as above
     WITH_ARCHIVE,
     archived,
+    as_change,
     changes,
     environment,
     prepare,
@@ -198,11 +200,15 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
     url = f"file://{tmp_path}/archive"
     async with optional_line(postgres, nats_server, tmp_path, url, "1") as (database, suite):
         await suite.logged("archiver", "epoch_joined")
+        other = await preparing.connect()
+        await other.execute("BEGIN; INSERT INTO orders VALUES (2, 2, 'missed')")
         await database.execute("INSERT INTO orders VALUES (1, 1, 'kept')")
         before = await oracle.changes()
         assert changes(await archived(url, before)) == before
         await suite.kill("archiver")
-        await database.execute("INSERT INTO orders VALUES (2, 2, 'missed')")
+        # Its commit record begins where the last one ended: at the gap's first LSN, unless the server wrote in between.
+        await other.execute("COMMIT")
+        await other.close()
         missed = await oracle.changes()
         await confirmed_past(database, f"slot_{database.name}", await here(database) - 1)
         await suite.start("archiver")
@@ -215,7 +221,17 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
     gaps = [entry.after for entry in found if entry.operation == "gap"]
     assert len(gaps) == 1
     assert gaps[0] is not None
-    assert gaps[0]["after"] <= missed[0].position.lsn < gaps[0]["up_to"]
+    begins, ends = gaps[0]["after"], gaps[0]["up_to"]
+    assert before[-1].position.lsn < begins <= missed[0].position.lsn < ends <= after[0].position.lsn
+    with pytest.raises(WalGapError, match=f"from {format_lsn(begins)} to before {format_lsn(ends)} is not"):
+        list(WalReader(url).follow(from_lsn=missed[0].position.lsn, wait=False))
+    with pytest.raises(WalGapError):
+        list(WalReader(url).follow(from_lsn=ends - 1, wait=False))
+    assert changes(WalReader(url).follow(from_lsn=ends, wait=False)) == after
+    with contextlib.suppress(WalGapError):
+        # What is before the gap is read up to it.
+        for entry in WalReader(url).follow(from_lsn=before[-1].position.lsn, wait=False):
+            assert as_change(entry) in before
     with pytest.raises(WalGapError):
         list(WalReader(url).follow(wait=False))
     await preparing.close()

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from headrace.archive import WalReader
+from headrace.archive.layout import file_name
 from headrace.embedded.ports import free_port
 from headrace.testing.database import Database
 from headrace.testing.oracle import stored
@@ -90,4 +91,34 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         gone = await command(settings, "teardown", "--yes", "--streams", timeout_s=120)
         assert "yours to remove" in gone.out, gone
         assert len(changes(WalReader(url).follow(wait=False))) == ROWS
+    await database.close()
+
+
+async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    """The archiver begins again and again, and with it the epoch: the slot waits all the same."""
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    oracle = await prepare(database)
+    url, port = f"file://{tmp_path}/archive", free_port()
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="60"
+    )
+    async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
+        await suite.start("wal-reader", HEADRACE_HTTP_PORT=str(port))
+        await suite.logged("archiver", "epoch_joined", timeout_s=60)
+        await database.execute("INSERT INTO orders VALUES (1, 1, 'taken')")
+        committed = await oracle.changes()
+        assert len(await archived(url, committed)) == 1
+        # Whoever it is that runs this test: no file can be made where there is a folder.
+        in_the_way = tmp_path / "archive" / file_name(2)
+        in_the_way.mkdir()
+        await database.execute("INSERT INTO orders VALUES (2, 1, 'held')")
+        held = await reasons(port, "confirm", timeout_s=40)
+        assert f"for archiver ({file_name(2)} was written by somebody else" in held["confirm"]
+        in_the_way.rmdir()
+        committed += await oracle.changes()
+        assert changes(await archived(url, committed)) == committed
+        await reasons(port, None)
     await database.close()

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import pytest
 from headrace.archive import collect as collecting
 from headrace.archive.errors import FileTakenError, StoreFullError, StoreUnfitError
 from headrace.archive.layout import ONCE, file_name
+from headrace.archive.metadata import Gap
 from headrace.archive.store import DRAFT_AGE_S, Head, Store
 from headrace.archiver.place import ArchiveVanishedError, Mark, place_of
+from headrace.bus.frame import Opening
 from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 
 
@@ -109,6 +112,22 @@ def test_a_machine_whose_clock_is_years_ahead_collects_nothing_that_is_young(tmp
     planned = collecting.plan(store, timedelta(days=2.5).total_seconds())
     assert [item.location for item in planned.remove] == [file_name(1)]
     assert abs(made.store.now() - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+def opening_at(confirmed_lsn: int) -> Opening:
+    return Opening({}, "headrace", "db", system_id="1", timeline=1, confirmed_lsn=confirmed_lsn)
+
+
+def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_has(tmp_path: Path) -> None:
+    info = Maker(f"file://{tmp_path}").write()
+    assert (info.last.lsn, info.end_lsn) == (200, 201)
+    place = place_of(info, Mark("", 0, 0, ""), "file:///a", "headrace")
+    assert place.gap_before(opening_at(201)) is None
+    assert place.gap_before(opening_at(300)) == Gap(201, 300, "slot_moved")
+    # It ends in the middle of a transaction, before which everything is there.
+    cut = place_of(replace(info, whole=False, end_lsn=101), Mark("", 0, 0, ""), "file:///a", "headrace")
+    assert cut.gap_before(opening_at(200)) is None, "the transaction comes again, and its rows are told by position"
+    assert cut.gap_before(opening_at(300)) == Gap(200, 300, "slot_moved")
 
 
 def test_an_archive_that_had_files_and_has_none_is_not_begun_anew() -> None:

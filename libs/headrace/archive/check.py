@@ -73,7 +73,7 @@ def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -
 
 def _gap(info: SegmentInfo) -> Iterator[Finding]:
     if info.gap is not None:
-        told = f"{format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}"
+        told = f"{format_lsn(info.gap.after)} to before {format_lsn(info.gap.up_to)}"
         yield Finding(info.id, f"tells of a gap: {told} ({info.gap.reason})", is_fault=False)
 
 

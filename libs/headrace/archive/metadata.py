@@ -20,7 +20,11 @@ KEY = b"headrace"
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes that PostgreSQL no longer has and the archive does not have: those after one LSN up to another."""
+    """Changes that PostgreSQL no longer has and the archive does not have.
+
+    Those of transactions whose commit LSN is `after` or greater, and less than `up_to`: `after` is where the last
+    commit record that the archive has ended, and the next one may begin right there.
+    """
 
     after: int
     up_to: int

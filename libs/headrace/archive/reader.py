@@ -136,7 +136,7 @@ class Reading:
         """Raise at a gap, where the reader did not ask to be told of it."""
         if info.gap is not None and self.options.raise_at_gap:
             raise WalGapError(
-                f"file {info.id} tells of a gap: what was committed after {format_lsn(info.gap.after)} up to "
+                f"file {info.id} tells of a gap: what was committed from {format_lsn(info.gap.after)} to before "
                 f"{format_lsn(info.gap.up_to)} is not in the archive ({info.gap.reason})"
             )
 

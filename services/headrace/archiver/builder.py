@@ -152,6 +152,22 @@ class Builder:
         return self._begin.xid
 
     @property
+    def place(self) -> Position:
+        """The place of the change at hand."""
+        if self._begin is None:
+            raise ProtocolError("a change outside a transaction")
+        return Position(self._begin.final_lsn, self._seq)
+
+    def pass_over(self) -> None:
+        """The change at hand takes its place, and is no row."""
+        self._next()
+
+    def hidden(self, message: bytes) -> frozenset[int]:
+        """Which of the columns in a row's message are left out everywhere."""
+        form = self._forms.get(message[1:5])
+        return frozenset() if form is None else form.hidden
+
+    @property
     def full(self) -> bool:
         return self.rows >= self._limits.rows or self._bytes >= self._limits.bytes
 
@@ -268,11 +284,15 @@ class Builder:
 
     def _on_insert(self, lsn: int, message: Insert) -> None:
         form = self._form(message.relation_id)
+        if self._is_left_out(form):
+            return
         after, unchanged = form.plain(message.new)
         self._row(lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged)
 
     def _on_update(self, lsn: int, message: Update) -> None:
         form = self._form(message.relation_id)
+        if self._is_left_out(form):
+            return
         after, unchanged = form.plain(message.new)
         before = None
         if message.old is not None:
@@ -284,6 +304,8 @@ class Builder:
 
     def _on_delete(self, lsn: int, message: Delete) -> None:
         form = self._form(message.relation_id)
+        if self._is_left_out(form):
+            return
         if message.old is not None:
             self._row(lsn, form, "delete", form.key_of(message.old), None, before=form.plain(message.old)[0])
         elif message.key is not None:
@@ -314,6 +336,13 @@ class Builder:
         if form is None:
             raise ProtocolError(f"a change of relation {relation_id}, which was never described")
         return form
+
+    def _is_left_out(self, form: Form) -> bool:
+        """Whether the change at hand is excluded, or in the archive already: it takes its place, and is not read."""
+        if self._begin is not None and (form.excluded or self._seq < self._skip_below):
+            self._seq += 1
+            return True
+        return False
 
     def _next(self) -> int | None:
         """The ordinal of the change at hand; None when the archive has it already."""

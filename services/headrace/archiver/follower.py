@@ -30,12 +30,16 @@ from headrace.archiver.tables import Tables
 from headrace.bus import control, link
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
+from headrace.errors import DecodeError
 from headrace.failpoint import failpoint
+from headrace.jetstream.large import LargeStore
+from headrace.jetstream.parking import Parking
 from headrace.jetstream.state import Cell
 from headrace.lifecycle import Scope
 from headrace.lsn import ORIGIN, format_lsn
 from headrace.metrics import Stats, count
 from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.masking import masked
 from headrace.pgoutput.messages import Commit, Relation
 from headrace.settings import Settings
 
@@ -64,6 +68,8 @@ class Follower:
         self._source = settings.source.slot
         self._session = session
         self._receiver = FrameReceiver("archiver", session)
+        parked = LargeStore(client.jetstream(), settings.streams.parked, client.max_payload)
+        self._parking = Parking(settings.delivery.poison, parked, self._source, self._stats, "archive_parked_messages")
         self._limits = Limits(settings.archive.file_rows_max, settings.archive.file_bytes_max)
         self._writing: asyncio.Task[None] | None = None
         self._writing_bytes = 0
@@ -104,9 +110,9 @@ class Follower:
                     await self._on_frame(message.data)
                 await self._between_frames(idle=message is None)
             await self._leave()
-        except BaseException:
+        except BaseException as error:
             if self._client.is_connected and not self._scope.stopping.is_set():
-                await asyncio.shield(self._control(self._receiver.restart("the archiver finds its place again")))
+                await asyncio.shield(self._control(self._receiver.restart(str(error) or type(error).__name__)))
             raise
         finally:
             if not self._client.is_closed:
@@ -165,17 +171,29 @@ class Follower:
             if builder.due:
                 await self._make_room()
             return
-        decoded = decode(message)
-        if isinstance(decoded, Relation):
-            form = await self._tables.describe(self._scope, decoded, builder.xid)
-            if form is not None:
-                builder.learn(form)
+        try:
+            decoded = decode(message)
+            if isinstance(decoded, Relation):
+                form = await self._tables.describe(self._scope, decoded, builder.xid)
+                if form is not None:
+                    builder.learn(form)
+                return
+            builder.feed(lsn, decoded)
+        except DecodeError as error:
+            await self._park(lsn, message, error)
             return
-        builder.feed(lsn, decoded)
         if builder.full and isinstance(decoded, Commit):
             await self._seal()
         elif builder.due:
             await self._make_room()
+
+    async def _park(self, lsn: int, message: bytes, error: DecodeError) -> None:
+        """The change is kept elsewhere before the archive passes it; where that is not wanted, it stops here."""
+        if not self._parking.takes(message):
+            raise error
+        kept = masked(message, self._builder.hidden(message))
+        await self._parking.put(lsn, self._builder.place, kept, error)
+        self._builder.pass_over()
 
     async def _make_room(self) -> None:
         """Rows become bytes of the open file, or the file is closed, whether or not its transaction has ended."""

@@ -79,6 +79,11 @@ class Form:
         quick = compiled(relation.relation_id, columns, key)
         return cls(relation, columns, key, info, quick, not selection.wants(relation.schema, relation.name))
 
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Places of the columns that are left out."""
+        return frozenset(place for place, (_, write) in enumerate(self.columns) if write is None)
+
     def plain(self, row: Row) -> tuple[bytes, list[str]]:
         """A row's text, and the names of the columns that PostgreSQL did not send."""
         parts, unchanged = [], []

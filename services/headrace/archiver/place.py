@@ -76,8 +76,12 @@ class Place:
 
     def gap_before(self, opening: Opening) -> Gap | None:
         """What the slot no longer has and the archive does not have."""
-        if self.known_lsn and opening.confirmed_lsn > self.known_lsn:
-            return Gap(self.known_lsn, opening.confirmed_lsn, "slot_moved")
+        begins = self.known_lsn
+        if self.info is not None and not self.info.whole:
+            # A part of a transaction: what was committed before it is all there.
+            begins = max(begins, self.info.last.lsn)
+        if self.known_lsn and opening.confirmed_lsn > begins:
+            return Gap(begins, opening.confirmed_lsn, "slot_moved")
         return None
 
 

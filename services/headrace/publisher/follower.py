@@ -27,6 +27,7 @@ from headrace.jetstream.atomic import AtomicPipe
 from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
 from headrace.jetstream.ingest import Ingest
 from headrace.jetstream.large import LargeStore
+from headrace.jetstream.parking import Parking
 from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Window
 from headrace.jetstream.state import Cell, bucket, suite_identity
 from headrace.jetstream.tail import StreamTail
@@ -45,7 +46,6 @@ from headrace.publisher.delivery import Delivery
 from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
-from headrace.publisher.parking import Parking
 from headrace.publisher.progress import (
     Place,
     Progress,

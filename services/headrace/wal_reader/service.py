@@ -42,6 +42,7 @@ from headrace.postgres.replication import (
 )
 from headrace.service import on_the_bus
 from headrace.settings import Settings
+from headrace.wal_reader.holding import Holding
 from headrace.wal_reader.silence import Silence, StaleSlot
 from headrace.wal_reader.transfers import Transfers
 
@@ -105,9 +106,8 @@ class WalReader:
         self._told_at = 0.0
         self._pinged_at = 0.0
         self._heard_at = 0.0
-        # Who alone holds up the slot, where, and since when.
-        self._held: tuple[str | None, int] = (None, 0)
-        self._held_at = 0.0
+        archive = settings.archive
+        self._holding = Holding(PUBLISHER, required, archive.patience_s + archive.file_age_max_s)
 
     def refresh(self, stats: Stats) -> None:
         stats["in_flight_bytes"] = self._sender.in_flight_bytes
@@ -171,6 +171,8 @@ class WalReader:
             log.debug("frames_consumed", frame=frame_name(body.epoch, body.consumed_seq), by=body.confirmer)
         if isinstance(body, control.Restart):
             log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
+            self._holding.restarted(body.confirmer, body.reason)
+            self._tell_who_holds(time.monotonic())
         if self._sender.on_control(body, time.monotonic()) is Action.OPEN:
             self._reopen = True
         self._wake()
@@ -405,12 +407,12 @@ class WalReader:
 
     def _tell_who_holds(self, now: float) -> None:
         """A required archive may keep the slot from going on for ever: that must be seen where it is not."""
-        name, lsn, archive = self._sender.held_by, self._sender.confirmed_lsn, self._settings.archive
-        if name in {None, PUBLISHER} or (name, lsn) != self._held:
-            self._held, self._held_at = (name, lsn), now
+        lsn = max(self._told, self._sender.confirmed_lsn)
+        held = self._holding.look(now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled)
+        if held is None:
             self._scope.health.heal("confirm")
-        elif now - self._held_at > archive.patience_s + archive.file_age_max_s:
-            self._scope.health.ail("confirm", f"the slot waits at {format_lsn(lsn)} for {name}")
+        else:
+            self._scope.health.ail("confirm", f"the slot waits at {format_lsn(lsn)} for {held}")
 
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()

@@ -1,7 +1,8 @@
 """`--poison park`: a change that can't be read is put aside, raw and with the reason, and the stream goes on.
 
-Kept in an object store without an age limit, under its source, LSN and ordinal: a replay replaces it by the same. By
-default nothing is parked: what can't be read stops the stream, visibly.
+Kept in an object store without an age limit, under its source, LSN and ordinal: a replay, and the other reader of the
+log (the publisher, the archiver), replace it by the same. By default nothing is parked: what can't be read stops the
+stream, visibly.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ from headrace.lsn import Position
 from headrace.metrics import Stats, count
 from headrace.settings import Poison
 
-log = logs.logger("publisher")
+log = logs.logger("parking")
 
 # Only changes of rows may be missing: without a Begin, Commit or Relation nothing behind it could be read.
 _ROWS = frozenset(b"IUD")
 
 
 class Parking:
-    def __init__(self, poison: Poison, store: LargeStore, source: str, stats: Stats) -> None:
+    def __init__(
+        self, poison: Poison, store: LargeStore, source: str, stats: Stats, figure: str = "parked_messages"
+    ) -> None:
         self._poison = poison
         self._store = store
         self._source = source
         self._stats = stats
+        self._figure = figure
 
     def takes(self, message: bytes) -> bool:
         return self._poison is Poison.PARK and message[0] in _ROWS
@@ -42,5 +46,5 @@ class Parking:
             "message": message,
         }
         await self._store.put(name, bytes(msgpack.packb(body)))
-        count(self._stats, "parked_messages")
+        count(self._stats, self._figure)
         log.error("message_parked", name=name, reason=str(reason), bytes=len(message))
