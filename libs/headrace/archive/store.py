@@ -30,6 +30,7 @@ LIST_MAX = 1000
 DRAFT_AGE_S = 3600.0
 _DRAFT = "."
 _FAILURES = (exceptions.BaseError, OSError, ValueError)
+_ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,47 +108,66 @@ class Store:
     def ask(self, request: Request) -> Any:
         """Carry a request out, blocking; what is not there is None."""
         with self._errors(request):
-            match request:
-                case Get(name, None):
-                    return self._fetched(obstore.get(self._store, name))
-                case Get(name, size):
-                    whole = None if self.tells_tail else self._metadata(obstore.head(self._store, name)).size
-                    return self._fetched(obstore.get(self._store, name, options=_tail(size or 0, whole)))
-                case Range(name, start, stop):
-                    return self._fetched(obstore.get(self._store, name, options={"range": (start, stop)}))
-                case Head(name):
-                    return self._metadata(obstore.head(self._store, name))
-                case Names(after, limit):
-                    found: list[ObjectMetadata] = []
-                    for chunk in obstore.list(self._store, offset=after, chunk_size=limit or LIST_MAX):
-                        found += [self._metadata(item) for item in chunk]
-                        # A folder is listed in no order: there the first is known when all are.
-                        if limit is not None and len(found) >= limit and self._folder is None:
-                            break
-                    return sorted(found, key=lambda item: item.location)[:limit]
+            try:
+                return self._answer(request)
+            except _FAILURES as error:
+                if isinstance(error, _ABSENT) or not isinstance(request, Get | Range):
+                    raise
+                return _too_short(request, self._metadata(obstore.head(self._store, request.name)), error)
+        # What is not there.
+        return None  # type: ignore[unreachable]  # the context swallowed an error
+
+    def _answer(self, request: Request) -> Any:
+        match request:
+            case Get(name, None):
+                return self._fetched(obstore.get(self._store, name))
+            case Get(name, size):
+                whole = None if self.tells_tail else self._metadata(obstore.head(self._store, name)).size
+                return self._fetched(obstore.get(self._store, name, options=_tail(size or 0, whole)))
+            case Range(name, start, stop):
+                return self._fetched(obstore.get(self._store, name, options={"range": (start, stop)}))
+            case Head(name):
+                return self._metadata(obstore.head(self._store, name))
+            case Names(after, limit):
+                found: list[ObjectMetadata] = []
+                for chunk in obstore.list(self._store, offset=after, chunk_size=limit or LIST_MAX):
+                    found += [self._metadata(item) for item in chunk]
+                    # A folder is listed in no order: there the first is known when all are.
+                    if limit is not None and len(found) >= limit and self._folder is None:
+                        break
+                return sorted(found, key=lambda item: item.location)[:limit]
         return None
 
     async def ask_async(self, request: Request) -> Any:
         """Carry a request out."""
         with self._errors(request):
-            match request:
-                case Get(name, None):
-                    return await self._fetched_async(await obstore.get_async(self._store, name))
-                case Get(name, size):
-                    whole = None
-                    if not self.tells_tail:
-                        whole = self._metadata(await obstore.head_async(self._store, name)).size
-                    ranged = await obstore.get_async(self._store, name, options=_tail(size or 0, whole))
-                    return await self._fetched_async(ranged)
-                case Range(name, start, stop):
-                    part = await obstore.get_async(self._store, name, options={"range": (start, stop)})
-                    return await self._fetched_async(part)
-                case Head(name):
-                    return self._metadata(await obstore.head_async(self._store, name))
-                case _:
-                    return await asyncio.to_thread(self.ask, request)
+            try:
+                return await self._answer_async(request)
+            except _FAILURES as error:
+                if isinstance(error, _ABSENT) or not isinstance(request, Get | Range):
+                    raise
+                item = self._metadata(await obstore.head_async(self._store, request.name))
+                return _too_short(request, item, error)
         # What is not there.
         return None  # type: ignore[unreachable]  # the context swallowed an error
+
+    async def _answer_async(self, request: Request) -> Any:
+        match request:
+            case Get(name, None):
+                return await self._fetched_async(await obstore.get_async(self._store, name))
+            case Get(name, size):
+                whole = None
+                if not self.tells_tail:
+                    whole = self._metadata(await obstore.head_async(self._store, name)).size
+                ranged = await obstore.get_async(self._store, name, options=_tail(size or 0, whole))
+                return await self._fetched_async(ranged)
+            case Range(name, start, stop):
+                part = await obstore.get_async(self._store, name, options={"range": (start, stop)})
+                return await self._fetched_async(part)
+            case Head(name):
+                return self._metadata(await obstore.head_async(self._store, name))
+            case _:
+                return await asyncio.to_thread(self.ask, request)
 
     def put_new(self, name: str, data: bytes) -> None:
         """Create an object; raises `FileTakenError` where there is one."""
@@ -233,12 +253,22 @@ class Store:
         """What is not there is no error; whatever else is wrong is one of ours."""
         try:
             yield
-        except (FileNotFoundError, exceptions.NotFoundError):
+        except _ABSENT:
             return
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise FileTakenError(f"{request} was written by somebody else") from error
         except _FAILURES as error:
-            raise ArchiveUnreachableError(f"{self.url}: {_first_line(error)}") from error
+            where = (
+                f"{self.url}, listed" if isinstance(request, Names) else f"{self.url}/{getattr(request, 'name', '')}"
+            )
+            raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
+
+
+def _too_short(request: Get | Range, item: ObjectMetadata, error: Exception) -> Fetched:
+    """Some stores refuse a range of an object that is too short for it: what to think of that is its reader's."""
+    if item.size >= (request.stop if isinstance(request, Range) else 1):
+        raise error
+    return Fetched(item, b"")
 
 
 def _tail(size: int, whole: int | None) -> Any:
