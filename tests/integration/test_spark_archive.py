@@ -93,7 +93,17 @@ spoiled.write_bytes(data)
 
 rows = current_state(source(spark.read).load(url + "_state"), "id bigint, note string, big string, doc string")
 found = sorted(tuple(row) for row in rows.collect())
-assert found == [(1, "changed", "kept", '{"a":[1.5]}'), (5, "moved", "long", None), (9, None, "full", None)], found
+assert found == [
+    (1, "changed", "kept", '{"a":[1.5]}'),
+    (6, "again", "long", None),
+    (9, None, "full", None),
+    (21, "b", "second", None),
+    (22, "c", "first", None),
+], found
+maps = current_state(source(spark.read).load(url + "_state")).collect()
+assert sorted((row.key["id"], row.row["big"], len(row.unknown)) for row in maps) == [
+    ("1", "kept", 0), ("21", "second", 0), ("22", "first", 0), ("6", "long", 0), ("9", "full", 0)
+], maps
 spark.stop()
 print("read")
 """
@@ -134,13 +144,21 @@ CHANGES = (
     change(7, "update", {"id": 5}, before={"id": 3}, after={"id": 5, "note": "moved", "big": "long"}),
     change(8, "insert", {"id": 9}, after={"id": 9, "note": "n", "big": "full"}),
     change(9, "update", {"id": 9}, {"id": 9, "note": "n", "big": "full"}, {"id": 9, "note": None}, ["big"]),
+    # Rows that move, once and again, with a value that PostgreSQL does not send; another row takes the key they left.
+    change(10, "update", {"id": 6}, {"id": 5}, {"id": 6, "note": "again"}, ["big"]),
+    change(11, "insert", {"id": 20}, after={"id": 20, "note": "a", "big": "first"}),
+    change(12, "update", {"id": 21}, {"id": 20}, {"id": 21, "note": "a"}, ["big"]),
+    change(13, "insert", {"id": 20}, after={"id": 20, "note": "b", "big": "second"}),
+    change(14, "update", {"id": 22}, {"id": 21}, {"id": 22, "note": "a"}, ["big"]),
+    change(15, "update", {"id": 21}, {"id": 20}, {"id": 21, "note": "b"}, ["big"]),
+    change(16, "update", {"id": 22}, None, {"id": 22, "note": "c"}, ["big"]),
 )
 
 
 def write_state(url: str) -> None:
     """One file of changes that a table is folded from."""
     rows = pa.Table.from_pylist(list(CHANGES), pa.schema(SCHEMA))
-    last = Position(103, 0)
+    last = Position(100 + (len(CHANGES) - 1) // 3, (len(CHANGES) - 1) % 3)
     info = SegmentInfo(1, "s", 1, "w", "headrace", "db", "1", 1, 1, 200, len(CHANGES), Position(100, 0), last)
     data, _ = segment.encode(rows, info)
     Store(url).put_new(file_name(1), data)

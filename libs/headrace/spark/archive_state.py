@@ -4,7 +4,8 @@
     orders = current_state(changes, "id bigint, n int, note string")
 
 Promises the table as of the last change, if the changes reach back to the table's beginning (or to a TRUNCATE). A
-TOASTed value that PostgreSQL did not send is taken from the row's earlier change. Changes without a key can't be
+TOASTed value that PostgreSQL did not send is taken from the row's earlier change, also where its key was another then:
+such rows, and they alone, are put together in one task. Changes without a key can't be
 folded. Values are exact, but for documents of json and jsonb, whose spaces and trailing zeros Spark writes its own way.
 """
 
@@ -33,10 +34,14 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     steps = rows.select(F.explode(_steps(at)).alias("step")).select("step.*")
     folded = (
         steps.groupBy("key")
-        .agg(F.array_sort(F.collect_list(F.struct("place", "gone", "row", "unchanged")), _earlier).alias("history"))
-        .select("key", F.expr(_FOLD).alias("row"))
-        .where("row IS NOT NULL")
+        .agg(
+            F.array_sort(F.collect_list(F.struct("place", "gone", "row", "unchanged", "move")), _earlier).alias(
+                "history"
+            )
+        )
+        .select("key", F.expr(_FOLD).alias("state"))
     )
+    folded = _put_together(folded)
     if schema is None:
         key = F.from_json("key", _MAP).alias("key")
         unknown = F.expr("filter(map_keys(row), name -> row[name] = chr(0))").alias("unknown")
@@ -67,9 +72,10 @@ def _steps(at: Any) -> Any:
     kept = F.map_filter(before, lambda name, _: F.array_contains(unchanged, name))
     after = F.map_concat(F.from_json("after", _MAP), F.coalesce(kept, F.create_map().cast(_MAP)))
     left = F.array_except(unchanged, F.coalesce(F.map_keys(kept), F.array().cast("array<string>")))
-    old = _step(at, 0, F.lit(True), _canonical(old_key), F.lit(None).cast(_MAP), F.array().cast("array<string>"))
+    move = F.when(moved & (F.size(left) > 0), F.format_string("%020d:%020d", "commit_lsn", "ordinal"))
+    old = _step(at, 0, F.lit(True), _canonical(old_key), F.lit(None).cast(_MAP), left, move)
     gone = F.col("operation") == "delete"
-    new = _step(at, 1, gone, _canonical(key), after, left)
+    new = _step(at, 1, gone, _canonical(key), after, left, move)
     return F.when(moved & ~gone, F.array(old, new)).otherwise(F.array(new))
 
 
@@ -78,22 +84,93 @@ def _earlier(step: Any, other: Any) -> Any:
     return F.when(step["place"] < other["place"], -1).when(step["place"] > other["place"], 1).otherwise(0)
 
 
-def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any) -> Any:
+def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any, move: Any) -> Any:
     return F.struct(
         F.struct(at.alias("at"), F.lit(part).alias("part")).alias("place"),
         gone.alias("gone"),
         key.alias("key"),
         row.alias("row"),
         unchanged.alias("unchanged"),
+        move.alias("move"),
     )
 
 
-# NUL, which no text of PostgreSQL has, stands for a value that nobody sent.
-_FOLD = """
-aggregate(history, CAST(NULL AS map<string,string>), (row, step) -> CASE
-    WHEN step.gone THEN CAST(NULL AS map<string,string>)
-    WHEN size(step.unchanged) = 0 THEN step.row
-    ELSE map_concat(step.row, map_from_arrays(step.unchanged, transform(step.unchanged, name ->
-        CASE WHEN row IS NOT NULL AND map_contains_key(row, name) THEN row[name] ELSE chr(0) END)))
-END)
+def _put_together(folded: Any) -> Any:
+    """Rows with every value that the changes have: what a row had under an earlier key comes from there."""
+    records = folded.select("key", F.explode(F.expr(_RECORDS)).alias("record")).select("key", "record.*")
+    moved = F.expr("move IS NOT NULL OR exists(map_values(row), text -> startswith(text, chr(0)) AND length(text) > 1)")
+    # Those that have to do with each other meet in one partition, moves in their order and before the rows.
+    together = (
+        records.withColumn("moved", moved)
+        .repartition(F.when(F.col("moved"), F.lit("")).otherwise(F.col("key")))
+        .sortWithinPartitions(F.col("moved").desc(), F.col("move").asc_nulls_last())
+    )
+    return together.mapInArrow(_resolver(), f"key string, row {_MAP}")
+
+
+def _resolver() -> Any:
+    """What fills in the values that moves carried; made here, so that workers need no Headrace for it."""
+
+    def resolved(batches: Any) -> Any:
+        import pyarrow as pa  # noqa: PLC0415  # it runs in Spark's workers
+
+        carried: dict[str, dict[str, str | None]] = {}
+
+        def value(name: str, text: str | None) -> str | None:
+            if text is None or len(text) < 2 or text[0] != "\0":  # NUL and a move
+                return text
+            return carried.get(text[1:], {}).get(name, "\0")
+
+        for batch in batches:
+            if not any(batch.column("moved").to_pylist()):
+                yield batch.select(["key", "row"])
+                continue
+            keys, rows = [], []
+            for key, move, row in zip(
+                *(batch.column(name).to_pylist() for name in ("key", "move", "row")), strict=True
+            ):
+                values = {name: value(name, text) for name, text in row}
+                if move is None:
+                    keys.append(key)
+                    rows.append(list(values.items()))
+                else:
+                    carried[move] = values
+            fields = [batch.schema.field(name) for name in ("key", "row")]
+            arrays = [pa.array(made, field.type) for made, field in zip((keys, rows), fields, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    return resolved
+
+
+_MOVES = f"array<struct<move:string,row:{_MAP}>>"
+# NUL, which no text of PostgreSQL has, stands for a value that nobody sent; NUL and a move for the one that the row had
+# when it was moved to its present key.
+_HAD = "CASE WHEN map_contains_key(state.row, name) THEN state.row[name] ELSE chr(0) END"
+_FOLD = f"""
+aggregate(
+    history,
+    struct(CAST(NULL AS {_MAP}) AS row, CAST(array() AS {_MOVES}) AS moves),
+    (state, step) -> struct(
+        CASE
+            WHEN step.gone THEN CAST(NULL AS {_MAP})
+            WHEN size(step.unchanged) = 0 THEN step.row
+            ELSE map_concat(step.row, map_from_arrays(step.unchanged, transform(step.unchanged, name ->
+                CASE WHEN step.move IS NOT NULL THEN concat(chr(0), step.move) ELSE {_HAD} END)))
+        END AS row,
+        CASE
+            WHEN step.gone AND step.move IS NOT NULL THEN concat(state.moves, CAST(array(struct(
+                step.move AS move,
+                map_from_arrays(step.unchanged, transform(step.unchanged, name -> {_HAD})) AS row
+            )) AS {_MOVES}))
+            ELSE state.moves
+        END AS moves
+    )
+)
+"""
+_RECORDS = f"""
+concat(
+    state.moves,
+    CASE WHEN state.row IS NULL THEN CAST(array() AS {_MOVES})
+    ELSE CAST(array(struct(CAST(NULL AS string) AS move, state.row AS row)) AS {_MOVES}) END
+)
 """
