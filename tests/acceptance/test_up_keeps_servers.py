@@ -10,9 +10,11 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import aiohttp
 import asyncpg
 import pytest
 
+from headrace.embedded.ports import free_port
 from headrace.postgres.connection import BROKEN
 from headrace.testing.database import Database
 from headrace.testing.names import Names
@@ -196,5 +198,45 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
             "WHERE \"table\" = 'orders' GROUP BY 1) c ON c.id = orders.id::text WHERE n IS DISTINCT FROM 1"
         )
         assert missing == 0
+        up.process.send_signal(signal.SIGTERM)
+        assert await up.ends() == 0, up.output
+
+
+async def answers(port: int, status: int) -> str:
+    """What HEALTH_PORT says, once it answers so."""
+    async with asyncio.timeout(60), aiohttp.ClientSession() as http:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with http.get(f"http://127.0.0.1:{port}/health") as answer:
+                    if answer.status == status:
+                        return await answer.text()
+            await asyncio.sleep(0.1)
+
+
+async def test_health_fails_while_the_trail_stands_still_where_that_was_asked_for(
+    database: Database, names: Names, tmp_path: Path
+) -> None:
+    environment = {
+        "DB_HOST": "127.0.0.1",
+        "DB_PORT": str(database.port),
+        "DB_NAME": database.name,
+        "DB_USER": database.user,
+        "SLOT_NAME": names.slot,
+        "PUBLICATION_NAME": names.publication,
+        "CLEANUP_ON_SHUTDOWN": "true",
+        "HEALTH_PORT": str(free_port()),
+        "HEADRACE_AUDIT_HEALTH_READY": "true",
+    }
+    port = int(environment["HEALTH_PORT"])
+    async with Up(tmp_path, command=("audit", "up"), **environment) as up:
+        await up.says("is written to")
+        assert await answers(port, 200) == "ok\n"
+        (reader,) = [int(line.split()[0]) for line in up.survivors() if line.endswith("headrace.cli wal-reader")]
+        # Whoever is the first to notice says so.
+        for pid, reason in ((reader, "wal-reader"), (child(up.process.pid, "nats-server"), ": ")):
+            os.kill(pid, signal.SIGSTOP)
+            assert reason in await answers(port, 503)
+            os.kill(pid, signal.SIGCONT)
+            assert await answers(port, 200) == "ok\n"
         up.process.send_signal(signal.SIGTERM)
         assert await up.ends() == 0, up.output

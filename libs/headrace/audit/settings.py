@@ -62,6 +62,9 @@ class AuditSettings:
     commit_timeout_s: float = setting("HEADRACE_AUDIT_COMMIT_TIMEOUT_S", 120.0, "then it connects anew", least=1)
     token: str | None = setting("HEADRACE_AUDIT_TOKEN", None, "for the page, beyond loopback", secret=True)
     health_port: int | None = setting("HEALTH_PORT", None, "answers 200 on any path, as Zemi's", least=0)
+    health_ready: bool = setting(
+        "HEADRACE_AUDIT_HEALTH_READY", False, "HEALTH_PORT answers 503 with the reasons while the trail stands still"
+    )
     metrics_port: int | None = setting("METRICS_PORT", None, "serves /metrics there too", least=0)
 
     @property

@@ -143,6 +143,8 @@ class Follower:
         if received.flush:
             await self._write_out()
         if received.entries or received.confirm:
+            # A wal-reader that was silent and goes on in its epoch opens no new one.
+            self._scope.health.heal("bus")
             await self._confirm()
 
     async def _on_opening(self, opening: Opening) -> None:

@@ -23,6 +23,7 @@ from headrace.audit.destination import Destination, connect
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.audit_writer.page import Page
 from headrace.audit_writer.session import Marks, Session, opened
+from headrace.audit_writer.trail import Trail
 from headrace.bus import link
 from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
 from headrace.consumer.behind import behind
@@ -44,15 +45,18 @@ LOOK_S = 5.0
 
 async def run(scope: Scope, settings: Settings) -> None:
     audit = load_audit(os.environ)
+    trail = Trail(scope.health, settings) if audit.health_ready else None
 
     async def work(client: Client) -> None:
+        if trail is not None:
+            await trail.listen(client)
         writer = AuditWriter(scope, settings, audit, client)
         if audit.keep_days is not None:
             scope.spawn("expire", writer.expire(audit.keep_days))
         scope.spawn("behind", writer.look())
         await writer.run()
 
-    async with _zemis_ports(scope, settings, audit):
+    async with _zemis_ports(scope, settings, audit, trail):
         await on_the_bus(scope, settings, HTTP_PORT, work, Page(settings, audit).extend)
 
 
@@ -175,7 +179,9 @@ class AuditWriter:
 
 
 @contextlib.asynccontextmanager
-async def _zemis_ports(scope: Scope, settings: Settings, audit: AuditSettings) -> AsyncIterator[None]:
+async def _zemis_ports(
+    scope: Scope, settings: Settings, audit: AuditSettings, trail: Trail | None
+) -> AsyncIterator[None]:
     """The ports that HEALTH_PORT and METRICS_PORT ask for, beside the service's own."""
 
     async def alive(_: web.Request) -> web.Response:
@@ -192,7 +198,7 @@ async def _zemis_ports(scope: Scope, settings: Settings, audit: AuditSettings) -
             def extend(app: web.Application, port: int | None = port) -> None:
                 app.router.add_get("/metrics", metrics)
                 if port == audit.health_port:
-                    app.router.add_get("/{path:.*}", alive)
+                    app.router.add_get("/{path:.*}", alive if trail is None else trail.answer)
 
             assert port is not None, "taken out above"
             await stack.enter_async_context(

@@ -121,11 +121,24 @@ class Servers:
 
     def write_environment(self, settings: dict[str, str], name: str = "env") -> Path:
         """Keep what another terminal needs in a file it can source."""
-        given = self.environment() | settings
+        given = self.environment() | self._psqls() | settings
         lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
-        # So that `headrace` is found there by its name.
-        lines.append(f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"\n')
+        # So that `headrace` is found there by its name, and the server's own psql where there is no other.
+        last = "" if self.postgres is None else f":{_shell_quoted(str(postgres_binaries(18, None)))}"
+        lines.append(f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"{last}\n')
         return self._write_secret(name, "".join(lines))
+
+    def _psqls(self) -> dict[str, str]:
+        """What lets psql, pg_dump and their like connect to the embedded server without an argument."""
+        if self.postgres is None:
+            return {}
+        return {
+            "PGHOST": "127.0.0.1",
+            "PGPORT": str(self.postgres.port),
+            "PGUSER": SUPERUSER,
+            "PGDATABASE": DATABASE,
+            "PGPASSFILE": str(self.folder / "pgpass"),
+        }
 
     def _password(self) -> str:
         return kept_password(self.folder / "postgres.password")

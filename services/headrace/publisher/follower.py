@@ -185,6 +185,8 @@ class Follower:
             await self._deliver_all()
             await self._write_progress()
         if received.entries or received.confirm:
+            # A wal-reader that was silent and goes on in its epoch opens no new one.
+            self._scope.health.heal("bus")
             await self._confirm()
         if received.entries:
             self._note_frame(began, before)

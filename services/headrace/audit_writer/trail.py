@@ -1,0 +1,69 @@
+"""Whether the trail moves: this service's own state, and that of the services that feed it.
+
+For HEALTH_PORT where HEADRACE_AUDIT_HEALTH_READY asks for it: a supervisor that knows only that port is to see a trail
+that stands still, whichever part of it is the reason.
+"""
+
+from __future__ import annotations
+
+import time
+
+from aiohttp import web
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace.bus import link
+from headrace.errors import DecodeError
+from headrace.health import Health
+from headrace.settings import Settings
+
+FEEDERS = ("wal-reader", "publisher")
+# As telemetry has it: a report or two may be lost.
+SILENT_S_MIN, SILENT_REPORTS = 5.0, 3
+
+
+class Trail:
+    def __init__(self, health: Health, settings: Settings) -> None:
+        self._health = health
+        self._slot = settings.source.slot
+        self._silent_s = max(SILENT_S_MIN, SILENT_REPORTS * settings.process.stats_interval_s)
+        # By service and instance: a standby is not ready beside one that works.
+        self._heard: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
+
+    async def listen(self, client: Client) -> None:
+        """Hear the reports of the services that feed the trail."""
+        for service in FEEDERS:
+
+            async def hear(message: Msg, service: str = service) -> None:
+                self._hear(service, message.data)
+
+            await client.subscribe(link.stats_subject(self._slot, service), cb=hear)
+
+    async def answer(self, _: web.Request) -> web.Response:
+        """200 while the trail moves; else 503, with a line for each reason."""
+        reasons = self.reasons(time.monotonic())
+        return web.Response(text="\n".join(reasons) + "\n" if reasons else "ok\n", status=503 if reasons else 200)
+
+    def reasons(self, now: float) -> list[str]:
+        """Why the trail stands still; empty while it moves."""
+        own = [f"audit-writer: {reason}" for reason in self._health.reasons.values()]
+        return own + [reason for service in FEEDERS for reason in self._of(service, now)]
+
+    def _of(self, service: str, now: float) -> list[str]:
+        live = [
+            reasons
+            for (name, _), (at, reasons) in self._heard.items()
+            if name == service and now - at <= self._silent_s
+        ]
+        if not live:
+            return [f"{service}: nothing was heard of it for {self._silent_s:g} s"]
+        return [f"{service}: {reason}" for reason in min(live, key=len).values()]
+
+    def _hear(self, service: str, data: bytes) -> None:
+        try:
+            report = link.decode_stats(data)
+        except DecodeError:
+            return
+        now = time.monotonic()
+        self._heard = {key: held for key, held in self._heard.items() if now - held[0] <= self._silent_s}
+        self._heard[service, report.instance] = now, report.reasons

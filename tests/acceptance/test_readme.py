@@ -1,0 +1,193 @@
+"""Every block of commands of the README runs as it is printed, in the order of the page, in one shell.
+
+Commands that follow something are ended as a reader ends them, with Ctrl-C, when they have shown what they promise.
+`./taskw up`, which needs a clone of its own, is `headrace up` here; the block about servers of one's own has names of
+servers that nobody has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from headrace.testing.database import Database
+from headrace.testing.names import Names
+from headrace.testing.plugin import OwnNats
+from headrace.testing.servers import SessionServers
+from headrace.testing.up import Up
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATIENCE_S = 300
+FIRST = ("./taskw up", "./taskw test")
+# What a command that follows something has shown when a reader ends it.
+SHOWN = {
+    "headrace tail --from-start": r"INSERT +headrace_demo",
+    "headrace tail orders --from-start": r'INSERT +orders +id=1 what="a boat"',
+    "headrace mirror --table orders --to sqlite:///local.db": r"event=ready",
+    "headrace audit up": r"See it on http",
+    "headrace top": r"publisher",
+}
+# What a command that ends by itself has to say.
+SAID = {
+    "headrace snapshot orders": r"1 row",
+    "headrace verify --to sqlite:///local.db": r"orders",
+    "headrace audit log --table orders": r"orders",
+    "headrace tail --json --from-start --limit 3": r'"operation": "INSERT"',
+    "headrace archive ls": r"\d",
+    "headrace replay --into sqlite:///again.db": r"replayed",
+}
+
+# The doctor finds, before anything was made, that it is not; and nobody answers a question here.
+UNATTENDED = {"headrace doctor": " || test $? = 1", "headrace teardown": " --yes"}
+
+
+def lines_of(block: str) -> list[str]:
+    """The commands of a block, without comments; one that goes on in the next line is one."""
+    joined = block.replace("\\\n", " ")
+    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines()) if line]
+
+
+class Shell:
+    """One bash, as somebody types into it."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._output = ""
+        self._heard = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        # An interactive one would not die of Ctrl-C; nor does this.
+        self._process = await asyncio.create_subprocess_exec(
+            "bash",
+            "--norc",
+            cwd=self._folder,
+            env=self._environment,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reader = asyncio.create_task(self._read())
+        await self.run("trap : INT")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        await self._reader
+
+    async def run(self, line: str, shown: str | None = None) -> str:
+        """What a line says; one that follows something is ended when it has shown that."""
+        mark, start = uuid.uuid4().hex, len(self._output)
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\necho ended:$?:{mark}\n".encode())
+        await self._process.stdin.drain()
+        if shown is not None:
+            await self._until(start, rf"{shown}|ended:\d+:{mark}")
+            os.killpg(self._process.pid, signal.SIGINT)
+        found = await self._until(start, rf"ended:(\d+):{mark}")
+        said = self._output[start : start + found.start()]
+        assert found[1] == "0" or (shown is not None and found[1] == "130"), f"{line}\n{said}"
+        assert shown is None or re.search(shown, said), f"{line}\n{said}"
+        return said
+
+    async def _until(self, start: int, pattern: str) -> re.Match[str]:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not (found := re.search(pattern, self._output[start:])):
+                    assert not self._reader.done(), self._output[start:]
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            raise AssertionError(f"no {pattern!r}:\n{self._output[start:]}") from None
+        return found
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while data := await self._process.stdout.read(65_536):
+            self._output += data.decode(errors="replace")
+            self._heard.set()
+        self._heard.set()
+
+
+@pytest.fixture
+def clone(session_servers: SessionServers, names: Names) -> Path:
+    """A folder with what the blocks use of a clone, which another user may enter, as PostgreSQL must under root."""
+    folder = session_servers.folder / f"readme {names.unique}"
+    folder.mkdir(mode=0o711)
+    (folder / "deploy").symlink_to(ROOT / "deploy")
+    return folder
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    foreign = ("PG", "NATS", "HEADRACE_", "POSTGRES_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    return {**kept, "HEADRACE_SPARK_START_TIMEOUT_S": "250", "PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
+
+
+@pytest.fixture
+async def shell(clone: Path, environment: dict[str, str]) -> AsyncIterator[Shell]:
+    async with Shell(clone, environment) as opened:
+        yield opened
+
+
+async def test_every_block_runs_as_it_is_printed_in_order_in_one_shell(
+    clone: Path, shell: Shell, names: Names, database: Database, own_nats: OwnNats
+) -> None:
+    first, *blocks = [lines_of(block) for block in BLOCK.findall((ROOT / "README.md").read_text())]
+    assert tuple(first) == FIRST
+    ran: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        up = await stack.enter_async_context(Up(clone))
+        await up.says(r"Up after [\d.]+ s")
+        for block in blocks:
+            if any(line.startswith("export PG_HOST") for line in block):
+                await own_servers(clone, block, names, database, (await own_nats()).url)
+                continue
+            for line in block:
+                if line.startswith("./taskw up"):
+                    up.process.send_signal(signal.SIGINT)
+                    assert await up.ends() == 0, up.output
+                    options = [part.replace("$PWD", str(clone)) for part in shlex.split(line)[2:]]
+                    up = await stack.enter_async_context(Up(clone, *options))
+                    await up.says(r"Up after [\d.]+ s")
+                    continue
+                if line.startswith("helm ") and not Path(sys.executable).with_name("helm").exists():
+                    # Locked for Linux on x86-64 alone, as the page says.
+                    continue
+                said = await shell.run(line, SHOWN.get(line))
+                assert re.search(SAID.get(line, ""), said), f"{line}\n{said}"
+                ran.append(line)
+    assert {*SHOWN, *SAID} <= {*ran}, "a block that this test waits for is in the README no more"
+
+
+async def own_servers(clone: Path, block: list[str], names: Names, database: Database, nats_url: str) -> None:
+    """The block about one's own servers, in another shell, on servers that are there in place of the named ones."""
+    await database.execute("CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE orders (id int PRIMARY KEY)")
+    values = {"PG_HOST": "127.0.0.1", "PG_DB": database.name, "POSTGRES_BRIDGE_USER": database.user}
+    values |= {"NATS_URL": nats_url, "PG_PORT": str(database.port)}
+    values |= {"HEADRACE_SLOT": names.slot, "HEADRACE_PUB": names.publication, "HEADRACE_HTTP_PORT": "0"}
+    environment = {**os.environ, **values, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    async with Shell(clone, environment) as shell:
+        for line in block:
+            if line.startswith("export "):
+                continue
+            serves = line in ("headrace wal-reader", "headrace publisher")
+            await shell.run(f"{line}{UNATTENDED.get(line, '')}", "nats_connected" if serves else None)
