@@ -77,6 +77,8 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         assert said.startswith(f"{len(committed)} changes")
         assert "the end of the archive" in said
         again = [event.payload for event in await stored(nats_server.url, "REPLAY")]
+        # The archive names no key as of the change.
+        published = [{name: value for name, value in body.items() if name != "key"} for body in published]
         assert again == published
         assert (await command(settings, "replay", "--into", "jetstream")).startswith("0 changes")
 

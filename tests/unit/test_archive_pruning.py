@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -93,7 +94,7 @@ def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:
     assert batch.column("commit_lsn")[0].as_py() == (2 * GROUP_ROWS // 10 + 1) * 100
 
 
-def test_a_part_of_a_file_is_held_to_its_pages_checksums(url: str, tmp_path: Path) -> None:
+def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) -> None:
     data = bytearray(Path(url.removeprefix("file://"), file_name(1)).read_bytes())
     last = segment.groups(segment.footer_of(bytes(data)), Selection(after=((ROWS // 10 - 10) * 100, 0)))
     assert last.wanted == (GROUPS - 1,)
@@ -105,6 +106,29 @@ def test_a_part_of_a_file_is_held_to_its_pages_checksums(url: str, tmp_path: Pat
     file = WalReader(spoiled, OPTIONS).get(1)
     assert file is not None
     assert sum(batch.num_rows for batch in file.batches(Selection(before_lsn=10_000))) == 990, "the rest is whole"
+
+
+def test_a_flipped_bit_is_found_wherever_it_is_in_a_part_that_is_read_alone(tmp_path: Path) -> None:
+    writer = segment.SegmentWriter()
+    for first in range(0, 800, 200):
+        writer.add(rows(first, 200))
+    last = Position(8000, 9)
+    data, info = writer.finish(
+        SegmentInfo(1, "a", 1, "w", "headrace", "db", "1", 1, 1, 8001, 800, Position(100, 0), last)
+    )
+    options, path = replace(OPTIONS, tail_bytes=8000), tmp_path / file_name(1)
+    path.write_bytes(data)
+    found, reader = read(f"file://{tmp_path}", options, from_lsn=6101)
+    assert found == list(range(610, 800))
+    assert reader.metrics.groups_skipped == 3
+    start, stop, _ = info.groups[3]
+    # Pages' headers among them, which no checksum of a page covers.
+    for bit in random.Random(22).sample(range(8 * start, 8 * stop), 300):
+        spoiled = bytearray(data)
+        spoiled[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoiled)
+        with pytest.raises(WalFileCorruptError, match=file_name(1)):
+            read(f"file://{tmp_path}", options, from_lsn=6101)
 
 
 def test_files_before_a_place_are_not_opened(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ class SegmentInfo:
     checksum_bytes: int = 0
     # Whether each page has a checksum too, so that a part of the file can be read and trusted.
     page_checksums: bool = False
+    # Where each row group begins and ends, and its SHA-256: what a part of the file is held to that is read alone.
+    groups: tuple[tuple[int, int, str], ...] = ()
     # Whether the footer has a checksum, which stands right before it.
     footer_checksum: bool = False
     format: int = FORMAT
@@ -124,6 +126,7 @@ def decode(data: bytes) -> SegmentInfo:
         versions = {name: (version, shape) for name, (version, shape) in body.pop("versions").items()}
         first, last = Position(*body.pop("first")), Position(*body.pop("last"))
         after = body.pop("after", None)
+        groups = tuple((start, stop, digest) for start, stop, digest in body.pop("groups", ()))
         known = {name: body[name] for name in SegmentInfo.__slots__ if name in body}
         return SegmentInfo(
             **known,
@@ -133,6 +136,7 @@ def decode(data: bytes) -> SegmentInfo:
             first=first,
             last=last,
             after=None if after is None else Position(*after),
+            groups=groups,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise WalFileCorruptError(f"its metadata is malformed: {error}") from error

@@ -149,7 +149,7 @@ class Reading:
         if not steps.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
-        found = segment.groups(opened.footer, chosen)
+        found = segment.groups(opened.footer, chosen, opened.info)
         if not found.wanted:
             self.metrics.files_skipped += 1
             return None
@@ -165,6 +165,8 @@ class Reading:
         with naming(opened.info.id):
             if self.options.verify and read.whole:
                 segment.verify(read.data, opened.info)
+            elif self.options.verify:
+                segment.verify_groups(read.data, opened.info, read.wanted)
             for batch in segment.batches(
                 read.data, chosen, columns, footer=opened.footer, page_checksums=self.options.verify and not read.whole
             ):

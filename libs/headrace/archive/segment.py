@@ -1,8 +1,8 @@
 """A file's bytes: written from rows and metadata, and read back. Pure.
 
-The checksum covers all row groups, and stands in the footer; each page has one of its own, for who reads a part. The
-footer's own checksum stands right before it, where other readers of Parquet see nothing: it is compared before the
-footer is parsed, since Arrow may end the process at one that was damaged.
+The checksum covers all row groups, and stands in the footer; each row group has one of its own, for who reads a part (a
+page's would not cover its header). The footer's own checksum stands right before it, where other readers of Parquet see
+nothing: it is compared before the footer is parsed, since Arrow may end the process at one that was damaged.
 Statistics are written for what readers prune by, and not for the JSON texts, where they would be long and useless.
 """
 
@@ -49,13 +49,17 @@ class SegmentWriter:
             write_statistics=_STATISTICS,
             write_page_checksum=True,
         )
+        self._groups: list[tuple[int, int, str]] = []
         self.size = 0
 
     def add(self, rows: pa.Table) -> None:
         """Encode rows as one row group, or more where they are more than a group has."""
-        if rows.num_rows:
-            self._writer.write_table(rows, row_group_size=GROUP_ROWS)
+        for first in range(0, rows.num_rows, GROUP_ROWS):
+            begins = self._sink.tell()
+            self._writer.write_table(rows.slice(first, GROUP_ROWS), row_group_size=GROUP_ROWS)
             self.size = self._sink.tell()
+            with self._sink.getbuffer() as written:
+                self._groups.append((begins, self.size, _checksum(written[begins:])))
 
     def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         """The file's bytes, and its metadata with the checksum. Nothing can be added then."""
@@ -65,6 +69,7 @@ class SegmentWriter:
                 checksum=_checksum(written),
                 checksum_bytes=len(written),
                 page_checksums=True,
+                groups=tuple(self._groups),
                 footer_checksum=True,
             )
         self._writer.add_key_value_metadata({metadata.KEY.decode(): metadata.encode(info).decode()})
@@ -133,6 +138,15 @@ def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
         raise WalFileCorruptError(f"its bytes have the checksum {found}, it was written with {info.checksum}")
+
+
+def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection[int]) -> None:
+    """Raise where the bytes of these row groups are not those that were written."""
+    if info.groups:
+        for start, stop, written in (info.groups[place] for place in wanted):
+            found = _checksum(memoryview(data)[start:stop])
+            if found != written:
+                raise WalFileCorruptError(f"a row group has the checksum {found}, it was written with {written}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +249,12 @@ class Groups:
     stop: int
 
 
-def groups(footer: pq.FileMetaData, selection: Selection) -> Groups:
-    """What has to be read of a file."""
+def groups(footer: pq.FileMetaData, selection: Selection, info: SegmentInfo | None = None) -> Groups:
+    """What has to be read of a file; with its own account, whole row groups as they were written."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]
     wanted = tuple(place for place, group in enumerate(every) if selection == ALL or selection.wants(group))
-    spans = [_span(every[place]) for place in wanted]
+    known = () if info is None else info.groups
+    spans = [known[place][:2] if known else _span(every[place]) for place in wanted]
     start, stop = min((start for start, _ in spans), default=0), max((stop for _, stop in spans), default=0)
     return Groups(wanted, len(every), start, stop)
 

@@ -211,6 +211,8 @@ class Content:
 
     data: bytes | bytearray
     whole: bool
+    # The row groups that were asked for.
+    wanted: tuple[int, ...] = ()
 
 
 def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[Content]:
@@ -223,7 +225,7 @@ def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[
         piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
         if piece is None:
             raise (yield from gone(opened.info.id))
-        return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False)
+        return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted)
     fetched: Fetched | None = yield Get(name)
     if fetched is None:
         raise (yield from gone(opened.info.id))
