@@ -61,6 +61,7 @@ async def running(database: Database, tmp_path: Path) -> AsyncIterator[Running]:
         "LOG_LEVEL": "warn",
         "CLEANUP_ON_SHUTDOWN": "true",
         "HEALTH_PORT": str(free_port()),
+        "HEADRACE_AUDIT_PORT": str(free_port()),
         "METRICS_PORT": str(free_port()),
     }
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
@@ -102,6 +103,10 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     )
     await execute("DELETE FROM users WHERE id = 42")
     await running.until(5)
+
+    page = f"http://127.0.0.1:{running.environment['HEADRACE_AUDIT_PORT']}/audit"
+    async with aiohttp.ClientSession() as http, http.get(page) as answer:
+        assert answer.status == 200
 
     assert [one["operation"] for one in await running.log("--table", "users", "--key", "42")] == [
         "DELETE",

@@ -8,6 +8,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from headrace.audit import query
+from headrace.audit.query import Search
 from headrace.audit.rows import COLUMNS, Noted, RowMaker, TableBook
 from headrace.audit.stitching import Batch
 from headrace.audit_writer.session import Session
@@ -133,3 +135,9 @@ def test_what_is_read_of_a_table_ahead_of_a_batch_is_kept_with_a_later_one() -> 
     assert session._learned_by(Batch(position=Position(10, 2))) == {}
     assert session._learned_by(Batch(position=Position(10, 6))) == {USERS: Noted(("a",))}
     assert session._learned_by(Batch(position=Position(11, 0))) == {USERS: Noted(("b",))}
+
+
+def test_a_key_of_several_columns_is_found_however_its_array_is_spaced() -> None:
+    _, arguments = query.conditions(Search(key='["a", "é"]'))
+    assert arguments == [['["a", "é"]', '["a","é"]']]
+    assert query.conditions(Search(key="[no array"))[1] == [["[no array"]]

@@ -61,6 +61,12 @@ class AuditSettings:
     whole_bytes_max: int = setting("HEADRACE_AUDIT_WHOLE_BYTES_MAX", 32 << 20, "bytes of such a one", least=1024)
     commit_timeout_s: float = setting("HEADRACE_AUDIT_COMMIT_TIMEOUT_S", 120.0, "then it connects anew", least=1)
     token: str | None = setting("HEADRACE_AUDIT_TOKEN", None, "for the page, beyond loopback", secret=True)
+    page_port: int | None = setting(
+        "HEADRACE_AUDIT_PORT",
+        None,
+        "the page's port with `headrace audit up`; unset: 9096, or any if that is taken",
+        least=1,
+    )
     health_port: int | None = setting("HEALTH_PORT", None, "answers 200 on any path, as Zemi's", least=0)
     health_ready: bool = setting(
         "HEADRACE_AUDIT_HEALTH_READY", False, "HEALTH_PORT answers 503 with the reasons while the trail stands still"

@@ -160,7 +160,8 @@ class _AuditUp:
     async def _services(self, settings: Settings) -> None:
         services = []
         for name in SERVICES if self._suite is None else (AUDIT_WRITER,):
-            port = free_port(preferred=9096 if name == AUDIT_WRITER else 0)
+            named = self._audit.page_port if name == AUDIT_WRITER else None
+            port = named or free_port(preferred=9096 if name == AUDIT_WRITER else 0)
             log = self._folder / "logs" / f"{name}.log"
             services.append(Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log))
         stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
