@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 import asyncpg
 
@@ -71,6 +73,27 @@ def _check_channel_binding() -> None:
             "PGCHANNELBINDING=require can't be kept on ordinary connections",
             remedy="Use PGSSLMODE=verify-full, which proves the server by its certificate, and leave PGCHANNELBINDING.",
         )
+
+
+# What lifts the limits that an administrator set for a role or a database. A startup packet may not name
+# transaction_timeout, since servers before 17 would refuse the connection.
+NO_TIME_LIMITS: Final[Mapping[str, str]] = MappingProxyType(
+    {"idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0"}
+)
+NO_TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT_SINCE = "SET transaction_timeout = 0", 17
+
+
+def has_transaction_timeout(major_version: int) -> bool:
+    """Whether this server can end a transaction for its age."""
+    return major_version >= _TRANSACTION_TIMEOUT_SINCE
+
+
+async def connect_lastingly(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:
+    """`connect`, for transactions that take as long as a table's copy does."""
+    connection = await connect(settings, application, **{**NO_TIME_LIMITS, **session})
+    if has_transaction_timeout(connection.get_server_version().major):
+        await connection.execute(NO_TRANSACTION_TIMEOUT)
+    return connection
 
 
 async def connect(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:

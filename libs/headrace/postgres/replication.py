@@ -19,7 +19,14 @@ from psycopg.conninfo import make_conninfo
 from headrace.contract.scalars import NAME_SETTINGS, SESSION_SETTINGS
 from headrace.lsn import parse_lsn
 from headrace.postgres import slot_reader
-from headrace.postgres.connection import PostgresError, PostgresUnreachableError, explained
+from headrace.postgres.connection import (
+    NO_TIME_LIMITS,
+    NO_TRANSACTION_TIMEOUT,
+    PostgresError,
+    PostgresUnreachableError,
+    explained,
+    has_transaction_timeout,
+)
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import PostgresSettings
 
@@ -31,6 +38,9 @@ _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
 # What answers at once, or not at all: over a connection that is dead on one side nothing would ever end the wait.
 _ANSWER_TIMEOUT_S = 30.0
+
+# A slot is made when older transactions have ended, which is a wait for their locks.
+_SESSION = {**NO_TIME_LIMITS, "lock_timeout": "0"}
 
 _MISSING = "42704"
 _SLOT_BUSY = "55006"
@@ -116,7 +126,7 @@ Message = tuple[int, bytes] | Keepalive
 
 def conninfo(settings: PostgresSettings, application: str) -> str:
     """libpq's connection string; what it doesn't say, libpq's own variables do."""
-    session = {**SESSION_SETTINGS, **NAME_SETTINGS}
+    session = {**SESSION_SETTINGS, **NAME_SETTINGS, **_SESSION}
     options = " ".join(f"-c {name}={value}" for name, value in session.items())
     given = {
         "host": settings.host,
@@ -156,6 +166,7 @@ class ReplicationConnection:
                 await self._connect()
                 connection.nonblocking = 1
                 await self._take_bytes_as_they_are()
+                await self._take_as_long_as_it_takes()
         except TimeoutError as error:
             connection.finish()
             raise explained(None, "it did not answer in time", settings) from error
@@ -183,6 +194,11 @@ class ReplicationConnection:
         """A SQL_ASCII database has no encoding: asked for UTF-8, PostgreSQL would end the stream at other bytes."""
         if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
             await self._query("SET client_encoding TO 'SQL_ASCII'")
+
+    async def _take_as_long_as_it_takes(self) -> None:
+        """A walsender decodes each transaction inside one of its own, which the server would end for its age."""
+        if has_transaction_timeout(self._pg.server_version // 10_000):
+            await self._query(NO_TRANSACTION_TIMEOUT)
 
     def _connect_error(self) -> PostgresError:
         text = self._pg.get_error_message()

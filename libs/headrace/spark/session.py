@@ -1,8 +1,8 @@
 """Session settings of the connections that read a table for a snapshot.
 
 The order of the storage must be the order of the rows, at every attempt, so only a TID range scan is left to the
-planner; nothing may end the long transactions from the server's side, but no statement may run without end; names
-resolve in pg_catalog alone.
+planner; no statement may run without end; names resolve in pg_catalog alone. That the server doesn't end the long
+transactions is `headrace.postgres.connection.connect_lastingly`'s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         **NAME_SETTINGS,
         # Of the catalog's queries; a COPY has one of its own.
         "statement_timeout": "60s",
-        "idle_in_transaction_session_timeout": "0",
         "standard_conforming_strings": "on",
         # A policy that hides rows must be an error, since the stream of changes has them.
         "row_security": "off",

@@ -21,7 +21,13 @@ from headrace.contract.values import TypeInfo
 from headrace.errors import HeadraceError
 from headrace.lsn import format_lsn
 from headrace.postgres import catalog
-from headrace.postgres.connection import PostgresError, PostgresUnreachableError, connect, explained
+from headrace.postgres.connection import (
+    PostgresError,
+    PostgresUnreachableError,
+    connect,
+    connect_lastingly,
+    explained,
+)
 from headrace.postgres.facts import PublishedTable
 from headrace.postgres.replication import (
     ExportedSnapshot,
@@ -222,7 +228,7 @@ async def held_snapshot(settings: Settings, request: SnapshotRequest) -> AsyncIt
 
 
 async def _hold(stack: contextlib.AsyncExitStack, settings: Settings, request: SnapshotRequest) -> HeldSnapshot:
-    connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
+    connection = await connect_lastingly(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     stack.callback(connection.terminate)
     lost = asyncio.Event()
     connection.add_termination_listener(lambda _: lost.set())

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from headrace.contract import scalars, type_oids
 from headrace.contract.values import Converter
 from headrace.errors import HeadraceError
-from headrace.postgres.connection import connect, explained
+from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
 from headrace.spark import table_holder
@@ -156,7 +156,7 @@ async def _copy(
     settings = load(os.environ)
     # Without a bound: COPY waits for as long as Spark takes with what it has.
     session = {**COPY_SESSION, "statement_timeout": "0"}
-    connection = await connect(settings.postgres, partition.application, **session)
+    connection = await connect_lastingly(settings.postgres, partition.application, **session)
     received = bytearray()
 
     async def receive(data: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from headrace.errors import HeadraceError
-from headrace.postgres.connection import connect
+from headrace.postgres.connection import NO_TIME_LIMITS, NO_TRANSACTION_TIMEOUT, connect, has_transaction_timeout
 from headrace.postgres.replication import quote_literal, refusal
 from headrace.settings import Settings
 from headrace.spark.session import HOLDER_SESSION
@@ -47,7 +47,7 @@ async def confirmed_lsn(settings: Settings) -> int:
 async def in_snapshot(settings: Settings, held: HeldSnapshot) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
     """A connection that sees the rows of that snapshot."""
     given = settings.postgres
-    session = {**HOLDER_SESSION, "statement_timeout": "0"}
+    session = {**NO_TIME_LIMITS, **HOLDER_SESSION, "statement_timeout": "0"}
     try:
         connection = await psycopg.AsyncConnection.connect(
             host=given.host,
@@ -62,6 +62,8 @@ async def in_snapshot(settings: Settings, held: HeldSnapshot) -> AsyncIterator[p
         try:
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
+            if has_transaction_timeout(connection.info.server_version // 10_000):
+                await connection.execute(NO_TRANSACTION_TIMEOUT)
             await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(held.exported)}".encode())
             await settle(connection)
             yield connection

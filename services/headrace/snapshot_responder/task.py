@@ -30,7 +30,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream.connection import connect_once
 from headrace.jetstream.large import LargeStore
-from headrace.postgres.connection import connect, explained
+from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import tickets
@@ -117,7 +117,7 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
 async def _connected(plan: SnapshotPlan, settings: Settings) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
     timeout_ms = round(settings.snapshot.copy_timeout_s * 1000)
     session = {**COPY_SESSION, "statement_timeout": str(timeout_ms)}
-    connection = await connect(settings.postgres, "headrace snapshot task", **session)
+    connection = await connect_lastingly(settings.postgres, "headrace snapshot task", **session)
     try:
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
