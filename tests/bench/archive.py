@@ -17,7 +17,6 @@ from pathlib import Path
 
 import nats
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
 from rich.console import Console
 from tests.bench import result
 from tests.bench.machine import Machine, cpu_s, machine, rss_max_mib
@@ -56,7 +55,7 @@ async def _published(url: str, rows: int) -> None:
                 # The rows, and one schema event.
                 if (await client.jetstream().stream_info("CDC")).state.messages > rows:
                     return
-            except (NatsError, APIError, TimeoutError):
+            except (NatsError, TimeoutError):
                 pass
             await asyncio.sleep(0.1)
     finally:

@@ -15,7 +15,6 @@ from typing import Any
 import nats
 import pytest
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.testing.database import Database
@@ -51,7 +50,7 @@ class Rig:
             while True:
                 try:
                     events = [e.payload for e in await stored(self.nats.url) if e.payload["operation"] != "SCHEMA"]
-                except (NatsError, JetStreamError, TimeoutError):
+                except (NatsError, TimeoutError):
                     events = []
                 rows = [event["data"]["id"] if event["operation"] == "INSERT" else "GAP" for event in events]
                 if last in rows:

@@ -13,7 +13,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.embedded.account import unprivileged_account
 from headrace.embedded.nats import EmbeddedNats
@@ -39,7 +38,7 @@ async def delivered(url: str, count: int, timeout_s: float = WAIT_S) -> list[Sto
     found: list[Stored] = []
     async with asyncio.timeout(timeout_s):
         while len(found) < count:
-            with contextlib.suppress(NatsError, JetStreamError, TimeoutError, OSError):
+            with contextlib.suppress(NatsError, OSError):
                 found = [e for e in await stored(url) if e.payload["operation"] in ("INSERT", "GAP")]
             await asyncio.sleep(0.2)
     return found

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.lsn import format_lsn
 from headrace.testing.database import Database
@@ -28,7 +27,7 @@ async def found(url: str, last: int) -> list[dict[str, Any]]:
     """Rows and gaps, in stream order, once the row `last` is there."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            with contextlib.suppress(NatsError, JetStreamError, TimeoutError):
+            with contextlib.suppress(NatsError, TimeoutError):
                 events = [e.payload for e in await stored(url) if e.payload["operation"] in ("INSERT", "GAP")]
                 if any(event.get("data", {}).get("id") == last for event in events):
                     return events

@@ -20,7 +20,6 @@ import nats.errors
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
-from nats.js.errors import NotFoundError
 
 from headrace.contract.events import decode
 from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject, snapshot_request_subject
@@ -72,7 +71,7 @@ class World:
     async def last(self, subject: str) -> dict[str, Any] | None:
         try:
             return dict(decode((await self.client.jsm().get_last_msg("INIT", subject)).data or b""))
-        except (NotFoundError, nats.errors.Error):
+        except nats.errors.Error:
             return None
 
     async def in_the_middle(self, snapshot_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
-from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError
+from nats.js.errors import APIError
 
 from headrace.contract.events import decode
 from headrace.testing.database import Database
@@ -73,7 +73,7 @@ async def _schema(client: Client, *, columns: int, table: str = "t") -> dict[str
                 found = dict(decode(entry.value or b""))
                 if len(found["columns"]) == columns:
                     return found
-            except (BucketNotFoundError, KeyNotFoundError, APIError):
+            except APIError:
                 pass
             await asyncio.sleep(0.05)
 

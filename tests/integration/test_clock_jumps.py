@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.testing.clock import can_move_clocks, move_clock
 from headrace.testing.database import Database
@@ -116,7 +115,7 @@ async def _delivered(url: str, count: int) -> list[Stored]:
     found: list[Stored] = []
     async with asyncio.timeout(WAIT_S):
         while len(found) < count:
-            with contextlib.suppress(NatsError, JetStreamError, TimeoutError, OSError):
+            with contextlib.suppress(NatsError, OSError):
                 found = [event for event in await stored(url) if event.payload["operation"] == "INSERT"]
             await asyncio.sleep(0.2)
     return found

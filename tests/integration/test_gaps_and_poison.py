@@ -45,7 +45,7 @@ async def until(found: Callable[[], Awaitable[Any]], timeout_s: float = 20) -> A
     """The first answer that is not empty."""
     async with asyncio.timeout(timeout_s):
         while True:
-            with contextlib.suppress(nats.errors.Error, nats.js.errors.Error):
+            with contextlib.suppress(nats.errors.Error):
                 if answer := await found():
                     return answer
             await asyncio.sleep(0.1)

@@ -19,7 +19,6 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.contract.events import decode, encode
 from headrace.contract.values import Encoding
@@ -117,7 +116,7 @@ async def test_a_reader_in_an_account_of_its_own_follows_fetches_and_asks(server
 
 
 async def _schema(client: Client) -> bytes | None:
-    with contextlib.suppress(NatsError, JetStreamError):
+    with contextlib.suppress(NatsError):
         return (await (await client.jetstream().key_value("schemas")).get("orders")).value
     return None
 

@@ -7,13 +7,20 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-ROOTS = ("libs", "services", "tests")
+from unit.source_tree import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    ROOT,
+    ROOTS,
+    failures,
+    imports,
+    inside,
+    modules,
+    tree,
+)
+
 FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 500
 
@@ -54,36 +61,6 @@ PURE = (
 )
 
 
-def modules(*places: str) -> list[Path]:
-    """Every module under the places, by its path from the root."""
-    found: list[Path] = []
-    for place in places:
-        path = ROOT / place
-        found += [path] if path.is_file() else sorted(path.rglob("*.py"))
-    return [path.relative_to(ROOT) for path in found]
-
-
-@cache
-def tree(module: Path) -> ast.Module:
-    return ast.parse((ROOT / module).read_text(), str(module))
-
-
-def imports(module: Path) -> set[str]:
-    """The full names that a module imports, wherever in it."""
-    names: set[str] = set()
-    for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module} has a relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
-    return names
-
-
-def inside(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
-
-
 def services() -> set[str]:
     return {path.name for path in (ROOT / "services/headrace").iterdir() if any(path.glob("*.py"))} - STARTERS
 
@@ -94,12 +71,8 @@ def module_file(name: str) -> Path | None:
         path = ROOT / root / name.replace(".", "/")
         for candidate in (path.with_suffix(".py"), path / "__init__.py"):
             if candidate.is_file():
-                return candidate.relative_to(ROOT)
+                return Path(candidate).relative_to(ROOT)
     return None
-
-
-def failures(found: list[str]) -> None:
-    assert not found, "\n" + "\n".join(found)
 
 
 def test_all_services_are_there() -> None:

@@ -138,7 +138,7 @@ def decode(data: bytes) -> SegmentInfo:
             after=None if after is None else Position(*after),
             groups=groups,
         )
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WalFileCorruptError(f"its metadata is malformed: {error}") from error
 
 

@@ -52,7 +52,7 @@ def _read(store: Store, location: str) -> Registered | None:
     try:
         body = orjson.loads(fetched.data)
         return Registered(file.removesuffix(".json"), int(body["next_id"]), datetime.fromisoformat(body["at"]))
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise WalFileCorruptError(
             f"{location} does not say where its reader is",
             remedy="Let the reader register again, or remove the object.",

@@ -104,7 +104,7 @@ async def connect(
         )
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error.args[0]), to) from error
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
+    except (OSError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
         unreachable = explained(None, str(error) or "it did not answer in time", to)
         if settings.elsewhere:
             unreachable.remedy = "Start it, or set DEST_DB_HOST and DEST_DB_PORT to where it listens."

@@ -20,7 +20,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StreamInfo
-from nats.js.errors import NotFoundError, ServiceUnavailableError
+from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.errors import DecodeError, HeadraceError
@@ -230,7 +230,7 @@ class Pull:
             await self._check_stream()
             await self._give_up()
             await self._make()
-        except (NatsError, ServiceUnavailableError, OSError):
+        except (NatsError, OSError):
             now = time.monotonic()
             self._trouble_since = self._trouble_since or now
             if now - self._trouble_since > TROUBLE_S:

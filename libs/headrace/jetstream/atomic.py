@@ -18,7 +18,6 @@ import orjson
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
-from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
 from headrace.contract.events import ID_HEADER
@@ -178,7 +177,7 @@ class AtomicPipe(Pipe):
             reply = await self._client.request(last.subject, last.payload, timeout=self._ack_timeout_s, headers=headers)
         except NoRespondersError as error:
             raise IngestError("no stream takes these subjects: it is missing or has no leader") from error
-        except (NatsError, NatsTimeoutError) as error:
+        except NatsError as error:
             raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
         answer = orjson.loads(reply.data or b"{}")
         return answer if isinstance(answer, dict) else {}

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client
 from nats.aio.transport import TcpTransport
-from nats.errors import AuthorizationError, NoServersError
+from nats.errors import AuthorizationError
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
@@ -95,7 +95,7 @@ def _tls(settings: NatsSettings) -> ssl.SSLContext | None:
         context = ssl.create_default_context(cafile=settings.tls_ca)
         if settings.tls_cert:
             context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:
         raise SettingError(
             f"the NATS certificates can't be loaded: {error}",
             remedy="Check NATS_TLS_CA, NATS_TLS_CERT and NATS_TLS_KEY.",
@@ -225,7 +225,7 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
     try:
         await (await _connect(settings, probe)).close()
         return await _connect(settings, chosen)
-    except (AuthorizationError, NoServersError, NatsError, OSError, TimeoutError) as error:
+    except (NatsError, OSError) as error:
         raise _explained(settings, [error, *reasons]) from error
 
 

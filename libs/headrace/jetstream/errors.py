@@ -1,6 +1,21 @@
-"""What JetStream can't do for the suite, as errors that say what to do. Pure."""
+"""What JetStream can't do for the suite, as errors that say what to do; and which of nats-py's errors pass.
+
+Two kinds: NATS or JetStream is away, and the same may succeed later; or it refuses, and would refuse it again. Whoever
+retries asks `is_away`: nats-py's `APIError`, a refusal, is one of its `Error`s too, which a handler easily forgets.
+"""
 
 from __future__ import annotations
+
+from nats.errors import (
+    ConnectionClosedError,
+    ConnectionDrainingError,
+    ConnectionReconnectingError,
+    NoRespondersError,
+    NoServersError,
+    OutboundBufferLimitError,
+    StaleConnectionError,
+)
+from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 from headrace.errors import HeadraceError
 
@@ -20,3 +35,26 @@ class ConnectionLostError(JetStreamError):
 
     retry = True
     remedy = "It is asked again when NATS is back."
+
+
+# nats-py's time-outs are TimeoutErrors too.
+_AWAY = (
+    TimeoutError,
+    NoRespondersError,
+    NoStreamResponseError,
+    NoServersError,
+    StaleConnectionError,
+    ConnectionClosedError,
+    ConnectionDrainingError,
+    ConnectionReconnectingError,
+    OutboundBufferLimitError,
+)
+# JetStream is there and not ready yet; without a code nobody answered, which nats-py gives as unavailable too.
+_NOT_READY_CODES = frozenset({None, 0, 10008})
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the same may succeed later."""
+    if isinstance(error, ServiceUnavailableError):
+        return error.err_code in _NOT_READY_CODES
+    return isinstance(error, _AWAY)

@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import APIError, BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -101,7 +101,7 @@ async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> Key
     while not scope.stopping.is_set():
         try:
             found = await bucket(js, name)
-        except (NatsError, APIError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             scope.health.ail("jetstream", str(error) or type(error).__name__)
             await scope.pause(_PAUSE_S)
         else:
@@ -148,7 +148,7 @@ class Lease:
         while not scope.stopping.is_set():
             try:
                 acquired = await self._try()
-            except (NatsError, TimeoutError, APIError) as error:
+            except (NatsError, TimeoutError) as error:
                 scope.health.ail("lease", f"{self._cell.key} can't be read: {str(error) or type(error).__name__}")
                 self._revision = -1
             else:
@@ -185,7 +185,7 @@ class Lease:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await self._cell.write({"holder": self._holder})
             # The write that won the race may be our own, whose answer was lost.
-            except (NatsError, TimeoutError, APIError, LostRaceError) as error:
+            except (NatsError, TimeoutError, LostRaceError) as error:
                 log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
                 await self._resync()
 
@@ -194,7 +194,7 @@ class Lease:
         try:
             async with asyncio.timeout(self._ttl_s / 3):
                 current = await self._cell.read()
-        except (NatsError, TimeoutError, APIError):
+        except (NatsError, TimeoutError):
             return
         if current is None or current.get("holder") != self._holder:
             raise LostRaceError(f"{self._cell.key} was taken by somebody else")
@@ -204,5 +204,5 @@ class Lease:
         try:
             async with asyncio.timeout(1):
                 await self._cell.delete()
-        except (NatsError, TimeoutError, APIError) as error:
+        except (NatsError, TimeoutError) as error:
             log.warning("lease_not_released", key=self._cell.key, reason=str(error))

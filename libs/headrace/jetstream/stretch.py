@@ -17,7 +17,6 @@ import orjson
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import APIError
 
 from headrace.errors import HeadraceError
 from headrace.jetstream import bulk
@@ -86,7 +85,7 @@ class Stretch:
         listening, self._listening = self._listening, None
         if listening is None or not self.client.is_connected:
             return
-        with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+        with contextlib.suppress(NatsError, OSError):
             async with asyncio.timeout(_PATIENCE_S):
                 await listening.end()
                 await self.client.jetstream().delete_consumer(self.stream, self._name)

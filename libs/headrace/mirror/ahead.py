@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
 
 from headrace.consumer import Event
 from headrace.consumer.messages import events_of
@@ -46,7 +45,7 @@ class Ahead:
                 yield events
             async for events in self._stretch():
                 yield events
-        except (APIError, NatsError, OSError, TimeoutError, StretchError):
+        except (NatsError, OSError, StretchError):
             # Not found, or nobody answers: who waits asks again.
             return
 

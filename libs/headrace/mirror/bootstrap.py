@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nats.aio.client import Client
-from nats.js.errors import KeyNotFoundError, NoKeysError, NotFoundError
+from nats.js.errors import NoKeysError, NotFoundError
 
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapError, Subscription, Watermark, follow
@@ -178,7 +178,7 @@ class Bootstrap:
         try:
             bucket = await self._js.key_value(self._streams.schemas)
             entry = await bucket.get(self._token)
-        except (NotFoundError, KeyNotFoundError, NoKeysError):
+        except (NotFoundError, NoKeysError):
             return None
         value: Mapping[str, Any] = decode(entry.value or b"")
         return value

@@ -84,7 +84,7 @@ class Mirror:
                 await self._live(stopping)
             except BaseExceptionGroup as group:
                 self._mend(group)
-            except (HeadraceError, NatsError, APIError, OSError, TimeoutError) as error:
+            except (HeadraceError, NatsError, OSError) as error:
                 self._mend(BaseExceptionGroup("", [error]))
             if not stopping.is_set():
                 pause_s = PAUSE_S if time.monotonic() - began > LIVED_S else min(pause_s * 2, PAUSE_S_MAX)
@@ -207,7 +207,7 @@ class Mirror:
         self.stats["mirror_bootstrapping"] = len(self.progress)
         self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
         if self.book.lanes and self._client.is_connected:
-            with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+            with contextlib.suppress(NatsError, OSError):
                 found = await behind(self._client.jetstream(), self._streams.cdc, self.book.seen_seq)
                 self.stats["mirror_behind_messages"], self.stats["mirror_behind_seconds"] = found.messages, found.age_s
 

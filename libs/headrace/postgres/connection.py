@@ -44,7 +44,6 @@ _REMEDIES = {
 # How asyncpg says that a connection is of no use any more; one that was cut in the middle of a cancelled query, too.
 BROKEN = (
     OSError,
-    TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
@@ -116,5 +115,5 @@ async def connect(settings: PostgresSettings, application: str, **session: str) 
         )
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings) from error
-    except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
+    except (OSError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
         raise explained(None, str(error) or "it did not answer in time", settings) from error

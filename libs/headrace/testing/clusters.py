@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import nats
 from nats.errors import Error as NatsError
-from nats.js.errors import Error as JetStreamError
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
@@ -51,7 +50,7 @@ async def leader_of(servers: list[EmbeddedNats], stream: str) -> EmbeddedNats:
     try:
         async with asyncio.timeout(LEADER_S):
             while True:
-                with contextlib.suppress(NatsError, JetStreamError, TimeoutError):
+                with contextlib.suppress(NatsError, TimeoutError):
                     info = await client.jetstream(timeout=1).stream_info(stream)
                     if info.cluster is not None and info.cluster.leader:
                         return servers[int(info.cluster.leader[1:])]

@@ -58,7 +58,7 @@ class Database:
     async def close(self) -> None:
         """Close the connections made here."""
         for connection in self._connections:
-            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=2)
         self._connections.clear()
 

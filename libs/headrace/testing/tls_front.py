@@ -53,7 +53,7 @@ class TlsFront:
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, ConnectionError):
+        except (OSError, asyncio.IncompleteReadError):
             # A client that didn't like what it saw.
             return
         finally:

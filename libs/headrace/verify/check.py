@@ -174,7 +174,7 @@ class Verifier:
     async def _hold(self, identity: str, lsn: int | None) -> None:
         """Ask the mirror to stop (0), to go no further than an LSN, or to go on; one that doesn't run stands anyway."""
         body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
-        with contextlib.suppress(nats.errors.NoRespondersError, nats.errors.TimeoutError, TimeoutError):
+        with contextlib.suppress(nats.errors.NoRespondersError, TimeoutError):
             await self.client.request(subject_of(identity), body, timeout=ANSWER_S)
 
     @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ import secrets
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -86,7 +85,7 @@ async def _archive(
         follower = Follower(scope, settings, client, tables, store, cell, session)
         try:
             await follower.run()
-        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+        except (HeadraceError, NatsError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:
                 raise
             if client.is_closed:

@@ -84,7 +84,6 @@ class AuditWriter:
             except (
                 HeadraceError,
                 NatsError,
-                APIError,
                 asyncpg.PostgresError,
                 asyncpg.InterfaceError,
                 OSError,
@@ -162,7 +161,7 @@ class AuditWriter:
         stats, stream = self._scope.health.stats, self._settings.streams.cdc
         while not self._scope.stopping.is_set():
             if self._session is not None and self._client.is_connected:
-                with contextlib.suppress(NatsError, APIError, OSError, TimeoutError):
+                with contextlib.suppress(NatsError, OSError):
                     found = await behind(self._client.jetstream(), stream, self._session.settled_seq)
                     stats["audit_behind_messages"], stats["audit_behind_seconds"] = found.messages, found.age_s
             await self._scope.pause(LOOK_S)

@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, KeyNotFoundError
+from nats.js.errors import KeyNotFoundError
 
 from headrace.cli.checks import Findings
 from headrace.cli.session import nats, postgres
@@ -33,7 +33,7 @@ async def examine(settings: Settings) -> Findings:
         await _store(settings, settings.archive.url, findings)
         try:
             await _keeper(settings, findings)
-        except (HeadraceError, NatsError, APIError, TimeoutError):
+        except (HeadraceError, NatsError, TimeoutError):
             # The other groups tell what is wrong with PostgreSQL or NATS.
             findings.warn("archiver", "can't be asked for", "Mend PostgreSQL and NATS first.")
     return findings

@@ -13,7 +13,7 @@ from itertools import islice
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from headrace.archive.metadata import TableInfo
 from headrace.archive.payloads import Replayed
@@ -39,7 +39,7 @@ async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str)
     client = await connect_once(settings.nats, "headrace replay")
     try:
         await _publish(client.jetstream(), run, stream, prefix)
-    except (NatsError, APIError, TimeoutError) as error:
+    except (NatsError, TimeoutError) as error:
         raise ReplayError(
             f"the stream {stream} took no more: {str(error) or type(error).__name__}",
             remedy="Begin again, with the same options: it goes on where it was.",

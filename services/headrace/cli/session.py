@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 import asyncpg
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServiceUnavailableError
 from rich.text import Text
 
@@ -57,7 +56,7 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
     client = await connect_once(settings.nats, f"headrace-{command}", error_cb=note)
     try:
         yield client, complaints
-    except (NatsTimeoutError, TimeoutError) as error:
+    except TimeoutError as error:
         refused = next((complaint for complaint in complaints if "permissions violation" in complaint.lower()), None)
         if refused is not None:
             raise NatsForbiddenError(refused) from error

@@ -102,7 +102,7 @@ async def cancel(settings: Settings, table: str, *, as_json: bool) -> None:
             message = await client.request(snapshot_cancel_subject(token_of(table)), timeout=CANCEL_TIMEOUT_S)
         except nats.errors.NoRespondersError as error:
             raise NobodyAnswersError("no snapshot-responder answers") from error
-        except (TimeoutError, nats.errors.TimeoutError) as error:
+        except TimeoutError as error:
             raise NobodyAnswersError(f"no answer within {CANCEL_TIMEOUT_S:g} s", remedy="Ask again.") from error
     answer: Mapping[str, Any] = decode(message.data)
     if as_json:

@@ -54,7 +54,7 @@ async def fetch(base: str) -> dict[str, Any]:
             body = orjson.loads(await answer.read())
     except aiohttp.ClientConnectorError as error:
         raise TelemetryAwayError(f"telemetry at {base} does not answer: {error.os_error.strerror}") from error
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+    except (aiohttp.ClientError, OSError, ValueError) as error:
         raise TelemetryAwayError(f"telemetry at {base} does not answer: {str(error) or 'time-out'}") from error
     if not isinstance(body, dict) or "services" not in body:
         raise TelemetryAwayError(f"what answers at {base} is not telemetry")

@@ -13,7 +13,6 @@ import asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -74,7 +73,7 @@ class Pausing:
             if not self.paused.is_set():
                 self._going.set()
             return LOOK_INTERVAL_S
-        except (NatsError, APIError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             log.debug("pause_unknown", reason=str(error) or type(error).__name__)
             return RETRY_S
         self._obey(found)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.bus import link
@@ -89,7 +89,7 @@ async def _publish(
         try:
             await follower.run(pausing.paused)
         # A lost race for the progress too: whether this process has to go is the lease's to say.
-        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+        except (HeadraceError, NatsError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:
                 raise
             if client.is_closed:

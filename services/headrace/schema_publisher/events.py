@@ -11,10 +11,8 @@ import asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.contract.events import decode
@@ -43,7 +41,7 @@ class SchemaEvents:
         while not scope.stopping.is_set():
             try:
                 await self._follow(scope, client.jetstream())
-            except (NatsError, APIError, TimeoutError) as error:
+            except (NatsError, TimeoutError) as error:
                 # A missing stream, a server that restarts: told elsewhere, and made good there.
                 log.debug("schema_events_interrupted", reason=str(error) or type(error).__name__)
                 await scope.pause(RETRY_S)
@@ -81,5 +79,5 @@ class SchemaEvents:
 async def _fetch(subscription: JetStreamContext.PullSubscription, into: list[Msg]) -> None:
     try:
         into.extend(await subscription.fetch(FETCH_MESSAGES, timeout=FETCH_S))
-    except (NatsTimeoutError, TimeoutError):
+    except TimeoutError:
         return

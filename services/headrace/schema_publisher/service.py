@@ -13,7 +13,6 @@ import asyncpg
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
-from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
@@ -71,7 +70,7 @@ class SchemaPublisher:
             self._scope.health.stats["tables"] = len(tables)
             self._scope.health.heal("postgres")
             await self._bucket.sync(tables, self._events.told)
-        except (HeadraceError, NatsError, APIError, TimeoutError, asyncpg.PostgresError) as error:
+        except (HeadraceError, NatsError, TimeoutError, asyncpg.PostgresError) as error:
             return self._ailing(error)
         self._scope.health.heal("schemas")
         self._scope.health.started()

@@ -18,7 +18,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -179,7 +179,7 @@ class Desk:
             await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
 
     async def _tell_unstored(self, view: View, reply: str) -> None:
-        with contextlib.suppress(NatsError, APIError, TimeoutError):
+        with contextlib.suppress(NatsError, TimeoutError):
             if await self._neighbours.have(_token(view[0])):
                 return
             if await self._are_queued(view[0]):
@@ -239,7 +239,7 @@ class Desk:
                 running.task.cancel()
         if found:
             await asyncio.wait([running.task for running in found if running.task], timeout=CANCEL_TIMEOUT_S)
-        with contextlib.suppress(NatsError, APIError, TimeoutError):
+        with contextlib.suppress(NatsError, TimeoutError):
             if found or not await self._neighbours.have(token):
                 await self._send(message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]})
 
@@ -343,7 +343,7 @@ class Desk:
         for message in running.requests.values():
             await _acknowledge(message)
         failpoint("responder.acknowledged")
-        with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
+        with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
             await running.cell.delete()
 
     async def _attempt(self, running: Running) -> None:
@@ -357,7 +357,7 @@ class Desk:
             observe(stats, "snapshot_seconds", time.monotonic() - began)
             count(stats, "snapshots_completed")
             count(stats, "snapshot_rows", rows)
-        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+        except (HeadraceError, NatsError, TimeoutError) as error:
             await self._give_up(running, error)
         except Exception as error:  # noqa: BLE001  # one request's fault must not take the others down
             log.crash("snapshot_crashed", error, snapshot_id=running.snapshot_id)
@@ -366,7 +366,7 @@ class Desk:
     async def _end_cancelled(self, running: Running) -> None:
         """Noted first, so that a responder that dies here does not let it begin again."""
         request = running.request
-        with contextlib.suppress(HeadraceError, NatsError, APIError, TimeoutError):
+        with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
             # The cancellation may have cut a write short, whose revision nobody knows.
             await running.cell.read()
             await running.cell.write({**_noted(running), "running": True, "cancelled": True})

@@ -1,6 +1,7 @@
 """What ends a snapshot on the INIT stream, apart from its meta: errors, and the removal of what an attempt left.
 
-Promises that an error message gets there or the caller hears of it: NATS is waited for.
+Promises that an error message gets there, however long NATS is away; one that JetStream refuses would be refused for
+ever, so it is an error in the log instead, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from headrace import log as logs
 from headrace.contract.events import decode, encode
 from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
+from headrace.jetstream.errors import is_away
 from headrace.settings import Compat, Settings
 
 log = logs.logger("snapshot-responder")
@@ -47,7 +49,7 @@ class Results:
     async def fail(
         self, token: str, table: str, snapshot_id: str, error: str, available: Sequence[str] = (), suffix: str = "error"
     ) -> None:
-        """Publish `init.error.{token}`; waits for NATS as long as it takes."""
+        """Publish `init.error.{token}`; waits for a NATS that is away as long as it takes."""
         log.warning("snapshot_failed", snapshot_id=snapshot_id, token=token, reason=error)
         payload = self._error(table, snapshot_id, error, available)
         headers: dict[str, Any] = {Header.MSG_ID: f"{snapshot_id}-{suffix}"}
@@ -55,10 +57,23 @@ class Results:
             try:
                 await self.client.jetstream().publish(snapshot_error_subject(token), payload, headers=headers)
             except (NatsError, TimeoutError) as reason:
+                if not is_away(reason) or await self.stream_is_missing():
+                    log.error("error_refused", snapshot_id=snapshot_id, token=token, reason=str(reason))  # noqa: TRY400  # foreseen
+                    return
                 log.warning("error_not_published", snapshot_id=snapshot_id, reason=str(reason))
                 await asyncio.sleep(RETRY_S)
             else:
                 return
+
+    async def stream_is_missing(self) -> bool:
+        """No answer to a publish may be a server that starts, or a stream that is gone for good."""
+        try:
+            await self.client.jsm().stream_info(self.settings.streams.init)
+        except NotFoundError:
+            return True
+        except (NatsError, TimeoutError):
+            return False
+        return False
 
     def _error(self, table: str, snapshot_id: str, error: str, available: Sequence[str]) -> bytes:
         tables = list(available)
@@ -80,7 +95,7 @@ class Results:
             while time.monotonic() < deadline and await self.stored(token, snapshot_id) < begun:  # noqa: ASYNC110  # no event
                 await asyncio.sleep(_POLL_S)
             await self.client.jsm().purge_stream(self.settings.streams.init, subject=subject)
-        except (NatsError, APIError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             log.warning("chunks_left", snapshot_id=snapshot_id, reason=str(error))
 
     async def stored(self, token: str, snapshot_id: str) -> int:

@@ -12,12 +12,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.contract.naming import SNAPSHOT_REQUEST_SUBJECTS
 from headrace.jetstream.objects import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket
+from headrace.jetstream.state import Cell, Lease, bucket_patiently
 from headrace.lifecycle import Scope
 from headrace.service import on_the_bus
 from headrace.settings import Settings
@@ -43,7 +42,9 @@ async def run(scope: Scope, settings: Settings) -> None:
 
 
 async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Client) -> None:
-    state = await bucket(client.jetstream(), settings.streams.state)
+    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
+    if state is None:
+        return
     cell = Cell(state, f"lease.{settings.source.slot}.{SERVICE}")
     lease = Lease(cell, secrets.token_hex(8), settings.bus.lease_ttl_s)
     if not await lease.acquire(scope):
@@ -63,7 +64,9 @@ async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Clie
         with scope.waiting_for("Spark's driver to end"):
             await driver.close()
         holding.cancel()
-        keeper.cancel()
+    # Awaited and not cancelled: a renewal that is cut short leaves a revision that nobody knows, and the lease to age.
+    scope.stopping.set()
+    await keeper
     await lease.release()
 
 
@@ -72,7 +75,7 @@ async def _take_requests(scope: Scope, settings: Settings, client: Client, desk:
     while not scope.stopping.is_set():
         try:
             await _fetch(scope, settings, client.jetstream(), desk)
-        except (NatsError, APIError, TimeoutError) as error:
+        except (NatsError, TimeoutError) as error:
             scope.health.ail("requests", str(error) or type(error).__name__)
             await scope.pause(backoff)
             backoff = min(backoff * 2, BACKOFF_S_MAX)

@@ -17,13 +17,13 @@ from typing import Any
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import Header
-from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.contract.events import encode
 from headrace.contract.naming import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
+from headrace.jetstream.errors import is_away
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.settings import Compat, Settings
@@ -196,9 +196,9 @@ class Snapshot:
         while True:
             try:
                 await js.publish(meta_subject(self.request.token), meta, headers=headers)
-            except APIError:
-                raise
             except (NatsError, TimeoutError) as error:
+                if not is_away(error) or await results.stream_is_missing():
+                    raise
                 log.warning("meta_not_acknowledged", snapshot_id=self.snapshot_id, reason=str(error))
                 await asyncio.sleep(RETRY_S)
                 with contextlib.suppress(NatsError, TimeoutError):

@@ -87,7 +87,7 @@ class OtlpExport:
             spans = self._by_service()
             if spans:
                 await to.post("traces", self._encoder.traces(spans, source))
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             if not self._away:
                 log.warning("otlp_not_taken", endpoint=self._endpoint, reason=str(error) or type(error).__name__)
             self._away = True

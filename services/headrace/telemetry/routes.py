@@ -20,7 +20,6 @@ from aiohttp import web
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
-from nats.js.errors import APIError
 
 from headrace import log as logs
 from headrace.bus import link
@@ -148,7 +147,7 @@ class Routes:
         try:
             state = await bucket(client.jetstream(), self._settings.streams.state)
             await pauses.write(client, state, self._settings, wanted)
-        except (HeadraceError, NatsError, APIError, TimeoutError) as error:
+        except (HeadraceError, NatsError, TimeoutError) as error:
             return _refusal(503, f"the word could not be kept: {error}", "Ask again.")
         return _json({"paused": paused})
 
