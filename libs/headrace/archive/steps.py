@@ -1,6 +1,6 @@
 """Reading an archive, as steps: generators that yield requests to the store and get their answers.
 
-One text for the blocking reader and the asynchronous one. Pure: what carries the requests out is `reader`'s and
+One text for the blocking reader and the asynchronous one. No I/O here: what carries the requests out is `reader`'s and
 `asynchronous`'.
 
 A file that is not there was not written yet, was collected, or is missing. Ids have no gaps, and garbage collection

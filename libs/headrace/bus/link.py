@@ -3,7 +3,9 @@
 Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
 `headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite),
 `headrace.{slot}.pause` (to the publisher: read again whether it is paused), `headrace.{slot}.doctor` (a message to
-itself, to prove the right). `headrace.{stream}.turns`, among publishers, is `headrace.jetstream.turns`'s.
+itself, to prove the right). Others are defined where they are used: `headrace.{stream}.turns` among publishers
+(`headrace.jetstream.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks and its responder
+(`headrace.snapshot_responder.tickets`), `headrace.mirror.{identity}.hold` to a mirror (`headrace.mirror.hold`).
 """
 
 from __future__ import annotations

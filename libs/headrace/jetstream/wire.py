@@ -1,7 +1,8 @@
 """Many messages at once over nats-py's connection: their bytes composed here, handed over together.
 
-A tenth of what a call of `publish` for each costs. The only place that touches what nats-py keeps to itself; its plain
-`publish` is the oracle of the test. Subjects and ids come from the suite and are not checked again.
+A tenth of what a call of `publish` for each costs. One of three modules that touch what nats-py keeps to itself, with
+`bulk` and `connection`; its plain `publish` is the oracle of the test. Subjects and ids come from the
+suite and are not checked again.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ before which LSN everything is complete. Time proves nothing.
 
 from __future__ import annotations
 
-from headrace.consumer import Event
+from headrace.consumer.event import Event
 from headrace.contract.events import GAP
 
 

@@ -1,4 +1,4 @@
-"""What an event means for a mirror's table: the steps, or that the table must be copied again. Pure."""
+"""What an event means for a mirror's table: the steps, or that the table must be copied again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mirror knows of a table: its shape in the target, and how far it has come. Pure.
+"""What a mirror knows of a table: its shape in the target, and how far it has come.
 
 A table's state is kept in the target, in the same transaction as its rows; it is written as JSON.
 """

@@ -1,6 +1,6 @@
 """The plan of one snapshot, as the driver and the tasks get it: what to copy, in which ranges, into which messages.
 
-Never holds a secret: tasks take credentials from their own environment. Pure.
+Never holds a secret: tasks take credentials from their own environment.
 """
 
 from __future__ import annotations

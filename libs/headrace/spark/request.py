@@ -1,7 +1,7 @@
 """A consumer's request for a snapshot: which table, and which of its columns and rows, as data.
 
 Owns the form of the request's payload. Promises that nothing of a request reaches SQL unquoted, and that a request
-that can't be understood raises `RequestError` with what is wrong with it. Pure.
+that can't be understood raises `RequestError` with what is wrong with it.
 """
 
 from __future__ import annotations

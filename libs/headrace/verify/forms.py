@@ -1,4 +1,4 @@
-"""PostgreSQL's text of a value, and the value that a mirror must have for it. Pure.
+"""PostgreSQL's text of a value, and the value that a mirror must have for it.
 
 Written from docs/mirror.md and docs/contract.md, for the verifier alone: shares no conversion with the services, whose
 mistakes it is there to find. A form brings both sides of a comparison to one value; equal values are equal forms.

@@ -1,4 +1,4 @@
-"""What `headrace top` draws: one screen, made of the present status and of what came before it. Pure."""
+"""What `headrace top` draws: one screen, made of the present status and of what came before it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How long it took, and how much WAL, from a commit to JetStream's acknowledgement: noted once for each frame.
 
 A frame has what the acknowledgement of its last event says of the commit of its first: the most that any of its events
-took. Times are PostgreSQL's clock against this machine's. Pure.
+took. Times are PostgreSQL's clock against this machine's.
 """
 
 from __future__ import annotations

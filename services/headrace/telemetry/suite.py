@@ -1,4 +1,4 @@
-"""The suite as telemetry knows it: who reports, what they count, and how the slot stands. Pure.
+"""The suite as telemetry knows it: who reports, what they count, and how the slot stands.
 
 Promises: a service that fell silent keeps its counts and loses its state, so that no total ever drops; of several
 instances of a service the one that works speaks for it, never a standby. Holds a bounded number of instances.

@@ -1,4 +1,4 @@
-"""How long the frames that are traced were on the bus: from their sending until a confirmer has consumed them. Pure."""
+"""How long the frames that are traced were on the bus: from their sending until a confirmer has consumed them."""
 
 from __future__ import annotations
 
