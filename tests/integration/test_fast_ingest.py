@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import nats
@@ -19,10 +19,11 @@ from nats.js.api import StorageType, StreamConfig
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.fast import FastIngest, offers_fast_ingest
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.message import Message, Outgoing
 from headrace.jetstream.pipe import Window
 from headrace.jetstream.refusals import IngestError
 from headrace.jetstream.tail import StreamTail
+from headrace.metrics import Stats
 from headrace.publisher.progress import reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
@@ -91,6 +92,20 @@ async def raw(client: Client, batch: str) -> Raw:
     made = Raw(client, batch)
     await made.open()
     return made
+
+
+async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counted_for_a_suite(client: Client) -> None:
+    tail, stats, heard = StreamTail(client.jetstream(), STREAM, reader_of("a")), Stats(), list[str]()
+
+    def on_stored(messages: Sequence[Message]) -> None:
+        heard.extend(message.msg_id for message in messages)
+
+    ingest = FastIngest(client, tail, stats, Window(64, 1 << 23, ack_timeout_s=3), on_stored=on_stored)
+    await ingest.open(await tail.after(0))
+    await deliver(ingest, range(1, 301))
+    assert heard == [event(number).msg_id for number in range(1, 301)]
+    assert set(stats) == {"published_bytes"}
+    await ingest.close()
 
 
 async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(client: Client) -> None:

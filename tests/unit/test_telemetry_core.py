@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from headrace.jetstream.message import Outgoing
-from headrace.jetstream.tally import tally
 from headrace.metrics import OTHER, SERIES_MAX, Stats, count_in, exposition, observe, one_of, quantile
 from headrace.publisher.lag import AckLag, Frame
+from headrace.publisher.tally import tally
 from headrace.settings import WatchSettings
 from headrace.telemetry.retention import Standing, StreamView, judge
 from headrace.telemetry.slot_watch import alarm

@@ -25,7 +25,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream import wire
 from headrace.jetstream.message import Message
-from headrace.jetstream.pipe import Pipe, Window
+from headrace.jetstream.pipe import OnStored, Pipe, Window, ignored
 from headrace.jetstream.refusals import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
@@ -60,8 +60,10 @@ class GroupTooLongError(HeadraceError):
 class AtomicPipe(Pipe):
     """Groups of messages, each atomic."""
 
-    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
-        super().__init__(client, tail, stats, window)
+    def __init__(
+        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+    ) -> None:
+        super().__init__(client, tail, stats, window, on_stored)
         # What is being made, and what is under way.
         self._group: list[Message] = []
         self._group_bytes = 0

@@ -39,7 +39,7 @@ from headrace.errors import HeadraceError
 from headrace.failpoint import failpoint
 from headrace.jetstream import wire
 from headrace.jetstream.message import Message
-from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
+from headrace.jetstream.pipe import HEADERS_BYTES_MAX, OnStored, Pipe, Window, check_tail, ignored
 from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.jetstream.turns import Turns
@@ -74,9 +74,15 @@ class FastIngest(Pipe):
     """Messages one behind the other, from where the stream's tail is now."""
 
     def __init__(
-        self, client: Client, tail: StreamTail, stats: Stats, window: Window, turns: Turns | None = None
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        window: Window,
+        turns: Turns | None = None,
+        on_stored: OnStored = ignored,
     ) -> None:
-        super().__init__(client, tail, stats, window)
+        super().__init__(client, tail, stats, window, on_stored)
         self._turns = turns
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
         self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))

@@ -25,7 +25,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.failpoint import failpoint
 from headrace.jetstream.message import Message
-from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
+from headrace.jetstream.pipe import HEADERS_BYTES_MAX, OnStored, Pipe, Window, check_tail, ignored
 from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
@@ -36,8 +36,10 @@ log = logs.logger("ingest")
 class Ingest(Pipe):
     """One chain of messages, from where the stream's tail is now."""
 
-    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
-        super().__init__(client, tail, stats, window)
+    def __init__(
+        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+    ) -> None:
+        super().__init__(client, tail, stats, window, on_stored)
         self._inbox = client.new_inbox()
         # Indices count messages of this chain from 0: those below `_acked` are stored, those below `_sent` are sent in
         # the current generation, of which those below `_refused_to` are answered.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nats.aio.client import Client
@@ -16,12 +16,19 @@ from nats.aio.client import Client
 from headrace.jetstream.message import Message
 from headrace.jetstream.refusals import FencedError, IngestError, MessageTooLargeError, TailLostError
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.jetstream.tally import tally
 from headrace.metrics import Stats, count
 
 LOOK_AGAIN_S = 0.5
 # More than the headers of any message take: only beyond it are they counted.
 HEADERS_BYTES_MAX = 4096
+
+
+# What one answer of the server acknowledged, in order: only its owner knows what the messages are.
+OnStored = Callable[[Sequence[Message]], None]
+
+
+def ignored(_: Sequence[Message]) -> None:
+    """For an owner who does not want to hear of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +43,13 @@ class Window:
 class Pipe:
     """Messages one behind the other, from where the stream's tail is."""
 
-    def __init__(self, client: Client, tail: StreamTail, stats: Stats, window: Window) -> None:
+    def __init__(
+        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+    ) -> None:
         self._client = client
         self._tail = tail
         self._stats = stats
+        self._on_stored = on_stored
         self._messages_max = window.messages_max
         self._bytes_max = window.bytes_max
         self._ack_timeout_s = window.ack_timeout_s
@@ -115,9 +125,9 @@ class Pipe:
             if message.advances:
                 self._stored_seq = last_seq - behind
                 break
-        tally(self._stats, messages)
         count(self._stats, "published_bytes", sum([len(message.payload) for message in messages]))
         self._acked += len(messages)
+        self._on_stored(messages)
 
 
 async def check_tail(reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]) -> None:

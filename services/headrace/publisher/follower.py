@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -57,6 +58,7 @@ from headrace.publisher.progress import (
     suspect_of,
 )
 from headrace.publisher.tables import Tables
+from headrace.publisher.tally import tally
 from headrace.publisher.transactions import Transactions
 from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 
@@ -266,19 +268,20 @@ class Follower:
 
     async def _new_pipe(self, tail: StreamTail) -> Ingest | FastIngest | AtomicPipe:
         bus, delivery = self._settings.bus, self._settings.delivery
+        stored = partial(tally, self._stats)
         if delivery.mode is DeliveryMode.TRANSACTION:
             self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
             window = Window(delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s)
-            return AtomicPipe(self._client, tail, self._stats, window)
+            return AtomicPipe(self._client, tail, self._stats, window, stored)
         fast = await self._is_fast(delivery.ingest)
         mode = "fast" if fast else "chain"
         self._stats["ingest_mode"] = one_of(INGEST_MODES, mode)
         log.info("ingest_chosen", kind=mode)
         window = Window(bus.window_messages_max, bus.window_bytes_max, bus.ack_timeout_s)
         if not fast:
-            return Ingest(self._client, tail, self._stats, window)
+            return Ingest(self._client, tail, self._stats, window, stored)
         turns = Turns(self._client, self._settings.streams.cdc, self._source, self._stats)
-        return FastIngest(self._client, tail, self._stats, window, turns)
+        return FastIngest(self._client, tail, self._stats, window, turns, stored)
 
     async def _is_fast(self, wanted: IngestMode) -> bool:
         if wanted is IngestMode.CHAIN:

@@ -1,4 +1,4 @@
-"""Counts what JetStream acknowledged: events, bytes, and how many of which table and operation.
+"""Counts what JetStream acknowledged: events, and how many of which table and operation.
 
 Called with all that one answer acknowledged, so that nothing is counted message by message where answers are few.
 """
