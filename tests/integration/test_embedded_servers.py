@@ -19,6 +19,7 @@ import nats
 import psycopg
 import pytest
 
+from headrace.embedded.memory import memory_bytes
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres import EmbeddedPostgres, kept_password
@@ -214,6 +215,39 @@ async def test_a_cancelled_start_leaves_no_server(folder: Path) -> None:
     assert not server.running
 
 
+async def test_nats_collects_less_often_and_its_heap_is_bounded_by_a_part_of_the_memory(
+    own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMEMLIMIT", "300MiB")
+    assert await heap_limit(await own_nats(monitor_port=0)) == 300 * 1024 * 1024
+    monkeypatch.delenv("GOMEMLIMIT")
+    bound = await heap_limit(await own_nats(monitor_port=0))
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 256 * 1024 * 1024 <= bound <= max(256 * 1024 * 1024, machine // 4)
+
+
+async def heap_limit(server: EmbeddedNats) -> int:
+    """What nats-server itself says that Go keeps its heap to."""
+    async with aiohttp.ClientSession() as session, session.get(f"{server.monitor_url}/varz") as answer:
+        return int((await answer.json())["gomemlimit"])
+
+
+@pytest.mark.parametrize(
+    ("version_2", "version_1", "found"),
+    [(None, None, None), ("max\n", None, None), ("1048576\n", None, 1 << 20), (None, "2097152\n", 1 << 21)],
+)
+def test_the_memory_is_the_containers_where_that_is_less(
+    tmp_path: Path, version_2: str | None, version_1: str | None, found: int | None
+) -> None:
+    for name, text in (("memory.max", version_2), ("memory/memory.limit_in_bytes", version_1)):
+        if text is not None:
+            path = tmp_path / "sys/fs/cgroup" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory_bytes(tmp_path) == (machine if found is None else found)
+
+
 async def test_nats_offers_token_websocket_monitor_and_further_options(own_nats: OwnNats) -> None:
     server = await own_nats(token="s3cret", websocket_port=0, monitor_port=0, config={"max_payload": 2_000_000})
     client = await nats.connect(server.url, connect_timeout=2, allow_reconnect=False)
@@ -233,6 +267,7 @@ async def test_nats_offers_token_websocket_monitor_and_further_options(own_nats:
 PARENT = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from headrace.embedded.memory import memory_bytes
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS

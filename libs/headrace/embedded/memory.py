@@ -1,0 +1,19 @@
+"""How much memory there is for what this machine, or the container around this process, runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+# Of control groups, version 2 and 1; the first says `max`, the second a number beyond all memory, where there is none.
+_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """The machine's memory, or the container's limit where that is less."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for name in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):
+            found = min(found, int((root / name).read_text()))
+    return found
