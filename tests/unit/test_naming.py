@@ -7,7 +7,6 @@ import pytest
 from headrace.contract.naming import (
     CDC_SUBJECTS,
     GAP_SUBJECT,
-    INIT_SUBJECTS,
     SNAPSHOT_REQUEST_SUBJECTS,
     Operation,
     batch_subject,
@@ -91,7 +90,7 @@ def test_subjects_are_those_of_the_contract() -> None:
     assert chunk_subject("users", "snap-1", 0) == "init.snap.users.snap-1.0"
     assert meta_subject("users") == "init.meta.users"
     assert snapshot_error_subject("users") == "init.error.users"
-    assert (CDC_SUBJECTS, INIT_SUBJECTS, SNAPSHOT_REQUEST_SUBJECTS) == ("cdc.>", "init.>", "snapshot.request.>")
+    assert (CDC_SUBJECTS, SNAPSHOT_REQUEST_SUBJECTS) == ("cdc.>", "snapshot.request.>")
 
 
 def test_an_id_is_the_lsn_in_hex_the_table_and_the_operation() -> None:

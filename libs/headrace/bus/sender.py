@@ -115,11 +115,6 @@ class FrameSender:
         return self.open and self.in_flight_bytes < self._in_flight_bytes_max
 
     @property
-    def pending_bytes(self) -> int:
-        """Bytes packed and not yet in a frame."""
-        return self._entries_bytes
-
-    @property
     def settled(self) -> bool:
         """Everything sent was consumed, and confirmed as far as it can be."""
         consumed = not self._sent and not self._entries

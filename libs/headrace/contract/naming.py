@@ -24,7 +24,6 @@ INIT: Final = "init"
 SNAPSHOT: Final = "snapshot"
 
 CDC_SUBJECTS: Final = f"{CDC}.>"
-INIT_SUBJECTS: Final = f"{INIT}.>"
 SNAPSHOT_REQUEST_SUBJECTS: Final = f"{SNAPSHOT}.request.>"
 SNAPSHOT_CANCEL_SUBJECTS: Final = f"{SNAPSHOT}.cancel.>"
 

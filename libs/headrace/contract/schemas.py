@@ -159,20 +159,6 @@ def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**payload, "changes": changes, "resync": payload["resync"] or changes != payload["changes"]}
 
 
-def bucket_value(event_payload: Mapping[str, Any], timestamp: str) -> dict[str, Any]:
-    """What the schemas bucket holds for a table."""
-    return {
-        "table": event_payload["table"],
-        "schema": f"{event_payload['schema']}.{event_payload['table']}",
-        "timestamp": timestamp,
-        "columns": event_payload["columns"],
-        "primary_key": event_payload["primary_key"],
-        "replica_identity": event_payload["replica_identity"],
-        "relation_id": event_payload["relation_id"],
-        "version": event_payload["version"],
-    }
-
-
 def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
     """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules are its own."""
     flags = {column.name: column.is_key for column in known.columns}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from headrace.errors import DecodeError
 
-_TOKENS, _TOKENS_WITH_DOMAIN = 9, 11
+# With a domain in it there are more.
+_TOKENS = 9
 
 
 def place(reply: bytes) -> tuple[int, int, bytes]:

@@ -37,10 +37,6 @@ class Type:
     element: Type | None = None
     delimiter: str = ","
 
-    @property
-    def is_domain(self) -> bool:
-        return self.own_name != self.name
-
 
 async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> dict[str, Type]:
     """Of each column of a relation, whose name is quoted as SQL has it."""

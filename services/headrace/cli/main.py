@@ -52,7 +52,6 @@ def about(
 
 Slot = Annotated[str | None, typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]")]
 Pub = Annotated[str | None, typer.Option("--pub", help="Publication to read. [HEADRACE_PUB]")]
-Port = Annotated[int | None, typer.Option("--port", help="Health and metrics port. [HEADRACE_HTTP_PORT]")]
 Json = Annotated[bool | None, typer.Option("--json", help="JSON instead of MessagePack. [HEADRACE_ENCODING=json]")]
 Zstd = Annotated[bool | None, typer.Option("--zstd", help="Compress snapshot chunks. [HEADRACE_ZSTD]")]
 

@@ -16,7 +16,6 @@ from headrace.contract.naming import table_token
 from headrace.contract.values import Encoding
 from headrace.postgres.facts import Column, PublishedTable
 
-FIRST_VERSION = 1
 _NOT_CONTENT = frozenset({"timestamp", "version"})
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgpack
 
 LENGTH = struct.Struct(">I")
-FRAME_BYTES_MAX = 64 * 1024 * 1024
 
 Message = dict[str, Any]
 

@@ -49,7 +49,6 @@ class _Kept:
     process: ServiceProcess | None = None
     keeper: asyncio.Task[None] | None = None
     was_ready: bool = False
-    restarts: int = 0
 
 
 class Supervisor:
@@ -141,7 +140,6 @@ class Supervisor:
                 return
             if time.monotonic() - begun > STEADY_S:
                 backoff = BACKOFF_S
-            kept.restarts += 1
             self._listener.news(f"{kept.service.name} ended ({ended_by(status)}); starting it again in {backoff:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):

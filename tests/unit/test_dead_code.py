@@ -1,0 +1,85 @@
+"""What is declared is used: by the libraries, the services, the examples or the deployment, and not by tests alone.
+
+By name, whoever's it is: what this finds is dead for certain, and something dead that shares its name is not found.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from unit.source_tree import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+    failures,
+    modules,
+    tree,
+)
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+# Used by nobody here.
+KEPT = {
+    "unregister": "of the archive's readers, whose library it is: lets garbage collection pass one that is gone",
+    "encode_entry": "an entry of a frame by itself; what tests check the packing in bulk against",
+    "FRAME_OVERHEAD_BYTES": "how much larger than its setting a frame may be, as tests check",
+    "ContextMiddleware": "for Django's settings",
+    "tell_from": "for an application's SQLAlchemy",
+    "ArchiveSource": "for a user's Spark session",
+    "TableSource": "for a user's Spark session",
+    "current_state": "for a user's DataFrames",
+    "connection_made": "asyncio calls it",
+    "streamReader": "Spark calls it",
+    "pushFilters": "Spark calls it",
+    "initialOffset": "Spark calls it",
+    "latestOffset": "Spark calls it",
+    "getDefaultReadLimit": "Spark calls it",
+    "reportLatestOffset": "Spark calls it",
+    "prepareForTriggerAvailableNow": "Spark calls it",
+}
+# Libraries for tests.
+FOR_TESTS = (Path("libs/headrace/testing"), Path("libs/headrace/embedded"))
+
+
+@cache
+def used(*places: str) -> frozenset[str]:
+    """Every name that is read, imported, or a string that may be one."""
+    found = set()
+    for module in modules(*places):
+        for node in ast.walk(tree(module)):
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                    found.add(name)
+                case ast.alias(name=name):
+                    found.add(name.rpartition(".")[2])
+                case ast.Constant(value=str() as text) if text.isidentifier():
+                    found.add(text)
+    return frozenset(found)
+
+
+def declared(module: Path) -> Iterator[tuple[str, int]]:
+    """A module's functions, classes with their methods, and constants; what a decorator registers is used by it."""
+    for node in tree(module).body:
+        if isinstance(node, Function) and not node.decorator_list:
+            yield node.name, node.lineno
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno
+            yield from ((part.name, part.lineno) for part in node.body if isinstance(part, Function))
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            yield from ((name.id, name.lineno) for name in names)
+
+
+def test_nothing_is_declared_that_nobody_uses() -> None:
+    known = used("libs", "services", "examples", "deploy")
+    found, kept = [], set()
+    for module in modules("libs", "services"):
+        names = known | used("tests") if any(module.is_relative_to(place) for place in FOR_TESTS) else known
+        for name, line in declared(module):
+            if name in KEPT:
+                kept.add(name)
+            elif name not in names and not name.startswith("__"):
+                found.append(f"{module}:{line} {name} is used by nothing")
+    failures(found)
+    assert kept == KEPT.keys(), "these are no longer declared"
+    assert not KEPT.keys() & known, "these are used by now"
