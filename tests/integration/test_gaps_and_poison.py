@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 import nats
 import pytest
+from nats.js.errors import NotFoundError
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -138,3 +139,72 @@ async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes
     assert b"\xff\xfe" in body["message"]
     assert "UTF-8" in body["reason"]
     assert body["position"] == [rows[0].payload["tx"]["lsn"], 1]
+
+
+async def parked(server: EmbeddedNats) -> list[bytes]:
+    """Everything that is put aside, as it is kept."""
+    client = await nats.connect(server.url)
+    try:
+        store = await client.jetstream().object_store("headrace_parked")
+        try:
+            entries = await store.list()
+        except NotFoundError:
+            return []
+        return [(await store.get(entry.name)).data or b"" for entry in entries]
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("poison", ["stop", "park"])
+async def test_an_excluded_table_is_neither_read_nor_put_aside(
+    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, poison: str
+) -> None:
+    await ascii_database.execute(
+        "CREATE TABLE secret (id int PRIMARY KEY, v text);"
+        "ALTER TABLE secret REPLICA IDENTITY FULL;"
+        f"ALTER PUBLICATION {names.publication} ADD TABLE secret"
+    )
+    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON=poison, HEADRACE_EXCLUDE="secret")
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await ascii_database.execute(
+            r"INSERT INTO secret VALUES (1, E'top secret \xff'); UPDATE secret SET id = 2; DELETE FROM secret;"
+            "INSERT INTO t VALUES (1, 'a')"
+        )
+        (row,) = await until(lambda: of_operation(nats_own, "INSERT", 1))
+        assert (row.payload["data"]["id"], row.payload["tx"]["seq"]) == (1, 3)
+        assert suite.running("publisher")
+        assert "top secret" not in suite.log("publisher")
+    assert await parked(nats_own) == []
+
+
+async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
+    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
+) -> None:
+    await ascii_database.execute("ALTER TABLE t ADD hidden text; ALTER TABLE t REPLICA IDENTITY FULL")
+    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_EXCLUDE_COLUMNS="t.hidden")
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await ascii_database.execute(
+            r"INSERT INTO t VALUES (1, E'bad \xff', 'top secret'); UPDATE t SET hidden = 'top secret too';"
+            "DELETE FROM t; INSERT INTO t VALUES (2, 'fine', E'top secret \xff')"
+        )
+        rows = await until(lambda: of_operation(nats_own, "INSERT", 1))
+        assert [row.payload["data"] for row in rows] == [{"id": 2, "v": "fine"}]
+    kept = await parked(nats_own)
+    assert len(kept) == 3
+    assert all(b"bad \xff" in body and b"top secret" not in body for body in kept)
+
+
+@pytest.mark.parametrize("transactional", ["true", "false"])
+async def test_a_message_whose_prefix_is_not_utf8_stops_nothing(
+    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, transactional: str
+) -> None:
+    settings = environment(ascii_database, nats_own, names, HEADRACE_MESSAGE_PREFIXES="audit")
+    async with Suite(settings, tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        await ascii_database.execute(
+            rf"SELECT pg_logical_emit_message({transactional}, E'\xff', 'x'); INSERT INTO t VALUES (1, 'fine')"
+        )
+        await until(lambda: of_operation(nats_own, "INSERT", 1))
+        assert suite.running("publisher")

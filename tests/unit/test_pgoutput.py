@@ -24,6 +24,7 @@ from headrace.pgoutput import (
     decode,
     pg_timestamp_iso,
 )
+from headrace.pgoutput.redaction import without
 
 LSN_1 = b"\x00\x00\x00\x00\x01\x91\xbf\xd0"
 LSN_2 = b"\xff\xff\xff\xff\x00\x00\x00\x01"
@@ -144,12 +145,30 @@ def test_a_negative_count_or_size_is_an_error(data: bytes) -> None:
         b"R" + RELATION_ID + b"s\x00\xc3\x00d\x00\x00",
         b"R" + RELATION_ID + b"s\x00t\x00d\x00\x01\x00\xed\xa0\x80\x00" + bytes(8),
         b"Y" + RELATION_ID + b"s\x00\xfe\x00",
-        b"M\x00" + LSN_1 + b"\xc0\xaf\x00\x00\x00\x00\x00",
     ],
 )
 def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
     with pytest.raises(DecodeError, match=r"not UTF-8\. Set .* client_encoding"):
         decode(data)
+
+
+def test_an_emitted_messages_prefix_may_be_any_bytes_and_no_other_prefix_is_taken_for_it() -> None:
+    message = decode(b"M\x00" + LSN_1 + b"a\xff\x00\x00\x00\x00\x00")
+    assert isinstance(message, Message)
+    assert (message.readable, message.prefix.encode(errors="surrogateescape")) == ("a\\xff", b"a\xff")
+    assert message.prefix != "a\\xff"
+
+
+def test_a_message_of_a_row_can_be_kept_without_a_column() -> None:
+    secret = b"t\x00\x00\x00\x03top"
+    row = b"\x00\x03" + b"t\x00\x00\x00\x011" + secret + b"u"
+    bare = b"\x00\x03" + b"t\x00\x00\x00\x011" + b"n" + b"u"
+    for head, kinds in ((b"I", (b"N",)), (b"U", (b"N",)), (b"U", (b"K", b"N")), (b"U", (b"O", b"N")), (b"D", (b"O",))):
+        whole = head + RELATION_ID + b"".join(kind + row for kind in kinds)
+        assert without(whole, {1}) == head + RELATION_ID + b"".join(kind + bare for kind in kinds)
+        assert without(whole, ()) == whole
+        # What can't be told apart is not kept.
+        assert without(whole[:-1], {1}) == b""
 
 
 def test_an_unknown_replica_identity_is_an_error() -> None:

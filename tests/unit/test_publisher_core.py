@@ -19,6 +19,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
+    Message,
     Origin,
     PgoutputMessage,
     Relation,
@@ -299,3 +300,14 @@ class TestReader:
 def test_the_origin_is_before_every_position() -> None:
     assert Position(1, 0) > ORIGIN
     assert not Position(0, 0) > ORIGIN
+
+
+def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() -> None:
+    """An environment may name such a prefix: it is an error, which `park` puts aside, and takes no place before that."""
+    assembler = Assembler("headrace", Encoding.MSGPACK, message_prefixes=frozenset({"\udcff", "\\xff"}))
+    assembler.feed(0x1000, Begin(0x2000, 0, 700))
+    with pytest.raises(DecodeError, match="prefix"):
+        assembler.feed(0x1000, Message(True, 0x1000, "\udcff", b"x"))
+    assert assembler.place == Position(0x2000, 0)
+    assembler.pass_over()
+    assert assembler.place == Position(0x2000, 1)

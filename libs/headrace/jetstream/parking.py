@@ -7,6 +7,8 @@ stream, visibly.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgpack
 
 from headrace import log as logs
@@ -14,12 +16,15 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.large import LargeStore
 from headrace.lsn import Position
 from headrace.metrics import Stats, count
+from headrace.pgoutput.redaction import without
 from headrace.settings import Poison
 
 log = logs.logger("parking")
 
-# Only changes of rows may be missing: without a Begin, Commit or Relation nothing behind it could be read.
+# Only changes of rows and emitted messages may be missing: without a Begin, Commit or Relation nothing behind it could
+# be read.
 _ROWS = frozenset(b"IUD")
+_MAY_BE_MISSING = _ROWS | frozenset(b"M")
 
 
 class Parking:
@@ -33,10 +38,14 @@ class Parking:
         self._figure = figure
 
     def takes(self, message: bytes) -> bool:
-        return self._poison is Poison.PARK and message[0] in _ROWS
+        return self._poison is Poison.PARK and message[0] in _MAY_BE_MISSING
 
-    async def put(self, lsn: int, position: Position, message: bytes, reason: HeadraceError) -> None:
-        """Keep the message before the stream passes it."""
+    async def put(
+        self, lsn: int, position: Position, message: bytes, reason: HeadraceError, hidden: Collection[int] = ()
+    ) -> None:
+        """Keep the message before the stream passes it, without the columns at these places."""
+        if hidden and message[0] in _ROWS:
+            message = without(message, hidden)
         name = f"{self._source}-{position.lsn:x}-{position.seq}"
         body = {
             "source": self._source,

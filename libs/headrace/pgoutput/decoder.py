@@ -114,6 +114,14 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
         ) from error
 
 
+def _read_bytes_as_text(data: bytes, at: int) -> tuple[str, int]:
+    """A text that a SQL_ASCII database may fill with any bytes; who needs it has to look whether it is one."""
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise DecodeError(f"pgoutput message {data[:1]!r} ends too early: a text at byte {at} has no end")
+    return data[at:end].decode(errors="surrogateescape"), end + 1
+
+
 def _read_schema(data: bytes, at: int) -> tuple[str, int]:
     """A schema's name; the protocol writes pg_catalog as the empty string."""
     schema, at = _read_string(data, at)
@@ -211,7 +219,7 @@ def _read_truncate(data: bytes) -> tuple[Truncate, int]:
 
 def _read_message(data: bytes) -> tuple[Message, int]:
     flags, lsn = _message_head(data, 1)
-    prefix, at = _read_string(data, 10)
+    prefix, at = _read_bytes_as_text(data, 10)
     start = at + 4
     end = start + _uint32(data, at)[0]
     return Message(bool(flags & 1), lsn, prefix, data[start:end]), end

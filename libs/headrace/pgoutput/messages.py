@@ -125,12 +125,20 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What `pg_logical_emit_message` wrote."""
+    """What `pg_logical_emit_message` wrote.
+
+    Of a SQL_ASCII database the prefix may be any bytes: those that are no UTF-8 are surrogates in it.
+    """
 
     transactional: bool
     lsn: int
     prefix: str
     content: bytes
+
+    @property
+    def readable(self) -> str:
+        """The prefix as UTF-8 has it, with `\\xff` for what is none."""
+        return self.prefix.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 PgoutputMessage: TypeAlias = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message

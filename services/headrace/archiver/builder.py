@@ -319,7 +319,7 @@ class Builder:
     def _on_message(self, lsn: int, message: Message) -> None:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
         body = orjson.dumps({"content": _content(message.content)})
-        key = orjson.dumps({"prefix": message.prefix})
+        key = orjson.dumps({"prefix": message.readable})
         if message.transactional:
             if self._next() is not None:
                 self._put(lsn, self._number(_Kind(None, None, "message", None)), key, body)

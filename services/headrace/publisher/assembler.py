@@ -262,7 +262,14 @@ class Assembler:
 
     def pass_over(self) -> None:
         """The change at hand takes its place, and is not delivered."""
-        self._next_position()
+        if self._begin is not None:
+            self._next_position()
+
+    def hidden(self, message: bytes) -> frozenset[int]:
+        """The places of the columns that are left out everywhere, of a message of a row."""
+        shape = self._shapes.get(int.from_bytes(message[1:5], "big"))
+        columns = () if shape is None else shape.columns
+        return frozenset(place for place, (_, convert) in enumerate(columns) if convert is None)
 
     def _on_begin(self, _: int, begin: Begin) -> None:
         if self._begin is not None:
@@ -282,17 +289,17 @@ class Assembler:
         self._out.append(Mark(commit.end_lsn, whole=True))
 
     def _insert(self, lsn: int, message: Insert) -> None:
-        shape = self._shape(message.relation_id)
-        self._hold(lsn, shape, shape.insert, shape.row(message.new))
+        if (shape := self._wanted(message.relation_id)) is not None:
+            self._hold(lsn, shape, shape.insert, shape.row(message.new))
 
     def _update(self, lsn: int, message: Update) -> None:
-        shape = self._shape(message.relation_id)
-        self._hold(lsn, shape, shape.update, shape.row(message.new), _old(shape, message.key, message.old))
+        if (shape := self._wanted(message.relation_id)) is not None:
+            self._hold(lsn, shape, shape.update, shape.row(message.new), _old(shape, message.key, message.old))
 
     def _delete(self, lsn: int, message: Delete) -> None:
-        shape = self._shape(message.relation_id)
-        old = _old(shape, message.key, message.old)
-        self._hold(lsn, shape, shape.delete, shape.deleted(old or Values()), old)
+        if (shape := self._wanted(message.relation_id)) is not None:
+            old = _old(shape, message.key, message.old)
+            self._hold(lsn, shape, shape.delete, shape.deleted(old or Values()), old)
 
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
@@ -303,6 +310,14 @@ class Assembler:
                 self._next_position()
             else:
                 self._hold(lsn, shape, shape.truncate, Values())
+
+    def _wanted(self, relation_id: int) -> Shape | None:
+        """The relation's shape; None where it is left out: its changes take their places unread."""
+        shape = self._shape(relation_id)
+        if not shape.excluded:
+            return shape
+        self._next_position()
+        return None
 
     def _shape(self, relation_id: int) -> Shape:
         shape = self._shapes.get(relation_id)
@@ -367,6 +382,8 @@ class Assembler:
 
     def _message(self, lsn: int, message: Message) -> None:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
+        if message.prefix in self._message_prefixes and message.readable != message.prefix:
+            raise DecodeError("the prefix of an emitted message is not UTF-8")
         if message.transactional:
             begin, position = self._next_position()
             xid, ts = begin.xid, self._ts

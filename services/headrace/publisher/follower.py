@@ -34,7 +34,7 @@ from headrace.jetstream.state import Cell, bucket, suite_identity
 from headrace.jetstream.tail import StreamTail
 from headrace.jetstream.turns import Turns
 from headrace.lifecycle import Scope
-from headrace.lsn import format_lsn
+from headrace.lsn import Position, format_lsn
 from headrace.metrics import count, one_of
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Message, Relation
@@ -322,7 +322,9 @@ class Follower:
         except DecodeError as error:
             if not self._parking.takes(message):
                 raise
-            await self._parking.put(lsn, self._assembler.place, message, error)
+            # An emitted message outside any transaction has its place before its LSN.
+            place = self._assembler.place if self._assembler.in_transaction else Position(lsn - 1, 0)
+            await self._parking.put(lsn, place, message, error, self._assembler.hidden(message))
             failpoint("publisher.after_parking")
             self._assembler.pass_over()
             return
