@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from nats.js.errors import NotFoundError
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.lsn import parse_lsn
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.oracle import Stored, stored
@@ -139,6 +141,87 @@ async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes
     assert b"\xff\xfe" in body["message"]
     assert "UTF-8" in body["reason"]
     assert body["position"] == [rows[0].payload["tx"]["lsn"], 1]
+
+
+async def settled(database: Database, names: Names) -> None:
+    """Everything written so far is confirmed to PostgreSQL."""
+    lsn = await database.fetchval("SELECT pg_current_wal_lsn()::text")
+    query = "SELECT confirmed_flush_lsn >= $2::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $1"
+    async with asyncio.timeout(30):
+        while not await database.fetchval(query, names.slot, lsn):  # noqa: ASYNC110  # PostgreSQL tells nobody
+            await asyncio.sleep(0.05)
+
+
+def older_stream(older: Path, store: Path) -> None:
+    """The stream of changes alone is as it was."""
+    part = next(store.rglob("streams/CDC")).relative_to(store)
+    shutil.rmtree(store / part)
+    shutil.copytree(older / part, store / part)
+
+
+def older_store(older: Path, store: Path) -> None:
+    """All streams are as they were, the suite's state too."""
+    shutil.rmtree(store / "jetstream")
+    shutil.copytree(older / "jetstream", store / "jetstream")
+
+
+def no_stream(_: Path, store: Path) -> None:
+    """The stream of changes is gone."""
+    shutil.rmtree(next(store.rglob("streams/CDC")))
+
+
+def half_a_block(_: Path, store: Path) -> None:
+    """The file of the stream's messages ends too early; nats-server goes on behind the numbers that it had."""
+    (block,) = store.rglob("streams/CDC/msgs/*.blk")
+    block.write_bytes(block.read_bytes()[: block.stat().st_size // 2])
+
+
+DAMAGES = (older_stream, older_store, no_stream, half_a_block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
+async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_with_its_bounds(
+    database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, damage: Callable[[Path, Path], None]
+) -> None:
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    (tmp_path / "suite").mkdir()
+    async with Suite(environment(database, nats_own, names), tmp_path / "suite") as suite:
+        await suite.logged("publisher", "epoch_joined")
+
+        async def written(first: int, last: int) -> dict[int, int]:
+            for n in range(first, last + 1):
+                await database.execute(f"INSERT INTO t VALUES ({n})")
+            events = await until(lambda: of_operation(nats_own, "INSERT", last))
+            await settled(database, names)
+            return {event.payload["data"]["id"]: event.payload["tx"]["lsn"] for event in events}
+
+        await written(1, 5)
+        await nats_own.stop()
+        shutil.copytree(nats_own.folder, tmp_path / "older")
+        await nats_own.start()
+        places = await written(6, 10)
+        await nats_own.stop()
+        damage(tmp_path / "older", nats_own.folder)
+        await nats_own.start()
+        await until(lambda: of_operation(nats_own, "GAP"), 60)
+        await database.execute("INSERT INTO t VALUES (11)")
+        events = await until(lambda: has_row(nats_own, 11), 60)
+    kept = {event.payload["data"]["id"] for event in events if event.payload["operation"] == "INSERT"}
+    (gap,) = [event.payload for event in events if event.payload["operation"] == "GAP"]
+    after, up_to = parse_lsn(gap["after"]), parse_lsn(gap["up_to"])
+    lost = set(places) - kept
+    assert 10 in lost
+    assert all(after <= places[n] < up_to for n in lost)
+    # No more than that is said to be missing: the transaction at `after` may be there.
+    assert all(not after < places[n] < up_to for n in set(places) & kept)
+
+
+async def has_row(server: EmbeddedNats, row: int) -> list[Stored]:
+    """The stream's events, once this row is among them."""
+    events = await stored(server.url)
+    there = any(e.payload["operation"] == "INSERT" and e.payload["data"]["id"] == row for e in events)
+    return events if there else []
 
 
 async def parked(server: EmbeddedNats) -> list[bytes]:

@@ -303,7 +303,7 @@ def test_the_origin_is_before_every_position() -> None:
 
 
 def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() -> None:
-    """An environment may name such a prefix: it is an error, which `park` puts aside, and takes no place before that."""
+    """An environment may name such a prefix: an error, which `park` puts aside, and which takes no place."""
     assembler = Assembler("headrace", Encoding.MSGPACK, message_prefixes=frozenset({"\udcff", "\\xff"}))
     assembler.feed(0x1000, Begin(0x2000, 0, 700))
     with pytest.raises(DecodeError, match="prefix"):

@@ -130,6 +130,9 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
     now = await tail.state()
     lost = await _tail_was_lost(progress, now, tail)
     found = await tail.after(0 if lost else progress.stream_seq)
+    if found.position_seq and (found.position or ORIGIN) >= progress.position:
+        # One of ours that came later is there: what is gone was in the middle, taken out by itself.
+        lost = False
     here = replace(progress, stream_created=found.created)
     if found.position_seq:
         here = replace(here, position=found.position or ORIGIN, stream_seq=found.position_seq, msg_id=found.position_id)
@@ -163,7 +166,10 @@ async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> boo
         return False
     # Another source's message may have taken the place of ours: the id decides, whosever it is.
     there = await tail.id_at(progress.stream_seq)
-    return there not in (None, progress.msg_id)
+    if there is not None:
+        return there != progress.msg_id
+    # nats-server keeps the number of what a damaged file has lost; or it aged out just now.
+    return (await tail.state()).first_seq <= progress.stream_seq
 
 
 def check_source(place: Place, opening: Opening) -> None:
