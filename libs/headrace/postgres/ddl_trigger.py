@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from headrace.errors import DecodeError
+from headrace.pgoutput.messages import Message
 
 PREFIX = "headrace_ddl"
 # Not the name of a likely role: a schema called as the user comes first in its search_path.
@@ -76,6 +77,16 @@ class Ddl:
 
     event: str
     tables: tuple[DdlTable, ...]
+
+
+def claim(message: Message) -> Ddl | None:
+    """What a message claims to be the trigger's; None where it is none, or nothing that the trigger writes."""
+    if not message.transactional or message.prefix != PREFIX:
+        return None
+    try:
+        return parse(message.content)
+    except DecodeError:
+        return None
 
 
 def parse(content: bytes) -> Ddl:

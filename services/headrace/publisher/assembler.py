@@ -33,6 +33,7 @@ from headrace.pgoutput.messages import (
     pg_timestamp_iso,
 )
 from headrace.postgres import ddl_trigger
+from headrace.postgres.ddl_trigger import Ddl
 from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
@@ -207,13 +208,9 @@ class Assembler:
 
     def doubts(self, message: PgoutputMessage) -> set[int]:
         """Relations of which a message makes a claim that the catalog has to bear out before it is fed."""
-        if not isinstance(message, Message) or message.prefix != ddl_trigger.PREFIX or not message.transactional:
+        if self._compat or not isinstance(message, Message) or (ddl := ddl_trigger.claim(message)) is None:
             return set()
-        try:
-            ddl = ddl_trigger.parse(message.content)
-        except DecodeError:
-            return set()
-        return set() if self._compat else self._book.concerns(ddl, self.place)
+        return self._book.concerns(ddl, self.place)
 
     def feed_claim(self, lsn: int, message: Message, now: Mapping[int, RelationNow]) -> list[Event | Mark]:
         """`feed` for such a message, with what exists of those relations."""
@@ -392,8 +389,8 @@ class Assembler:
         else:
             # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
             position, xid, ts = Position(message.lsn - 1, 0), 0, None
-        if message.transactional and message.prefix == ddl_trigger.PREFIX and not self._compat:
-            self._ddl(lsn, message, position)
+        if not self._compat and self._now is not None and (ddl := ddl_trigger.claim(message)) is not None:
+            self._ddl(lsn, ddl, position, self._now)
         if self._compat or message.prefix not in self._message_prefixes:
             return
         if self._held is not None:
@@ -404,16 +401,10 @@ class Assembler:
         if not message.transactional:
             self._out.append(self._release(last=True))
 
-    def _ddl(self, lsn: int, message: Message, position: Position) -> None:
+    def _ddl(self, lsn: int, ddl: Ddl, position: Position, now: Mapping[int, RelationNow]) -> None:
         """What the event trigger wrote: schema events in their place. Others may write under its prefix."""
-        try:
-            ddl = ddl_trigger.parse(message.content)
-        except DecodeError:
-            return
-        if self._now is None:
-            return
         tx = events.transaction(self.xid, position, self._ts, last=False)
-        for told in self._book.hear(ddl, position, lsn, self.xid, self._now):
+        for told in self._book.hear(ddl, position, lsn, self.xid, now):
             if self._held is not None:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))
