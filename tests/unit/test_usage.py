@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -83,3 +84,10 @@ def test_every_service_has_figures_on_the_line_of_status() -> None:
 )
 def test_the_doctors_verdict_counts_no_check_twice(counts: tuple[int, int, int], verdict: str) -> None:
     assert doctor._verdict(*counts) == verdict
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "operations.md"])
+def test_every_service_is_in_the_tables_of_the_pages_about_services(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    named = set(re.findall(r"^\| `?([a-z-]+)`? \|", text, re.MULTILINE))
+    assert set(service.SERVICES) <= named

@@ -41,6 +41,7 @@ _REMEDIES = {
     "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
     "53300": "Raise max_connections, or end idle connections.",
 }
+_CERTIFICATE_REMEDY = "Check PGSSLROOTCERT, PGSSLMODE, and which names are in the server's certificate."
 # How asyncpg says that a connection is of no use any more; one that was cut in the middle of a cancelled query, too.
 BROKEN = (
     OSError,
@@ -61,7 +62,8 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
     """The suite's error for a refusal of the server."""
     text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
     if sqlstate is None or sqlstate in _PASSING:
-        return PostgresUnreachableError(f"PostgreSQL at {where(settings)} can't be used now: {text}")
+        remedy = _CERTIFICATE_REMEDY if sqlstate is None and "certificate" in text.lower() else None
+        return PostgresUnreachableError(f"PostgreSQL at {where(settings)} can't be used now: {text}", remedy=remedy)
     return PostgresRefusedError(f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate))
 
 

@@ -1,7 +1,8 @@
-"""Bemi's and Zemi's variables as the suite's own. Pure."""
+"""Bemi's and Zemi's variables as the suite's own, and errors in the words of who used them. Pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 _SAME = {
@@ -41,6 +42,16 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     if not any(made.get(name) for name in _NAMED):
         made = {**_DEFAULTS, **made, "PG_HOST": _DEFAULTS["PG_HOST"]}
     return made
+
+
+def in_their_words(text: str, environ: Mapping[str, str]) -> str:
+    """What an error says, with the variables that the user set, or would set, in place of the suite's own."""
+    text = text.replace("--tables ", "TABLES=" if environ.get("TABLES") else "HEADRACE_AUDIT_TABLES=")
+    of_theirs = {ours: theirs for theirs, ours in _SAME.items() if theirs.startswith("DB_")}
+    uses_ours = any(environ.get(name) for name in (*of_theirs, *_NAMED))
+    if uses_ours and not any(environ.get(name) for name in of_theirs.values()):
+        return text
+    return re.sub(rf"\b({'|'.join(of_theirs)})\b", lambda found: of_theirs[found[1]], text)
 
 
 def yes(text: str) -> bool:

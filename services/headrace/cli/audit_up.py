@@ -18,12 +18,13 @@ from pathlib import Path
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli import init, teardown
 from headrace.cli.audit_beside import NAME, STREAM, Suite, suite_beside, without_a_suites
-from headrace.cli.audit_environment import environment, yes
+from headrace.cli.audit_environment import environment, in_their_words, yes
 from headrace.cli.up_keeper import Keeper, cancelled
 from headrace.cli.up_view import Made, View
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
 from headrace.embedded.process import AlreadyServedError
+from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import Supervisor
@@ -43,8 +44,14 @@ async def run(folder: Path, *, once: bool, verbose: bool) -> None:
     given = environment(os.environ)
     audit = load_audit(given)
     cleanup = yes(given.get("CLEANUP_ON_SHUTDOWN", ""))
+    environ = dict(os.environ)
     with _alone(folder):
-        await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(once=once)
+        try:
+            await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(once=once)
+        except HeadraceError as error:
+            error.args = (in_their_words(str(error.args[0]), environ),)
+            error.remedy = in_their_words(error.remedy, environ)
+            raise
 
 
 def _make(folder: Path) -> None:
@@ -124,7 +131,9 @@ class _AuditUp:
 
     async def _make_objects(self, settings: Settings) -> None:
         made = Made()
-        await init.run(settings, list(self._audit.tables), made)
+        # A publication knows no patterns: it has all tables then, of which the publisher delivers those.
+        tables = [] if self._has_patterns else list(self._audit.tables)
+        await init.run(settings, tables, made)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
 
@@ -152,10 +161,16 @@ class _AuditUp:
             "HEADRACE_CDC_AGE_MAX_S": _STREAM_AGE_MAX_S,
             "HEADRACE_SHUTDOWN_TIMEOUT_S": "30",
         }
+        if self._has_patterns:
+            defaults["HEADRACE_INCLUDE"] = ",".join(self._audit.tables)
         forced = self._audit.for_the_suite(self._given)
         if self._nats is not None:
             forced["NATS_URL"] = self._nats.url
         return {**defaults, **without_a_suites(self._given), **own, **forced}
+
+    @property
+    def _has_patterns(self) -> bool:
+        return any("*" in table for table in self._audit.tables)
 
     async def _services(self, settings: Settings) -> None:
         services = []
