@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from headrace.contract.table_names import listed
 from headrace.contract.values import ArrayForm, Encoding, JsonForm
 from headrace.errors import SettingError
 from headrace.log import LogFormat
@@ -357,7 +358,7 @@ def _parse(env: str, raw: str, hint: Any) -> object:
         if kind is bool:
             return _parse_bool(raw)
         if get_origin(kind) is tuple:
-            return tuple(part.strip() for part in raw.split(",") if part.strip())
+            return listed(raw)
         return kind(raw)
     except ValueError as error:
         raise SettingError(f"{env}={raw!r} can't be used", remedy=f"Set {env} to {_expected(kind)}.") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from pytest_asyncio import fixture as async_fixture
 
+from headrace.contract.schemas import renamed
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.line import Delivered, Line, Lines, only
 
@@ -93,7 +94,7 @@ async def test_a_renamed_table_is_told_under_both_names(line: Line) -> None:
     await published(line, "caterpillar")
     await line.execute("ALTER TABLE caterpillar RENAME TO butterfly")
     old, _ = await told(line, "caterpillar", "table_renamed")
-    assert old.payload["changes"] == [{"change": "table_renamed", "to": "public.butterfly"}]
+    assert old.payload["changes"] == [renamed("to", "public", "butterfly")]
     assert old.payload["columns"] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
+from headrace.contract.schemas import renamed as renaming
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.postgres import ddl_trigger
 from headrace.testing.line import Delivered, Line, Lines
@@ -65,7 +66,7 @@ async def test_a_rename_and_a_rewrite_are_told_in_their_transaction(lines: Lines
     ]
     rewritten, renamed = messages[3].payload, messages[4].payload
     assert rewritten["resync"] is True
-    assert renamed["changes"] == [{"change": "table_renamed", "to": "public.late"}]
+    assert renamed["changes"] == [renaming("to", "public", "late")]
     assert messages[5].payload["resync"] is True
 
 

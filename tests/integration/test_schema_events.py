@@ -16,6 +16,7 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.consumer import MemoryWatermarks, Subscription, follow
+from headrace.contract.schemas import renamed
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.line import Delivered, Line, Lines, only
 
@@ -307,11 +308,11 @@ async def test_a_renamed_table_goes_on_under_its_new_name(line: Line) -> None:
     await line.take()
     told = await told_after(line, "ALTER TABLE before RENAME TO after", "INSERT INTO after VALUES (2)")
     assert told.subject == "cdc.after.schema"
-    assert told.payload["changes"] == [{"change": "table_renamed", "from": "public.before"}]
+    assert told.payload["changes"] == [renamed("from", "public", "before")]
     assert told.payload["resync"]
     moved = await told_after(line, "ALTER TABLE after SET SCHEMA attic", "INSERT INTO attic.after VALUES (3)")
     assert moved.subject == "cdc.attic=2Fafter.schema"
-    assert moved.payload["changes"] == [{"change": "table_renamed", "from": "public.after"}]
+    assert moved.payload["changes"] == [renamed("from", "public", "after")]
 
 
 async def test_two_tables_that_swap_their_names_are_both_copied_again(line: Line) -> None:

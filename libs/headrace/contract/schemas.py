@@ -159,6 +159,12 @@ def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**payload, "changes": changes, "resync": payload["resync"] or changes != payload["changes"]}
 
 
+def renamed(direction: str, schema: str, name: str) -> Change:
+    """A table's new (`to`) or former (`from`) name: for people to read, and in its two parts, which dots can't blur."""
+    parts = {f"{direction}_schema": schema, f"{direction}_table": name}
+    return {"change": "table_renamed", direction: f"{schema}.{name}", **parts}
+
+
 def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
     """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules are its own."""
     flags = {column.name: column.is_key for column in known.columns}
@@ -173,7 +179,7 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
     changes: list[Change] = []
     resync = False
     if (old.schema, old.name) != (new.schema, new.name):
-        changes.append({"change": "table_renamed", "from": f"{old.schema}.{old.name}"})
+        changes.append(renamed("from", old.schema, old.name))
         resync = True
     if old.relation_id != new.relation_id:
         changes.append({"change": "table_replaced"})

@@ -45,7 +45,8 @@ def gone(payload: Mapping[str, Any]) -> Gone | None:
     for change in payload["changes"]:
         if change["change"] == "table_renamed" and change.get("to"):
             schema, _, name = str(change["to"]).partition(".")
-            return Gone((schema, name))
+            # Of an older publisher only the whole, in which a dot may be any name's.
+            return Gone((str(change.get("to_schema", schema)), str(change.get("to_table", name))))
     return Gone(None)
 
 

@@ -20,8 +20,7 @@ from rich.text import Text
 from headrace import lifecycle
 from headrace import log as logs
 from headrace.cli.terminal import Console
-from headrace.contract.naming import PUBLIC
-from headrace.errors import SettingError
+from headrace.contract.table_names import table_of
 from headrace.health import application, serving
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.lifecycle import Scope
@@ -40,13 +39,7 @@ _BAR_CHARACTERS = 40
 
 def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """`users`, `app.orders`, … as (schema, name)."""
-    names = []
-    for table in tables:
-        schema, dot, name = table.partition(".")
-        if not table or (dot and not (schema and name)):
-            raise SettingError(f"{table!r} names no table", remedy="Write users, or app.orders for another schema.")
-        names.append((schema, name) if dot else (PUBLIC, table))
-    return tuple(names)
+    return tuple(map(table_of, tables))
 
 
 def run(settings: Settings, tables: Sequence[str], to: str, http: int | None) -> int:

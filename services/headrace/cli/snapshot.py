@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from headrace.cli import session
 from headrace.cli.terminal import Console
 from headrace.contract.events import decode
-from headrace.contract.naming import PUBLIC, chunk_subject, snapshot_cancel_subject, table_token
+from headrace.contract.naming import chunk_subject, snapshot_cancel_subject, table_token
+from headrace.contract.table_names import table_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
 from headrace.mirror.snapshots import Progress as Told
@@ -50,8 +51,7 @@ def request(columns: str | None, conditions: str | None, *, text: bool) -> bytes
 
 
 def token_of(table: str) -> str:
-    schema, dot, name = table.partition(".")
-    return table_token(schema, name) if dot else table_token(PUBLIC, table)
+    return table_token(*table_of(table))
 
 
 async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) -> None:

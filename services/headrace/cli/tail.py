@@ -19,7 +19,7 @@ from rich.text import Text
 from headrace.cli.terminal import Console
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.naming import CDC, table_token
-from headrace.errors import SettingError
+from headrace.contract.table_names import table_of
 from headrace.jetstream.connection import connect_once
 from headrace.plain import one_line, plain
 from headrace.settings import Settings
@@ -32,13 +32,7 @@ _SCHEMAS_S = 5.0
 
 def filters(tables: Iterable[str]) -> tuple[str, ...]:
     """Subjects of `users`, `app.orders`, …"""
-    subjects = []
-    for table in tables:
-        _, dot, name = table.partition(".")
-        if not table or (dot and not name):
-            raise SettingError(f"{table!r} names no table", remedy="Write users, or app.orders for another schema.")
-        subjects.append(f"{CDC}.{_token(table)}.>")
-    return tuple(subjects)
+    return tuple(f"{CDC}.{_token(table)}.>" for table in tables)
 
 
 async def run(settings: Settings, tables: list[str], *, as_json: bool, from_start: bool, limit: int | None) -> None:
@@ -95,8 +89,7 @@ async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str
 
 def _token(table: str) -> str:
     """A table that a user names, as subjects and the bucket of schemas have it."""
-    schema, dot, name = table.partition(".")
-    return table_token(schema, name) if dot else table_token("public", table)
+    return table_token(*table_of(table))
 
 
 async def _next_or_stop(work: Any, stop: asyncio.Event) -> Event | None:

@@ -160,8 +160,7 @@ class SchemaBook:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
         if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
             # The event trigger told in its place that the table went on under another name.
-            before = f"{earlier.shape.schema}.{earlier.shape.name}"
-            changes, resync = [{"change": "table_renamed", "from": before}], True
+            changes, resync = [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)], True
         elif earlier is not None and earlier.since <= entry.since:
             changes, resync = schemas.differences(earlier.shape, entry.shape)
         else:
@@ -221,7 +220,7 @@ class SchemaBook:
         if event == "sql_drop" and now is None:
             change: Change = {"change": "table_dropped"}
         elif event != "sql_drop" and _moved(known, table, now):
-            change = {"change": "table_renamed", "to": f"{table.schema}.{table.name}"}
+            change = schemas.renamed("to", table.schema, table.name)
         else:
             return None
         gone = replace(entry, shape=replace(known.shape, columns=(), primary_key=(), membership=-1), storage="")
@@ -290,7 +289,7 @@ class SchemaBook:
             relation = known.shape.relation_id
             change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}
             if relation in renamed:
-                change = {"change": "table_renamed", "to": f"{renamed[relation].schema}.{renamed[relation].name}"}
+                change = schemas.renamed("to", renamed[relation].schema, renamed[relation].name)
             empty = replace(known.shape, columns=(), primary_key=(), membership=-1)
             entry = Entry(empty, known.version, position, msg_id=_msg_id(reading.lsn, token))
             gone.append(self._next(token, known, entry, [change], resync=False))
