@@ -152,6 +152,7 @@ _MIRROR = (
     Figure("mirror_tables", "gauge", "Tables that are past their bootstrap", MIRROR),
     Figure("mirror_unfollowed", "gauge", "Tables that are not past their bootstrap", MIRROR),
     Figure("mirror_bootstrapping", "gauge", "Tables that are being bootstrapped", MIRROR),
+    Figure("mirror_parked", "gauge", "Tables that the target refuses; the log has each one's reason", MIRROR),
     Figure("mirror_waiting", "gauge", "Tables that wait for their bootstrap to begin", MIRROR),
     Figure("mirror_bootstraps", "counter", "Bootstraps completed", MIRROR),
     Figure("mirror_rows", "counter", "Rows loaded from snapshots", MIRROR),

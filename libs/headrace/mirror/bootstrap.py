@@ -26,7 +26,7 @@ from headrace.mirror.changes import outdated
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
 from headrace.mirror.table import NEW, Column, Phase, Run, Table
-from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, Swap
+from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, Swap, TargetAwayError, TargetError
 
 log = logs.logger("mirror")
 
@@ -79,11 +79,16 @@ class Bootstrap:
                 await self._attempt_or_refusal()
             except OvertakenError:
                 return
+            except TargetAwayError:
+                raise
             except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
                 log.warning("bootstrap_again", table=self._token, reason=str(error))
                 await self._begin_anew()
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            except TargetError as error:
+                await self._park(error)
+                return
             else:
                 return
 
@@ -107,6 +112,19 @@ class Bootstrap:
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
             await self._book.write([Drop(state.live)] if state.live else [])
             self._book.forget(state)
+            await self._book.commit()
+
+    async def _park(self, error: TargetError) -> None:
+        """The target can't have this table; the others go on. With none left it is the target that can't be used."""
+        async with self._book.lock:
+            if self._book.run_of(self._token) != self._number:
+                return
+            others = [state for token, state in self._book.tables.items() if token != self._token]
+            if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
+                raise error
+            log.error("table_parked", table=self._token, reason=str(error))
+            state = self._book.tables[self._token]
+            self._book.put(replace(state, phase=Phase.PARKED, run=None, why=str(error)))
             await self._book.commit()
 
     async def _begin_anew(self) -> None:

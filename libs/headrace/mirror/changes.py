@@ -72,6 +72,8 @@ class Changes:
         self._book.tell_of(state.token)
         if state.phase is Phase.GONE:
             self._book.want(state.schema, state.name, "it is there again")
+        elif state.phase is Phase.PARKED and int(event.payload["version"]) > state.version:
+            self._book.want(state.schema, state.name, "it took another shape since it was parked")
         return self._reshape(event, state) if state.phase is Phase.FOLLOWING else []
 
     def _follow_name(self, schema: str, name: str) -> None:

@@ -69,6 +69,7 @@ class Mirror:
         self.progress: dict[str, Progress] = {}
         self._broken: set[TableName] = set()
         self._fell_behind = False
+        self._has_begun = False
         self._running: dict[str, asyncio.Task[None]] = {}
         # Why it doesn't go on, as far as it is known; empty while it does.
         self.trouble = ""
@@ -137,8 +138,12 @@ class Mirror:
             known = self.book.tables.get(table_token(schema, name))
             if known is None or known.phase is Phase.GONE:
                 self.book.want(schema, name, NEW if self._tables and known is None else "published")
+        if not self._has_begun:
+            # Whoever starts the mirror again may have mended the target.
+            for token, reason in self.parked.items():
+                self.book.want(*split_table_token(token), f"parked: {reason}")
         await self.book.commit()
-        self._fell_behind, self._broken = False, set()
+        self._fell_behind, self._broken, self._has_begun = False, set(), True
 
     async def _last_seq(self) -> int:
         try:
@@ -205,6 +210,7 @@ class Mirror:
         following, unfollowed = len(self.following), len(self.unfollowed)
         self.stats["mirror_tables"], self.stats["mirror_unfollowed"] = following, unfollowed
         self.stats["mirror_bootstrapping"] = len(self.progress)
+        self.stats["mirror_parked"] = len(self.parked)
         self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
         if self.book.lanes and self._client.is_connected:
             with contextlib.suppress(NatsError, OSError):
@@ -218,6 +224,11 @@ class Mirror:
         return [token for token, state in self.book.tables.items() if state.phase in waiting]
 
     @property
+    def parked(self) -> dict[str, str]:
+        """The tables that the target refused, by token, and why."""
+        return {token: state.why for token, state in self.book.tables.items() if state.phase is Phase.PARKED}
+
+    @property
     def following(self) -> list[str]:
         """The tables that are past their bootstrap, by token."""
         return [token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING]
@@ -226,7 +237,8 @@ class Mirror:
     def is_whole(self) -> bool:
         """Whether every table that the source has is followed."""
         states = self.book.tables.values()
-        return bool(states) and all(state.phase in {Phase.FOLLOWING, Phase.GONE} for state in states)
+        settled = {Phase.FOLLOWING, Phase.GONE, Phase.PARKED}
+        return bool(states) and all(state.phase in settled for state in states)
 
 
 def _passes(error: BaseException) -> bool:

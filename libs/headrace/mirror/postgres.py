@@ -233,6 +233,11 @@ class _Writer:
                 await copy.write("\t".join(fields) + "\n")
 
     async def _create(self, table: Table) -> None:
+        if table.schema == SCHEMA:
+            raise TargetError(
+                f"{SCHEMA}.{table.name}: the schema {SCHEMA} is what the mirror keeps for itself",
+                remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
+            )
         await self.do(Drop(table))
         await self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.schema)}")
         body = ", ".join(f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns)

@@ -27,6 +27,8 @@ class Phase(StrEnum):
     LOADING = "loading"
     FOLLOWING = "following"
     GONE = "gone"
+    # The target refuses it, for the reason that is kept; the other tables go on.
+    PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)

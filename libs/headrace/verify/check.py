@@ -128,6 +128,8 @@ class Verifier:
     async def _refusal(self, token: str) -> Verdict | None:
         """The verdict on a table that no waiting brings: a name that the mirror doesn't know."""
         known = {state.token: state for state in await self.tables()}
+        if token in known and known[token].phase is Phase.PARKED:
+            return Verdict(token, 0, why=f"it is parked: {known[token].why}")
         if token in known:
             return None
         there = ", ".join(f"{s.schema}.{s.name}".removeprefix("public.") for s in known.values()) or "none"

@@ -166,6 +166,8 @@ def _line(mirror: Mirror, to: str) -> Text:
     shown = f"{scheme}://{place.rpartition('@')[2]}"
     count = len(mirror.following)
     line = Text.assemble((f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}")
+    if mirror.parked:
+        line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")
     line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
     lsn = mirror.stats.get("mirror_lsn")
     return line.append(f"   up to {format_lsn(lsn)}", style="dim") if isinstance(lsn, int) else line

@@ -1,0 +1,160 @@
+"""A table that a target can't hold is parked with its reason; the others go on. It is tried again when that may help.
+
+Snapshots are of empty tables, answered by the test: no Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from headrace.contract.events import REPLY_HEADER, encode
+from headrace.contract.naming import meta_subject, schema_subject, table_token
+from headrace.contract.values import Encoding
+from headrace.jetstream.objects import ensure
+from headrace.mirror import Mirror, opened
+from headrace.mirror.table import Phase
+from headrace.mirror.target import ReadableTarget, TargetError
+from headrace.settings import StreamSettings
+from headrace.testing.database import Database
+from headrace.testing.plugin import OwnNats
+
+PATIENCE_S = 60.0
+SOUND = {"id": "integer", "t": "text"}
+
+
+@pytest.fixture
+async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
+    """Connected to a server where every snapshot is of an empty table."""
+    server = await own_nats()
+    connection = await nats.connect(server.url)
+    js = connection.jetstream()
+    await ensure(js, StreamSettings())
+
+    async def answer(message: Msg) -> None:
+        token = message.subject.rpartition(".")[2]
+        snapshot_id = f"snap-{(await js.stream_info('INIT')).state.last_seq}"
+        body = {"snapshot_id": snapshot_id, "lsn": "0/10", "batch_count": 0, "row_count": 0, "source": "s"}
+        await js.publish(meta_subject(token), encode(body, Encoding.MSGPACK))
+        inbox = (message.headers or {})[REPLY_HEADER]
+        await connection.publish(inbox, encode({"snapshot_id": snapshot_id, "status": "accepted"}, Encoding.MSGPACK))
+
+    await connection.subscribe("snapshot.request.>", cb=answer)
+    yield connection
+    await connection.close()
+
+
+def shape(schema: str, table: str, columns: dict[str, str], version: int) -> dict[str, Any]:
+    return {
+        "table": table,
+        "columns": [{"name": name, "data_type": kind} for name, kind in columns.items()],
+        "primary_key": [],
+        "identity": [],
+        "replica_identity": "n",
+        "version": version,
+        "source": "s",
+        "schema": schema,
+    }
+
+
+async def publish_table(client: Client, schema: str, table: str, columns: dict[str, str]) -> None:
+    bucket = await client.jetstream().key_value(StreamSettings().schemas)
+    value = {**shape(schema, table, columns, 1), "schema": f"{schema}.{table}"}
+    await bucket.put(table_token(schema, table), encode(value, Encoding.MSGPACK))
+
+
+async def send_shape(client: Client, table: str, columns: dict[str, str], lsn: int) -> None:
+    tx = {"xid": 0, "lsn": lsn, "ts": None, "seq": 0, "last": False}
+    event = {**shape("public", table, columns, 2), "operation": "SCHEMA", "changes": [], "resync": True, "tx": tx}
+    await client.jetstream().publish(schema_subject(table), encode(event, Encoding.MSGPACK))
+
+
+async def insert(client: Client, table: str, lsn: int, data: dict[str, Any]) -> None:
+    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": 0, "last": True}
+    event = {"table": table, "schema": "public", "source": "s", "operation": "INSERT", "data": data, "tx": tx}
+    await client.jetstream().publish(f"cdc.{table}.insert", encode(event, Encoding.MSGPACK))
+
+
+@contextlib.asynccontextmanager
+async def mirroring(client: Client, target: ReadableTarget) -> AsyncIterator[Mirror]:
+    mirror, stopping = Mirror(client, target), asyncio.Event()
+    running = asyncio.create_task(mirror.run(stopping))
+    try:
+        yield mirror
+    finally:
+        stopping.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await running
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not happened():  # noqa: ASYNC110  # a book and a file tell nobody
+            await asyncio.sleep(0.05)
+
+
+def phases(mirror: Mirror) -> dict[str, Phase]:
+    return {token: state.phase for token, state in mirror.book.tables.items()}
+
+
+async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape_changes(
+    client: Client, tmp_path: Path
+) -> None:
+    await publish_table(client, "public", "twins", {"a": "integer", "A": "integer"})
+    await publish_table(client, "public", "sound", SOUND)
+    path = tmp_path / "m.db"
+
+    def rows(table: str) -> list[Any]:
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as file:
+            return file.execute(f"SELECT * FROM {table}").fetchall()
+
+    async with opened(f"sqlite:///{path}") as target, mirroring(client, target) as mirror:
+        await until(lambda: phases(mirror) == {"twins": Phase.PARKED, "sound": Phase.FOLLOWING})
+        assert "duplicate column name" in mirror.parked["twins"]
+        assert mirror.is_whole
+        await insert(client, "sound", 100, {"id": 1, "t": "x"})
+        await until(lambda: rows("sound") == [(1, "x")])
+        await mirror.look()
+        assert mirror.stats["mirror_parked"] == 1
+        await send_shape(client, "twins", {"a": "integer", "b": "integer"}, 200)
+        await until(lambda: phases(mirror)["twins"] is Phase.FOLLOWING)
+        await insert(client, "twins", 300, {"a": 1, "b": 2})
+        await until(lambda: rows("twins") == [(1, 2)])
+
+
+async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_parked(
+    client: Client, database: Database
+) -> None:
+    await database.execute("CREATE TABLE seen (id int); CREATE VIEW looked_at AS SELECT * FROM seen")
+    await publish_table(client, "headrace_mirror", "marks", {"key": "text", "value": "text"})
+    await publish_table(client, "public", "seen", SOUND)
+    await publish_table(client, "public", "sound", SOUND)
+    parked = {"headrace_mirror=2Fmarks": Phase.PARKED, "sound": Phase.FOLLOWING}
+    async with opened(database.dsn) as target:
+        async with mirroring(client, target) as mirror:
+            await until(lambda: phases(mirror) == {**parked, "seen": Phase.PARKED})
+            assert "keeps for itself" in mirror.parked["headrace_mirror=2Fmarks"]
+            assert "seen" in mirror.parked["seen"]
+        assert await database.fetchval("SELECT count(*) FROM headrace_mirror.marks WHERE key LIKE 'table %'") == 3
+        # A start is a request to try again.
+        await database.execute("DROP VIEW looked_at")
+        async with mirroring(client, target) as mirror:
+            await until(lambda: phases(mirror) == {**parked, "seen": Phase.FOLLOWING})
+
+
+async def test_a_target_that_takes_no_table_at_all_ends_the_mirror_with_its_reason(
+    client: Client, tmp_path: Path
+) -> None:
+    await publish_table(client, "public", "twins", {"a": "integer", "A": "integer"})
+    async with opened(f"sqlite:///{tmp_path}/m.db") as target, asyncio.timeout(PATIENCE_S):
+        with pytest.raises(TargetError, match="duplicate column name"):
+            await Mirror(client, target).run(asyncio.Event())
