@@ -292,6 +292,24 @@ async def test_a_row_with_a_key_over_1000_bytes_is_looked_at_and_undone(
     assert await trail.database.fetchval("SELECT a = $1 AND n = 1 FROM t", long)
 
 
+async def test_another_databases_row_and_one_from_before_a_gap_are_not_taken_for_what_was(trail: Trail) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 3)")
+    await trail.change("INSERT", data={"id": 1, "n": 1})
+    others = await trail.change("INSERT", data={"id": 1, "n": 2})
+    await trail.database.execute("UPDATE changes SET database = 'other' WHERE id = $1::text::uuid", others)
+    change = await trail.change("UPDATE", data={"id": 1, "n": 3})
+    await undo(change)
+    assert await trail.text() == ["(1,1)"]
+    await trail.database.execute("UPDATE t SET n = 3")
+    gap = "INSERT INTO headrace_audit_gaps SELECT 's', max(created_at), 1, 'slot_moved' FROM changes"
+    await trail.database.execute(gap)
+    with pytest.raises(IrreversibleError, match=r"may be missing \(slot_moved"):
+        await undo(change)
+    with pytest.raises(IrreversibleError, match="of the database other"):
+        await undo(others)
+    assert await trail.text() == ["(1,3)"]
+
+
 async def test_an_id_that_is_none_is_refused_in_the_commands_own_words(trail: Trail) -> None:
     with pytest.raises(SettingError, match="'nonsense' is no change's id"):
         await undo("nonsense")

@@ -16,7 +16,7 @@ import asyncpg
 
 from headrace.audit.query import SHOWN, Place, earlier
 from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
-from headrace.audit.table import TABLES, AuditTable
+from headrace.audit.table import GAPS, TABLES, AuditTable
 
 DEPTH_MAX = 1000
 
@@ -30,14 +30,20 @@ class Row:
     change: Mapping[str, Any] | None = None
     # PostgreSQL's text of documents whose value loses something.
     exact: dict[str, str] = field(default_factory=dict)
+    # The earliest change that something of it is from.
+    oldest: Mapping[str, Any] | None = None
 
 
-async def key_columns(connection: asyncpg.Connection, table: AuditTable, schema: str, name: str) -> tuple[str, ...]:
-    """A table's key, as far as the trail was told."""
+async def key_columns(
+    connection: asyncpg.Connection, table: AuditTable, schema: str, name: str, source: str | None = None
+) -> tuple[str, ...]:
+    """A table's key, as far as the trail was told; of several sources, this one's first."""
     found = await connection.fetchval(
-        f'SELECT key FROM {table.beside(TABLES)} WHERE schema = $1 AND "table" = $2 LIMIT 1',  # noqa: S608  # checked names
+        f'SELECT key FROM {table.beside(TABLES)} WHERE schema = $1 AND "table" = $2'  # noqa: S608  # checked names
+        " ORDER BY source = $3 DESC LIMIT 1",
         schema,
         name,
+        source or "",
     )
     return tuple(found or ())
 
@@ -49,14 +55,19 @@ async def row_at(
     key: str,
     at: datetime | Place,
     parse: Callable[[str], dict[str, Any]] = json.loads,
+    database: str | None = None,
 ) -> Row:
-    """The row of this key at a time, or right before the change at this place."""
+    """The row of this key at a time, or right before the change at this place.
+
+    `database`: of a trail of several, the one that is meant.
+    """
     columns = await key_columns(connection, table, *names)
     values: dict[str, Any] = {}
     exact: dict[str, str] = {}
     unknown: set[str] = set()
     latest: Mapping[str, Any] | None = None
-    for change in await _changes(connection, table, names, key, at, columns):
+    oldest: Mapping[str, Any] | None = None
+    for change in await _changes(connection, table, names, key, at, columns, database):
         over = change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key
         if latest is None and over:
             return Row(None, change=change)
@@ -67,10 +78,22 @@ async def row_at(
         unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
         values.update({name: after[name] for name in new})
         exact.update({name: text for name, text in exact_of(change, "after").items() if name in new})
-        latest = latest or change
+        latest, oldest = latest or change, change if new else oldest
         if not unknown:
             break
-    return Row(values if latest is not None else None, sorted(unknown), latest, exact)
+    return Row(values if latest is not None else None, sorted(unknown), latest, exact, oldest)
+
+
+async def gap_between(
+    connection: asyncpg.Connection, table: AuditTable, one: Mapping[str, Any], other: Mapping[str, Any]
+) -> str | None:
+    """Why changes between these two may be missing, if they may: a gap is noted before the rows behind it."""
+    found: str | None = await connection.fetchval(
+        f"SELECT reason FROM {table.beside(GAPS)} WHERE noticed_at BETWEEN $1 AND $2 LIMIT 1",  # noqa: S608  # checked names
+        one["created_at"],
+        other["created_at"],
+    )
+    return found
 
 
 def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -> bool:
@@ -86,9 +109,15 @@ def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
 
 
 async def columns_by(
-    connection: asyncpg.Connection, table: AuditTable, names: tuple[str, str], change: Mapping[str, Any] | None = None
+    connection: asyncpg.Connection,
+    table: AuditTable,
+    names: tuple[str, str, str],
+    change: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """The columns that the trail had of a table by a change (None: to this day), as the nearest written row shows."""
+    """The columns that the trail had of a table (database, schema, name) by a change (None: to this day).
+
+    The nearest written row shows them.
+    """
     arguments: list[object] = [*names]
 
     def argument(value: object) -> str:
@@ -97,7 +126,8 @@ async def columns_by(
 
     by = "" if change is None else f" AND ({earlier(place_of(change), argument)})"
     row = await connection.fetchrow(
-        f'SELECT after::text AS after, unchanged FROM {table.quoted} WHERE schema = $1 AND "table" = $2{by}'  # noqa: S608  # checked names
+        f"SELECT after::text AS after, unchanged FROM {table.quoted}"  # noqa: S608  # checked names
+        f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
         " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, id DESC LIMIT 1",
         *arguments,
     )
@@ -108,8 +138,8 @@ async def later_change(
     connection: asyncpg.Connection, table: AuditTable, change: Mapping[str, Any], but: list[Any]
 ) -> Mapping[str, Any] | None:
     """The first change of the same row behind this one, other than those."""
-    columns = await key_columns(connection, table, change["schema"], change["table"])
-    arguments: list[object] = [change["schema"], change["table"], change["primary_key"], but]
+    columns = await key_columns(connection, table, change["schema"], change["table"], change["source"])
+    arguments: list[object] = [change["schema"], change["table"], change["primary_key"], but, change["database"]]
 
     def argument(value: object) -> str:
         arguments.append(value)
@@ -120,7 +150,7 @@ async def later_change(
     until = earlier(place_of(change), argument)
     found: Mapping[str, Any] | None = await connection.fetchrow(
         f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position >= {since}'  # noqa: S608  # checked names
-        f" AND NOT ({until}) AND id <> ALL($4::uuid[])"
+        f" AND NOT ({until}) AND id <> ALL($4::uuid[]) AND database = $5"
         f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
         " ORDER BY position, ordinal, id LIMIT 1",
         *arguments,
@@ -139,6 +169,7 @@ async def _changes(
     key: str,
     at: datetime | Place,
     columns: tuple[str, ...],
+    database: str | None,
 ) -> list[Any]:
     """What happened to the key, the latest first; also that it moved to another, or that the table was emptied."""
     arguments: list[object] = [*names, key]
@@ -149,6 +180,8 @@ async def _changes(
 
     moved = f"{_old_key([argument(column) for column in columns])} = $3" if columns else "false"
     until = f"committed_at <= {argument(at)}" if isinstance(at, datetime) else earlier(at, argument)
+    if database is not None:
+        until += f" AND database = {argument(database)}"
     return list(
         await connection.fetch(
             f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'  # noqa: S608  # checked names

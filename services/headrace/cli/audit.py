@@ -189,10 +189,13 @@ async def diff(change: str) -> None:
 
 
 async def at(time: str, name: str, key: str) -> None:
-    async with _trail() as (connection, table, _):
+    async with _trail() as (connection, table, settings):
         schema, dot, table_name = name.partition(".")
         names = (schema, table_name) if dot else ("public", schema)
-        row = await row_at(connection, table, names, key, moment(time))
+        row = await row_at(connection, table, names, key, moment(time), database=settings.postgres.database)
+        if row.change is None:
+            # Who only reads the trail need not have named the source.
+            row = await row_at(connection, table, names, key, moment(time))
         if row.values is None:
             why = (
                 "the trail has nothing of it before that" if row.change is None else f"{row.change['operation']} before"

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncpg
 
-from headrace.audit.history import columns_by, exact_of, key_columns, later_change, place_of, row_at
+from headrace.audit.history import columns_by, exact_of, gap_between, key_columns, later_change, place_of, row_at
 from headrace.audit.revert import (
     Column,
     IrreversibleError,
@@ -196,21 +196,26 @@ class Reverting:
         if whole and before:
             return Side(before, exact_of(change, "before"))
         names = (change["schema"], change["table"])
-        key = await key_columns(self.trail, self.audit, *names)
+        key = await key_columns(self.trail, self.audit, *names, change["source"])
         old_key = change["primary_key"]
         if change["operation"] == "UPDATE" and before:
             # The key changed: the earlier row is found under the one it had.
             old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
-        earlier = await row_at(self.trail, self.audit, names, old_key or "", place_of(change), parsed)
-        if earlier.values is None or earlier.unknown:
+        place, database = place_of(change), change["database"]
+        earlier = await row_at(self.trail, self.audit, names, old_key or "", place, parsed, database)
+        if earlier.values is None or earlier.unknown or earlier.oldest is None:
             unknown = f": {', '.join(earlier.unknown)}" if earlier.unknown else ""
             raise IrreversibleError(f"what a row of {change['table']} was before is not known{unknown}")
+        if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
+            raise IrreversibleError(
+                f"what a row of {change['table']} was before is not known: changes of it may be missing ({gap})"
+            )
         return Side(earlier.values, earlier.exact)
 
     async def _columns_at(self, change: Mapping[str, Any]) -> set[str]:
         """What a whole row had when it was deleted, of the columns that are there still."""
-        names = (change["schema"], change["table"])
-        present = set((await self._table(*names)).columns)
+        names = (change["database"], change["schema"], change["table"])
+        present = set((await self._table(*names[1:])).columns)
         known = await columns_by(self.trail, self.audit, names, change)
         known = known or await columns_by(self.trail, self.audit, names) or present
         return known & present
@@ -225,7 +230,7 @@ class Reverting:
             return
         # Those that were there have lower numbers; one that the trail has by now is no longer left out, if it ever was.
         newest = max((table.columns[name].number for name in side.values), default=0)
-        names = (table.schema, table.name)
+        names = (change["database"], table.schema, table.name)
         delivered = await columns_by(self.trail, self.audit, names)
         then = await columns_by(self.trail, self.audit, names, change)
         hidden = [one.name for one in absent if one.number < newest or one.name in then or one.name not in delivered]
