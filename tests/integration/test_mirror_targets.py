@@ -92,7 +92,7 @@ async def shown(target: ReadableTarget, table: Table) -> list[tuple[Any, ...]]:
 
 
 # Documents, and domains over types that have a form of the contract's: not a text that PostgreSQL prints.
-FORMED = {"json", "jsonb", "document", "moment"}
+FORMED = {"json", "document", "moment"}
 
 
 @pytest.mark.parametrize("encoding", Encoding)

@@ -119,7 +119,7 @@ def test_types_have_the_kind_of_value_that_they_hold() -> None:
     kinds = {"bigint": Kind.INTEGER, "numeric(10,2)": Kind.TEXT, "timestamp(3) with time zone": Kind.TEXT}
     kinds |= {"mood": Kind.UNKNOWN, "jsonb": Kind.JSON, "double precision": Kind.FLOAT, "bytea": Kind.BYTES}
     assert {name: kind_of(name) for name in kinds} == kinds
-    assert array_literal([1, None, 'a"b', [True]]) == '{1,NULL,"a\\"b",{t}}'
+    assert array_literal([1, None, 'a"b', ["", "null"]], str) == '{1,NULL,"a\\"b",{"","null"}}'
 
 
 def digests(rows: list[tuple[Any, ...]]) -> Digests:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -30,6 +32,10 @@ _PORTABLE = (
 
 # What Python writes of 1e-7, which PostgreSQL writes out; strings are passed over.
 _POWERS = re.compile(r'"(?:[^"\\]++|\\.)*+"|-?[0-9.]+e[+-][0-9]+')
+
+# What an array's literal quotes an element for.
+_QUOTED = re.compile(r'[{}",\\ \t\n\v\f\r]')
+_NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class Kind(StrEnum):
@@ -91,19 +97,33 @@ def _without_power(match: re.Match[str]) -> str:
     return match[0] if match[0].startswith('"') else format(Decimal(match[0]), "f")
 
 
-def array_literal(value: list[Any]) -> str:
-    """PostgreSQL's literal of an array that came as lists."""
-    return "{" + ",".join(_element(item) for item in value) + "}"
+def array_literal(value: list[Any], element: Callable[[Any], str]) -> str:
+    """PostgreSQL's literal of an array that came as lists, as it prints it; `element` makes one's text."""
+    return "{" + ",".join(_literal(item, element) for item in value) + "}"
 
 
-def _element(item: Any) -> str:
+def _literal(item: Any, element: Callable[[Any], str]) -> str:
     if item is None:
         return "NULL"
+    # A document that is a list comes with the array's exact text, so that this is a dimension.
     if isinstance(item, list):
-        return array_literal(item)
-    if isinstance(item, bool):
-        return "t" if item else "f"
-    if isinstance(item, int | float):
-        return str(item)
-    text = "\\x" + item.hex() if isinstance(item, bytes) else as_json(item) if isinstance(item, dict) else str(item)
+        return array_literal(item, element)
+    text = element(item)
+    if text and text.upper() != "NULL" and not _QUOTED.search(text):
+        return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def as_list(value: list[Any]) -> str:
+    """An array that came as lists in the contract's JSON form."""
+    return as_json([_plain(item) for item in value])
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_plain(inner) for inner in item]
+    if isinstance(item, bytes):
+        return base64.b64encode(item).decode()
+    if isinstance(item, float) and not math.isfinite(item):
+        return _NAMES[str(item)]
+    return item

@@ -342,7 +342,7 @@ def _any(value: Any) -> str:
     if isinstance(value, dict):
         return as_json(value)
     if isinstance(value, list):
-        return array_literal(value)
+        return array_literal(value, _any)
     return _bytea(value) if isinstance(value, bytes) else str(value)
 
 
@@ -351,7 +351,10 @@ _TEXTS: Mapping[Kind, Callable[[Any], str]] = {Kind.BOOL: _bool, Kind.BYTES: _by
 
 def text_of(data_type: str) -> Callable[[Any], str]:
     """A value that is not NULL, as text that PostgreSQL reads."""
-    return _any if data_type.endswith("[]") else _TEXTS.get(kind_of(data_type), _any)
+    if data_type.endswith("[]"):
+        element = text_of(data_type.removesuffix("[]"))
+        return lambda value: array_literal(value, element) if isinstance(value, list) else str(value)
+    return _TEXTS.get(kind_of(data_type), _any)
 
 
 class PostgresReading:

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.contract.exact import ExactText
 from headrace.mirror.book import tables_of
-from headrace.mirror.kinds import Kind, as_bytes, as_json, kind_of
+from headrace.mirror.kinds import Kind, as_bytes, as_json, as_list, kind_of
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.target import (
     Alter,
@@ -290,7 +291,9 @@ def _float(value: Any) -> Any:
 
 
 def _any(value: Any) -> Any:
-    return as_json(value) if isinstance(value, dict | list) else value
+    if isinstance(value, list):
+        return as_list(value)
+    return as_json(value) if isinstance(value, dict | ExactText) else value
 
 
 _STORED: Mapping[Kind, Callable[[Any], Any]] = {
