@@ -91,14 +91,15 @@ else:
     raise AssertionError("without pushdown all is read")
 spoiled.write_bytes(data)
 
-rows = current_state(source(spark.read).load(url + "_state"), "id bigint, note string, big string, doc string")
+shape = "id bigint, note string, big string, doc string, b binary"
+rows = current_state(source(spark.read).load(url + "_state"), shape)
 found = sorted(tuple(row) for row in rows.collect())
 assert found == [
-    (1, "changed", "kept", '{"a":[1.5]}'),
-    (6, "again", "long", None),
-    (9, None, "full", None),
-    (21, "b", "second", None),
-    (22, "c", "first", None),
+    (1, "changed", "kept", '{"a": [1.50]}', b"hello"),
+    (6, "again", "long", None, None),
+    (9, None, "full", None, None),
+    (21, "b", "second", None, None),
+    (22, "c", "first", None, None),
 ], found
 maps = current_state(source(spark.read).load(url + "_state")).collect()
 assert sorted((row.key["id"], row.row["big"], len(row.unknown)) for row in maps) == [
@@ -117,6 +118,7 @@ def change(
     before: object = None,
     after: object = None,
     unchanged: list[str] | None = None,
+    exact: str | None = None,
 ) -> dict[str, object]:
     texts = {
         name: None if value is None else (value if isinstance(value, str) else orjson.dumps(value).decode())
@@ -130,14 +132,29 @@ def change(
         "commit_time": 0,
         "schema": "public",
     }
-    return {**place, "table": "t", "operation": operation, **texts, "unchanged": unchanged, "schema_version": 1}
+    return {
+        **place,
+        "table": "t",
+        "operation": operation,
+        **texts,
+        "unchanged": unchanged,
+        "schema_version": 1,
+        "exact": exact,
+    }
 
 
 CHANGES = (
     change(0, "insert", {"id": 7}, after={"id": 7, "note": "before the truncate", "big": "x"}),
     change(1, "truncate", None),
     change(2, "insert", {"id": 1}, after='{"id":1,"note":"new","big":"kept","doc":{"a": [1.50]}}'),
-    change(3, "update", {"id": 1}, after='{"id":1,"note":"changed","doc":{"a": [1.50]}}', unchanged=["big"]),
+    change(
+        3,
+        "update",
+        {"id": 1},
+        after='{"id":1,"note":"changed","doc":{"a": [1.50]},"b":"aGVsbG8="}',
+        unchanged=["big"],
+        exact='{"after":{"doc":"{\\"a\\": [1.50]}"}}',
+    ),
     change(4, "insert", {"id": 2}, after={"id": 2, "note": "to go", "big": "b"}),
     change(5, "insert", {"id": 3}, after={"id": 3, "note": "to move", "big": "long"}),
     change(6, "delete", {"id": 2}, before={"id": 2}),

@@ -34,6 +34,7 @@ def rows(first: int, count: int) -> pa.Table:
         "after": [f'{{"id":{number},"note":"row {number}"}}' for number in numbers.tolist()],
         "unchanged": pa.nulls(count, pa.list_(pa.string())),
         "schema_version": pa.array([1] * count, pa.int32()),
+        "exact": pa.nulls(count, pa.string()),
     }
     return pa.table(columns).select(SCHEMA.names).cast(SCHEMA)
 

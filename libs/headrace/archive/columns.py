@@ -30,6 +30,7 @@ _FIELDS: list[pa.Field[Any]] = [
     pa.field("after", pa.string()),
     pa.field("unchanged", pa.list_(pa.string())),
     pa.field("schema_version", pa.int32()),
+    pa.field("exact", pa.string()),
 ]
 SCHEMA = pa.schema(_FIELDS)
 NAMES = tuple(SCHEMA.names)
@@ -38,6 +39,15 @@ WORDS = ("schema", "table", "operation")
 # No row group has more.
 GROUP_ROWS = 65_536
 _ROW = partial(tuple.__new__, RowEntry)
+
+
+def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch with the column that older files do not have."""
+    if "exact" in batch.schema.names:
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, pa.nulls(batch.num_rows, pa.string())], names=[*batch.schema.names, "exact"]
+    )
 
 
 def entries(batch: pa.RecordBatch) -> Iterator[RowEntry]:

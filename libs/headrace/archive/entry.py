@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import orjson
 
+from headrace.contract.values_json import exact_numbers
 from headrace.lsn import Position
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,7 +32,11 @@ _KINDS = {"insert": RowKind.PUT, "update": RowKind.PUT} | {str(kind): kind for k
 
 
 class RowEntry(NamedTuple):
-    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts."""
+    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts, which have every digit.
+
+    `key`, `before` and `after` are these as Python has them: numbers that 64 bits or a double can't hold are strings of
+    their digits. `exact` and `exact_before` have PostgreSQL's text of the columns whose value there is not all of it.
+    """
 
     commit_lsn: int
     ordinal: int
@@ -46,6 +51,8 @@ class RowEntry(NamedTuple):
     after_json: str | None
     unchanged: list[str] | None
     schema_version: int | None
+    # {"after": {column: text}, "before": …}; older files have none.
+    exact_json: str | None = None
 
     @property
     def position(self) -> Position:
@@ -62,12 +69,33 @@ class RowEntry(NamedTuple):
 
     @property
     def key(self) -> dict[str, Any] | None:
-        return None if self.key_json is None else orjson.loads(self.key_json)
+        return _parsed(self.key_json)
 
     @property
     def before(self) -> dict[str, Any] | None:
-        return None if self.before_json is None else orjson.loads(self.before_json)
+        return _parsed(self.before_json)
 
     @property
     def after(self) -> dict[str, Any] | None:
-        return None if self.after_json is None else orjson.loads(self.after_json)
+        return _parsed(self.after_json)
+
+    @property
+    def exact(self) -> dict[str, str]:
+        """PostgreSQL's text of columns of `after`."""
+        return self._texts("after")
+
+    @property
+    def exact_before(self) -> dict[str, str]:
+        """PostgreSQL's text of columns of `before`."""
+        return self._texts("before")
+
+    def _texts(self, side: str) -> dict[str, str]:
+        found: dict[str, str] = orjson.loads(self.exact_json or "{}").get(side, {})
+        return found
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    document: Any = exact_numbers(text.encode())
+    return cast("dict[str, Any]", document)

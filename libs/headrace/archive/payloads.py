@@ -6,6 +6,7 @@ an event is its transaction's last from the next row. Values have the JSON forms
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,8 @@ class Payloads:
             "lsn": entry.lsn,
             "tx": tx,
         }
+        if entry.exact_json is not None:
+            payload |= _exact(entry)
         if entry.before_json is not None:
             payload["old"] = orjson.Fragment(entry.before_json)
         if entry.unchanged:
@@ -115,11 +118,39 @@ class Payloads:
         return before
 
 
+def _exact(entry: RowEntry) -> dict[str, Any]:
+    """The texts beside `data` and `old`; a DELETE's `data` has the key alone."""
+    key = (entry.key or {}).keys()
+    before, after = entry.exact_before, entry.exact
+    if entry.kind is RowKind.DELETE:
+        after = {name: text for name, text in before.items() if name in key}
+    return ({"exact": after} if after else {}) | ({"exact_old": before} if before else {})
+
+
+def _as_written(text: str) -> dict[str, orjson.Fragment]:
+    """The members of a JSON object, each as its text: read as Python has them, they could lose something."""
+    found, at, read = {}, 1, json.JSONDecoder().raw_decode
+    while text[at] != "}":
+        name, at = read(text, at)
+        start = at + 1
+        _, at = read(text, _end_of_spaces(text, start))
+        at = _end_of_spaces(text, at)
+        found[name] = orjson.Fragment(text[start:at])
+        at += text[at] == ","
+    return found
+
+
+def _end_of_spaces(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
+
+
 def _data(entry: RowEntry, table: TableInfo) -> Any:
     if entry.after_json is not None:
         return orjson.Fragment(entry.after_json)
     if entry.kind is RowKind.TRUNCATE:
         return {}
     # DELETE: the key columns, the others null.
-    known = orjson.loads(entry.before_json or "{}")
+    known = _as_written(entry.before_json or "{}") if entry.exact_json else entry.before or {}
     return {column.name: known.get(column.name) if column.is_key else None for column in table.columns}

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.archive import metadata
-from headrace.archive.columns import GROUP_ROWS, SCHEMA, WORDS
+from headrace.archive.columns import GROUP_ROWS, SCHEMA, WORDS, completed
 from headrace.archive.errors import WalFileCorruptError
 from headrace.archive.metadata import SegmentInfo
 
@@ -300,7 +300,7 @@ def batches(
         shown = None if columns is None else [name for name in SCHEMA.names if name in columns]
         read = None if shown is None else sorted({*shown, *selection.columns})
         for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False):
-            chosen = _chosen(batch, selection)
+            chosen = completed(_chosen(batch, selection))
             if chosen.num_rows:
                 yield chosen if shown is None else chosen.select(shown)
     except (pa.ArrowException, OSError) as error:

@@ -38,7 +38,7 @@ from headrace.spark.archive_filters import narrowed
 
 TYPES = dict.fromkeys(NAMES, "bigint") | {
     "commit_time": "timestamp",
-    **dict.fromkeys(("schema", "table", "operation", "key", "before", "after"), "string"),
+    **dict.fromkeys(("schema", "table", "operation", "key", "before", "after", "exact"), "string"),
     "unchanged": "array<string>",
     "schema_version": "int",
 }

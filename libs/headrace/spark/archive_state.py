@@ -5,8 +5,10 @@
 
 Promises the table as of the last change, if the changes reach back to the table's beginning (or to a TRUNCATE). A
 TOASTed value that PostgreSQL did not send is taken from the row's earlier change, also where its key was another then:
-such rows, and they alone, are put together in one task. Changes without a key can't be
-folded. Values are exact, but for documents of json and jsonb, whose spaces and trailing zeros Spark writes its own way.
+such rows, and they alone, are put together in one task. Changes without a key can't be folded.
+
+Values are exact, bytea as `binary` too. A document is PostgreSQL's text where its JSON is not all of it (`null`,
+`1.50`); the spaces of others Spark writes its own way.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyspark.sql import functions as F  # noqa: N812  # as every text on Spark has it
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import BinaryType, DataType, StructType
 
 _MAP = "map<string,string>"
 
@@ -25,6 +27,8 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     With a schema, its columns with their types; without, `key` and `row` as maps of texts, and `unknown`: columns whose
     values the changes at hand never had.
     """
+    if "exact" not in changes.columns:
+        changes = changes.withColumn("exact", F.lit(None).cast("string"))
     at = F.struct("commit_lsn", "ordinal")
     last_truncate = changes.where("operation = 'truncate'").agg(F.max(at).alias("truncated"))
     rows = changes.where("operation IN ('insert', 'update', 'delete') AND key IS NOT NULL").crossJoin(
@@ -53,7 +57,9 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
 def _value(name: str, kind: DataType) -> Any:
     text = F.col("row").getItem(name)
     unknown = F.raise_error(F.lit(f"the changes at hand never had the value of column {name}: begin earlier"))
-    return F.when(text == F.lit("\0"), unknown).otherwise(text).cast(kind).alias(name)
+    known = F.when(text == F.lit("\0"), unknown).otherwise(text)
+    # The archive has bytea in base64.
+    return (F.unbase64(known) if isinstance(kind, BinaryType) else known.cast(kind)).alias(name)
 
 
 def _canonical(column: Any) -> Any:
@@ -63,20 +69,28 @@ def _canonical(column: Any) -> Any:
 
 def _steps(at: Any) -> Any:
     """A change as steps: where the key changed, the old row goes first. An array of structs."""
-    key, before = F.from_json("key", _MAP), F.from_json("before", _MAP)
+    texts = F.from_json("exact", f"struct<after: {_MAP}, before: {_MAP}>")
+    key, before = F.from_json("key", _MAP), _exactly(F.from_json("before", _MAP), texts["before"])
     names = F.map_keys(key)
-    old_key = F.map_filter(before, lambda name, _: F.array_contains(names, name))
+    old_key = F.map_filter(F.from_json("before", _MAP), lambda name, _: F.array_contains(names, name))
     moved = before.isNotNull() & (F.size(old_key) == F.size(key)) & (_canonical(old_key) != _canonical(key))
     unchanged = F.coalesce("unchanged", F.array().cast("array<string>"))
     # REPLICA IDENTITY FULL sends in the old row what it left out of the new one.
     kept = F.map_filter(before, lambda name, _: F.array_contains(unchanged, name))
-    after = F.map_concat(F.from_json("after", _MAP), F.coalesce(kept, F.create_map().cast(_MAP)))
+    new = _exactly(F.from_json("after", _MAP), texts["after"])
+    after = F.map_concat(new, F.coalesce(kept, F.create_map().cast(_MAP)))
     left = F.array_except(unchanged, F.coalesce(F.map_keys(kept), F.array().cast("array<string>")))
     move = F.when(moved & (F.size(left) > 0), F.format_string("%020d:%020d", "commit_lsn", "ordinal"))
     old = _step(at, 0, F.lit(True), _canonical(old_key), F.lit(None).cast(_MAP), left, move)
     gone = F.col("operation") == "delete"
-    new = _step(at, 1, gone, _canonical(key), after, left, move)
-    return F.when(moved & ~gone, F.array(old, new)).otherwise(F.array(new))
+    last = _step(at, 1, gone, _canonical(key), after, left, move)
+    return F.when(moved & ~gone, F.array(old, last)).otherwise(F.array(last))
+
+
+def _exactly(row: Any, texts: Any) -> Any:
+    """The row with PostgreSQL's text of the values whose JSON is not all of them."""
+    known = F.coalesce(texts, F.create_map().cast(_MAP))
+    return F.map_concat(F.map_filter(row, lambda name, _: ~F.map_contains_key(known, name)), known)
 
 
 def _earlier(step: Any, other: Any) -> Any:

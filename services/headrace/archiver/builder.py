@@ -131,6 +131,7 @@ class Builder:
         self._keys: list[bytes | None] = []
         self._afters: list[bytes | None] = []
         self._befores: dict[int, bytes] = {}
+        self._exacts: dict[int, bytes] = {}
         self._unchanged: dict[int, list[str]] = {}
         # Where in the chunk each run of positions without a step begins, and with what.
         self._runs: list[tuple[int, int, int, int, int | None]] = []
@@ -287,7 +288,8 @@ class Builder:
         if self._is_left_out(form):
             return
         after, unchanged = form.plain(message.new)
-        self._row(lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged)
+        exact = form.exact(message.new, None)
+        self._row(lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged, exact=exact)
 
     def _on_update(self, lsn: int, message: Update) -> None:
         form = self._form(message.relation_id)
@@ -300,17 +302,19 @@ class Builder:
         elif message.key is not None:
             before = form.identity(message.key)
         key = form.key_of(message.new, message.old or message.key)
-        self._row(lsn, form, "update", key, after, before=before, unchanged=unchanged)
+        exact = form.exact(message.new, message.old or message.key)
+        self._row(lsn, form, "update", key, after, before=before, unchanged=unchanged, exact=exact)
 
     def _on_delete(self, lsn: int, message: Delete) -> None:
         form = self._form(message.relation_id)
         if self._is_left_out(form):
             return
         if message.old is not None:
-            self._row(lsn, form, "delete", form.key_of(message.old), None, before=form.plain(message.old)[0])
+            before, exact = form.plain(message.old)[0], form.exact(None, message.old)
+            self._row(lsn, form, "delete", form.key_of(message.old), None, before=before, exact=exact)
         elif message.key is not None:
-            key = form.key_of(message.key)
-            self._row(lsn, form, "delete", key, None, before=form.identity(message.key))
+            key, exact = form.key_of(message.key), form.exact(None, message.key)
+            self._row(lsn, form, "delete", key, None, before=form.identity(message.key), exact=exact)
 
     def _on_truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
@@ -352,7 +356,7 @@ class Builder:
         self._seq = seq + 1
         return None if seq < self._skip_below else seq
 
-    def _row(
+    def _row(  # noqa: PLR0913  # what a row consists of
         self,
         lsn: int,
         form: Form,
@@ -362,6 +366,7 @@ class Builder:
         *,
         before: bytes | None = None,
         unchanged: list[str] | None = None,
+        exact: bytes | None = None,
     ) -> None:
         seq = self._next()
         if seq is None or form.excluded:
@@ -372,6 +377,9 @@ class Builder:
             self._bytes += len(before)
         if unchanged:
             self._unchanged[place] = unchanged
+        if exact is not None:
+            self._exacts[place] = exact
+            self._bytes += len(exact)
         of = form.relation.relation_id.to_bytes(4, "big"), operation
         if of not in self._kind_of:
             self._kind_of[of] = self._number(self._kind(form, operation))
@@ -453,6 +461,7 @@ class Builder:
             "after": self._afters,
             "unchanged": batch.sparse(self._unchanged, count, pa.list_(pa.string())),
             "schema_version": batch.chosen([kind.version for kind in self._kinds_known], kinds, pa.int32()),
+            "exact": batch.sparse(self._exacts, count, pa.string()),
         }
         self._chunks.append(batch.batch(columns))
         self._chunked_rows += count

@@ -14,7 +14,7 @@ import orjson
 
 from headrace.archive.metadata import ColumnInfo, TableInfo
 from headrace.contract import scalars
-from headrace.contract.exact import native
+from headrace.contract.exact import Inexact, native
 from headrace.contract.selection import Selection
 from headrace.contract.values import Converter, Encoding, ValueOptions, converter, may_be_inexact
 from headrace.errors import DecodeError
@@ -52,6 +52,19 @@ def _writer(convert: Converter) -> Write:
     return lambda value: dumps(convert(value))
 
 
+def _only_whole(convert: Converter) -> Write:
+    """The same, for values that have no exact text beside them: others are left to the plain way."""
+    dumps = orjson.dumps
+
+    def write(value: bytes) -> bytes:
+        found = convert(value)
+        if isinstance(found, Inexact):
+            raise DecodeError("a value with an exact text beside it")
+        return dumps(found)
+
+    return write
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """How rows of a relation are written. A column without a writer is left out everywhere."""
@@ -63,21 +76,44 @@ class Form:
     info: TableInfo
     quick: Quick | None
     excluded: bool = False
+    # Columns whose JSON text may not be all of a value: place, name, conversion.
+    inexact: tuple[tuple[int, str, Converter], ...] = ()
 
     @classmethod
     def of(cls, relation: Relation, facts: TableFacts, selection: Selection) -> Form:
         hidden = selection.hidden_columns(relation.schema, relation.name)
-        columns = tuple(
-            (
-                orjson.dumps(column.name),
-                None if column.name in hidden else _writer(converter(column.type_oid, _OPTIONS, facts.types.get)),
-            )
-            for column in relation.columns
+        converters = [converter(column.type_oid, _OPTIONS, facts.types.get) for column in relation.columns]
+        names = [column.name for column in relation.columns]
+        inexact = tuple(
+            (place, name, convert)
+            for place, (name, convert) in enumerate(zip(names, converters, strict=True))
+            if name not in hidden and may_be_inexact(convert)
         )
+        columns = tuple(
+            (orjson.dumps(name), None if name in hidden else _writer(convert))
+            for name, convert in zip(names, converters, strict=True)
+        )
+        whole = list(columns)
+        for place, _, convert in inexact:
+            whole[place] = columns[place][0], _only_whole(convert)
         key = _key_places(relation, facts, hidden)
         info = _table_info(relation, facts, hidden, key)
-        quick = compiled(relation.relation_id, columns, key)
-        return cls(relation, columns, key, info, quick, not selection.wants(relation.schema, relation.name))
+        quick = compiled(relation.relation_id, whole, key)
+        return cls(relation, columns, key, info, quick, not selection.wants(relation.schema, relation.name), inexact)
+
+    def exact(self, new: Row | None, old: Row | None) -> bytes | None:
+        """PostgreSQL's texts of the values whose JSON is not all of them, as the archive's column has them."""
+        sides = {"after": self._texts(new), "before": self._texts(old)} if self.inexact else {}
+        found = {side: texts for side, texts in sides.items() if texts}
+        return orjson.dumps(found) if found else None
+
+    def _texts(self, row: Row | None) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        for place, name, convert in self.inexact if row is not None else ():
+            value = row[place] if row is not None else None
+            if isinstance(value, bytes) and isinstance(found := convert(value), Inexact):
+                texts[name] = found.text
+        return texts
 
     @property
     def hidden(self) -> frozenset[int]:
