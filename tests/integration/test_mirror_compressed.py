@@ -79,6 +79,19 @@ async def test_a_mirror_follows_and_is_verified_while_its_table_is_written_to(
             await writing
 
 
+async def test_a_transaction_that_ends_in_another_tables_compressed_event_is_applied(
+    compressed: World, tmp_path: Path
+) -> None:
+    mirrors = await compressed.mirrors(tmp_path, "a")
+    async with running(*mirrors.values()):
+        await compressed.source.execute(
+            f"BEGIN; INSERT INTO a VALUES (-1, {NOTE}); INSERT INTO b VALUES (-1, {NOTE}); END"
+        )
+        for mirror in mirrors.values():
+            assert (await mirror.verified("--wait", "60"))[0] == 0
+        assert await compressed.target.fetchval("SELECT count(*) FROM a WHERE id = -1") == 1
+
+
 async def test_a_place_is_found_in_a_stream_that_begins_with_a_compressed_event(compressed: World) -> None:
     client = await nats.connect(compressed.nats_url)
     try:

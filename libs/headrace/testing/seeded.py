@@ -64,11 +64,14 @@ async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str,
     async with opened(to) as target:
         book = Book(target)
         await book.open()
+        for state in list(book.tables.values()):
+            # From the beginning once more, they would have each row twice.
+            book.forget(state)
         for schema, name in tables:
             table = await shape_of(source, schema, name)
             await book.write([Create(table)])
             book.put(TableState(schema, name, Phase.FOLLOWING, live=table, why="seeded", source=slot))
-        book.keep_lanes({**book.lanes, SEEN: Watermark()})
+        book.keep_lanes({SEEN: Watermark()})
         await book.commit()
 
 
