@@ -342,6 +342,17 @@ def test_a_file_that_is_lost_while_its_reader_polls_for_it_is_reported(made: Mak
         next(reader.follow(from_id=6))
 
 
+@pytest.mark.parametrize("lost", [(5,), (1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_end_that_is_lost_under_its_reader_is_reported(made: Maker, lost: tuple[int, ...], *, wait: bool) -> None:
+    entries = WalReader(made.url, OPTIONS).follow(wait=wait)
+    assert len(list(itertools.islice(entries, FILES * ROWS))) == FILES * ROWS
+    for file_id in lost:
+        made.store.delete(file_name(file_id))
+    with pytest.raises(WalFileMissingError, match=file_name(5)):
+        next(entries)
+
+
 def test_a_reading_that_begins_behind_the_end_is_refused(made: Maker) -> None:
     assert list(WalReader(made.url).follow(from_id=6, wait=False)) == []
     for wait in (False, True):

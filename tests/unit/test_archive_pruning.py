@@ -138,7 +138,7 @@ def test_files_before_a_place_are_not_opened(tmp_path: Path) -> None:
     whole, reader = read(made.url, WalReaderOptions(), from_lsn=6_300)
     assert whole == list(range(620, 640))
     assert reader.metrics.files == 2
-    assert reader.metrics.requests <= 1 + 6 + 1 + 3 + 2, (
+    assert reader.metrics.requests <= 1 + 6 + 1 + 3 + 3, (
         "a listing, seven halvings, two files, the one that is not there, and a look whether a later one is"
     )
 

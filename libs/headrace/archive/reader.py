@@ -155,7 +155,7 @@ class Reading:
             return None
         self.metrics.files += 1
         self.metrics.groups_skipped += found.count - len(found.wanted)
-        read = yield from steps.content(opened, found, self.options)
+        read = yield from steps.content(opened, found, self.options, self.seen)
         return read
 
     def batches(

@@ -132,14 +132,14 @@ def open_file(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: b
         # Files are made in order: one that was made between the two requests is there now.
         fetched = yield Get(name, options.tail_bytes)
     if fetched is None:
-        raise (yield from gone(file_id))
+        raise (yield from gone(file_id, seen))
     with naming(file_id):
         need = segment.footer_bytes(fetched.data) + segment.SEAL_BYTES
         if len(fetched.data) < need <= fetched.metadata.size:
             # A footer of very many tables.
             fetched = yield Get(name, need)
             if fetched is None:
-                raise (yield from gone(file_id))
+                raise (yield from gone(file_id, seen))
         footer = segment.footer_of(fetched.data)
         opened = Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
         if fault := chain.name_fault(opened.info, file_id):
@@ -154,14 +154,22 @@ def _has_later(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: 
         return True
     if polling and file_id >= seen.last and time.monotonic() - seen.looked_at < options.recheck_s:
         return False
+    if (yield from _is_later_there(file_id)):
+        return True
+    before = file_id - 1
+    if layout.FIRST_ID <= before <= seen.highest and (yield Head(layout.file_name(before))) is None:
+        # The last file is never collected: the end is lost, or this file was made since, and that one collected.
+        return True
+    seen.last, seen.looked_at = file_id, time.monotonic()
+    return False
+
+
+def _is_later_there(file_id: int) -> Steps[bool]:
     later: list[ObjectMetadata] = yield Names(layout.file_name(file_id), 1)
     if any(layout.file_id(item.location) is not None for item in later):
         return True
     # A listing may be older than what it lists: a request for the next file is not.
-    following: ObjectMetadata | None = yield Head(layout.file_name(file_id + 1))
-    if following is None:
-        seen.last, seen.looked_at = file_id, time.monotonic()
-    return following is not None
+    return (yield Head(layout.file_name(file_id + 1))) is not None
 
 
 def begin_at_end(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened | None]:
@@ -177,12 +185,15 @@ def begin_at_end(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[O
     return opened
 
 
-def gone(file_id: int) -> Steps[ArchiveError]:
+def gone(file_id: int, seen: Seen) -> Steps[ArchiveError]:
     """Why a file is there no more. The oldest files are collected first, so that this is asked after it was missed."""
     first = yield from first_left()
     if first > file_id:
         return WalFileCollectedError(f"file {file_id} was removed by garbage collection: the first one is now {first}")
-    return WalFileMissingError(f"{layout.described(file_id)} is missing, though files before or after it are there")
+    if (yield from _is_later_there(file_id)):
+        return WalFileMissingError(f"{layout.described(file_id)} is missing, though a later file is there")
+    lost = min(file_id, max(seen.highest, layout.FIRST_ID))
+    return WalFileMissingError(f"{layout.described(lost)} is missing: it was there, at the end of the archive")
 
 
 def list_files(first: int, stop: int | None, seen: Seen | None = None) -> Steps[list[ListedFile]]:
@@ -215,7 +226,7 @@ class Content:
     wanted: tuple[int, ...] = ()
 
 
-def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[Content]:
+def content(opened: Opened, chosen: Groups, options: WalReaderOptions, seen: Seen) -> Steps[Content]:
     """What must be read of a file. Its checksum needs all of it; without it, pages have their own."""
     if opened.data is not None:
         return Content(opened.data, True)
@@ -224,11 +235,11 @@ def content(opened: Opened, chosen: Groups, options: WalReaderOptions) -> Steps[
     if part <= size // 2 and (opened.info.page_checksums or not options.verify):
         piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
         if piece is None:
-            raise (yield from gone(opened.info.id))
+            raise (yield from gone(opened.info.id, seen))
         return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted)
     fetched: Fetched | None = yield Get(name)
     if fetched is None:
-        raise (yield from gone(opened.info.id))
+        raise (yield from gone(opened.info.id, seen))
     return Content(fetched.data, True)
 
 
