@@ -39,7 +39,6 @@ from headrace.lifecycle import Scope
 from headrace.lsn import ORIGIN, format_lsn
 from headrace.metrics import Stats, count
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.masking import masked
 from headrace.pgoutput.messages import Commit, Relation
 from headrace.settings import Settings
 
@@ -193,8 +192,7 @@ class Follower:
         """The change is kept elsewhere before the archive passes it; where that is not wanted, it stops here."""
         if not self._parking.takes(message):
             raise error
-        kept = masked(message, self._builder.hidden(message))
-        await self._parking.put(lsn, self._builder.place, kept, error)
+        await self._parking.put(lsn, self._builder.place, message, error, self._builder.hidden(message))
         self._builder.pass_over()
 
     async def _make_room(self) -> None:
