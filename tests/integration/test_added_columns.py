@@ -200,6 +200,15 @@ async def test_a_partitioned_table_whose_partitions_have_the_value_is_copied_aga
     assert told.payload["resync"]
 
 
+async def test_a_name_whose_text_depends_on_the_session_is_no_value_but_a_resync(one_line: Line) -> None:
+    await a_table(one_line, "naming")
+    await one_line.execute("ALTER TABLE naming ADD c regclass DEFAULT 'naming'")
+    await one_line.execute("INSERT INTO naming VALUES (2, 2)")
+    events = await one_line.take()
+    assert events[0].payload["resync"]
+    assert "filled" not in added(events)[0]
+
+
 async def test_two_columns_are_filled_each_with_its_own(one_line: Line) -> None:
     await a_table(one_line, "couple")
     await one_line.execute("ALTER TABLE couple DROP n, ADD c text DEFAULT 'c', ADD d text DEFAULT 'd'")

@@ -172,7 +172,9 @@ async def test_an_open_batch_is_acknowledged_once_nothing_comes(client: Client) 
         await ingest.publish(event(number))
     await ingest.settle()
     await client.flush()
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(2):
+        while ingest.acked < 500:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.001)
     assert ingest.acked == 500
     await ingest.settle()
     async with asyncio.timeout(2):

@@ -104,6 +104,8 @@ class FastIngest(Pipe):
         # Refused for its place, and whether the server has said what it kept of the batch.
         self._broken = False
         self._over = False
+        # The server took messages of the batch, and they are not seen in the stream.
+        self._unproved = False
         self._settled_at = 0
 
     @property
@@ -202,7 +204,7 @@ class FastIngest(Pipe):
         idle = self.published == self._settled_at
         self._settled_at = self.published
         small = not self._open and len(self._unsent) <= _SMALL_BATCH
-        await self._send(end=idle or small)
+        await self._send(end=idle or small or self._unproved)
 
     async def _progress(self) -> None:
         """Wait for an answer, or repair."""
@@ -211,7 +213,7 @@ class FastIngest(Pipe):
             await self._begin_again()
             return
         # Of so few messages the server says nothing until the batch is ended.
-        await self._send(end=self._pending < 2 * self._flow)
+        await self._send(end=self._pending < 2 * self._flow or self._unproved)
         # Where another writes nothing was sent, and nothing is answered.
         if self._pending and not (self._broken and self._over):
             await self._answer()
@@ -246,14 +248,18 @@ class FastIngest(Pipe):
             self._heard_at = time.monotonic()
         if not self._open:
             self._open, self._number, self._kept, self._base = True, 0, 0, self._last_seq
+            self._unproved = False
             self._batches += 1
             self._batch = f"{self._life}-{self._batches}"
         prefix = f"{self._inbox}.{self._batch}.{self._flow}.fail"
         number, base = self._number, self._base
-        commands, last = [], len(self._unsent) - 1
+        commands, last, known = [], len(self._unsent) - 1, self._known
         for index, message in enumerate(self._unsent):
             operation = _END if end and index == last else _APPEND if number else _START
-            commands.append(wire.command(message, f"{prefix}.{number + 1}.{operation}.$FI", base + number))
+            reply = f"{prefix}.{number + 1}.{operation}.$FI"
+            commands.append(
+                wire.command(message, reply, base + number, self._id_header(message) if known else wire.MSG_ID)
+            )
             number += 1
         if not self._unsent:
             commands.append(wire.bare(self._own_subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI"))
@@ -275,7 +281,7 @@ class FastIngest(Pipe):
         answer = orjson.loads(message.data)
         kind = answer.get("type")
         if kind == "ack":
-            self._keep(int(answer["seq"]))
+            await self._on_flow(batch, int(answer["seq"]))
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
@@ -285,6 +291,29 @@ class FastIngest(Pipe):
         else:
             await self._ended(answer)
         self._room.set()
+
+    async def _on_flow(self, batch: str, number: int) -> None:
+        """The server has taken the batch's messages up to this number: stored them, or skipped the last as duplicates.
+
+        One that it skipped breaks the batch at the next one that it does not, so the last one speaks for all.
+        """
+        seq, index = self._base + number, number - self._kept - 1
+        if not 0 <= index < len(self._sent):
+            return
+        wanted = self._sent[index].msg_id
+        try:
+            there = await self._tail.id_at(seq)
+        except NatsError as error:
+            # The next answer says as much.
+            log.debug("flow_not_checked", reason=str(error))
+            return
+        if batch != self._batch or not self._open:
+            return
+        if there == wanted:
+            self._keep(number)
+        else:
+            # Only the batch's end tells more.
+            self._unproved = True
 
     def _keep(self, up_to: int) -> None:
         """The batch's messages up to this number are stored."""
@@ -317,13 +346,14 @@ class FastIngest(Pipe):
 
     async def _ended(self, answer: dict[str, object]) -> None:
         """The final answer to a batch: how much of it is stored, and where its last message is."""
-        seq, kept = int(str(answer["seq"])), int(str(answer.get("count", 1)))
+        seq, taken = int(str(answer["seq"])), int(str(answer.get("count", 1)))
+        # It counts what it skipped as a duplicate; each message is stored behind the one before, or not at all.
+        kept = 0 if answer.get("duplicate") else max(0, min(taken, seq - self._base))
         self._keep(kept)
-        if seq != self._base + kept:
-            # The duplicate window knows ids that the stream's tail did not show: they were stored, then removed.
-            log.warning("duplicate_refused", expected_seq=self._base + kept, stream_seq=seq)
-            self._stored_seq, self._own_seq = seq or self._stored_seq, 0
-        self._last_seq = max(self._base, seq)
+        if kept < taken and self._failure is None:
+            self._refuse_duplicates([self._sent[index] for index in range(taken - kept)])
+            self._broken = True
+        self._last_seq = self._base + kept
         if self._broken:
             self._over = True
             return

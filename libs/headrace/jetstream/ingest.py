@@ -28,7 +28,7 @@ from headrace.jetstream.message import Message
 from headrace.jetstream.pipe import HEADERS_BYTES_MAX, OnStored, Pipe, Window, check_tail, ignored
 from headrace.jetstream.refusals import CHAIN_CODES, IngestError, MessageTooLargeError, refusal
 from headrace.jetstream.tail import StreamTail, Tail
-from headrace.metrics import Stats, count
+from headrace.metrics import Stats
 
 log = logs.logger("ingest")
 
@@ -50,6 +50,8 @@ class Ingest(Pipe):
         self._broken = False
         self._own_seq, self._own_id = 0, ""
         self._head = True
+        # The head is sent and not acknowledged.
+        self._unproved = False
         self._last_id = ""
         self._generation = 0
 
@@ -117,12 +119,18 @@ class Ingest(Pipe):
             await self._answer()
 
     async def _send(self, message: Message) -> None:
-        """Send the first message that was not sent yet."""
+        """Send the first message that was not sent yet, unless the chain breaks before it."""
         self._check_connection()
-        headers = {"Nats-Msg-Id": message.msg_id, **message.headers}
+        if self._unproved and not self._head:
+            # Behind a head that is skipped as a duplicate, the server may take this one: the last id that it knows may
+            # be of a message that was removed.
+            await self._settled()
+            if self._broken:
+                return
+        headers = {self._id_header(message): message.msg_id, **message.headers}
         if self._head:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
-            self._head = False
+            self._head, self._unproved = False, True
         else:
             headers["Nats-Expected-Last-Msg-Id"] = self._last_id
         if self._sent == self._acked:
@@ -154,19 +162,19 @@ class Ingest(Pipe):
         self._room.set()
 
     def _stored(self, index: int, answer: dict[str, object]) -> None:
+        if answer.get("duplicate"):
+            # The id is in the server's duplicate window, but the message is not where it belongs: it was removed from
+            # the stream, or somebody else's has the id. Where it is ours after all, the look at the tail will tell.
+            self._refuse_duplicates((self._pending[index - self._acked],))
+            self._broken, self._refused_to = True, index + 1
+            return
         if index != self._acked or self._broken:
             self._fail(IngestError(f"message {index} was acknowledged where {self._acked} was due"))
             return
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
         seq = int(str(answer["seq"]))
-        if answer.get("duplicate"):
-            # The duplicate window knows an id that the stream's tail did not show: it was stored, then removed. Where
-            # the chain breaks by it the next message is refused, and all is as after any other break.
-            count(self._stats, "duplicates_refused")
-            log.warning("duplicate_refused", msg_id=message.msg_id)
-        else:
-            self._last_seq = seq
+        self._last_seq, self._unproved = seq, False
         self._own_seq, self._own_id = seq, message.msg_id
         self._count((message,), seq)
 
@@ -187,12 +195,21 @@ class Ingest(Pipe):
         self._broken = False
         self._sent, self._refused_to = self._acked, 0
         self._last_seq = tail.last_seq
-        self._head = True
+        self._head, self._unproved = True, False
         # Acknowledgements come in meanwhile, and another break may: the rest stays for the next time.
         for message in tuple(self._pending):
             if self._broken:
                 return
             await self._send(message)
+            if message.msg_id in self._known:
+                # Without an id of the server's it is nobody's predecessor: the next one names its sequence.
+                await self._settled()
+                self._head = True
+
+    async def _settled(self) -> None:
+        """Wait until every message that was sent is stored, or one is refused."""
+        while self._acked < self._sent and not self._broken:
+            await self._answer()
 
     async def _all_answered(self) -> None:
         """Wait until every message that was sent has its answer."""

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from nats.aio.client import Client
 
+from headrace import log as logs
+from headrace.contract.events import ID_HEADER
 from headrace.jetstream.message import Message
 from headrace.jetstream.refusals import FencedError, IngestError, MessageTooLargeError, TailLostError
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
+
+log = logs.logger("ingest")
 
 LOOK_AGAIN_S = 0.5
 # More than the headers of any message take: only beyond it are they counted.
@@ -60,6 +64,9 @@ class Pipe:
         self._created = ""
         self._reconnects = 0
         self._heard_at = time.monotonic()
+        # Ids that the server's duplicate window knows though the messages are not in the stream: they are stored
+        # without `Nats-Msg-Id`.
+        self._known: set[str] = set()
         self._failure: IngestError | MessageTooLargeError | None = None
         self._room = asyncio.Event()
 
@@ -119,6 +126,15 @@ class Pipe:
                     self._fail(self._late())
         self._raise_failure()
 
+    def _refuse_duplicates(self, messages: Sequence[Message]) -> None:
+        """The server skipped these, by their ids: none of them counts as stored."""
+        count(self._stats, "duplicates_refused", len(messages))
+        log.warning("duplicates_refused", first=messages[0].msg_id, messages=len(messages))
+        self._known.update([message.msg_id for message in messages])
+
+    def _id_header(self, message: Message) -> str:
+        return ID_HEADER if message.msg_id in self._known else "Nats-Msg-Id"
+
     def _count(self, messages: Sequence[Message], last_seq: int) -> None:
         """These messages are stored, one behind the other, the last one there."""
         for behind, message in enumerate(reversed(messages)):
@@ -126,6 +142,8 @@ class Pipe:
                 self._stored_seq = last_seq - behind
                 break
         count(self._stats, "published_bytes", sum([len(message.payload) for message in messages]))
+        if self._known:
+            self._known.difference_update([message.msg_id for message in messages])
         self._acked += len(messages)
         self._on_stored(messages)
 

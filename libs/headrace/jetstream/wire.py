@@ -13,6 +13,7 @@ from nats.aio.client import Client
 
 from headrace.jetstream.message import Message
 
+MSG_ID = "Nats-Msg-Id"
 _PART_BYTES = 64 * 1024
 _NEWLINES = str.maketrans("\r\n", "  ")
 
@@ -22,10 +23,10 @@ def header_lines(headers: Mapping[str, str]) -> str:
     return "".join([f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items()])
 
 
-def command(message: Message, reply: str, expected_seq: int) -> bytes:
+def command(message: Message, reply: str, expected_seq: int, id_header: str = MSG_ID) -> bytes:
     """What publishes a message, to be stored right behind this sequence of its stream."""
     more = header_lines(message.headers) if message.headers else ""
-    head = f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
+    head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
     return _command(message.subject, reply, head, message.payload)
 
 

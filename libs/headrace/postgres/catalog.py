@@ -68,10 +68,11 @@ ORDER BY 1 LIMIT 1
 """
 
 # The value that rows have which are older than the column: a constant default fills it in without writing a row. As
-# bytes, since text of a SQL_ASCII database may be none.
+# bytes, since text of a SQL_ASCII database may be none. Names of objects have another text in another session.
 _MISSING = """
-CASE WHEN a.atthasmissing THEN convert_to(array_to_string(a.attmissingval, ''),
-    CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
+CASE WHEN a.atthasmissing AND format_type(a.atttypid, NULL) NOT LIKE 'reg%' THEN
+    convert_to(array_to_string(a.attmissingval, ''),
+               CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
 """
 
 # Whether adding the column gave rows a value; of a partitioned table its partitions know.
