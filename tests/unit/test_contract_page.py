@@ -300,6 +300,8 @@ def test_a_chunk_is_what_the_contract_says(encoding: Encoding, zstd: bool) -> No
         "lsn": format_lsn(0x16F8A80),
     }
     check("snapshot-chunk", events.decode(message(head, Chunk(2, body), encoding, zstd=zstd)))
+    exact = Chunk(2, body, exact={1: {"name": "null"}})
+    check("snapshot-chunk", events.decode(message(head, exact, encoding, zstd=zstd)))
     large = Chunk(1, bytes(block_of([{"id": 1, "name": "Ada"}], encoding).data), large=True)
     reference = {"bucket": "headrace_large", "name": "snap-1-ab-0", "bytes": 73400320}
     small = message({**head, "reference": reference}, key_only(large, ["id"], encoding), encoding, zstd=zstd)
