@@ -287,7 +287,7 @@ async def test_a_role_that_may_not_create_a_publication_is_told_what_a_superuser
     settings: dict[str, str], names: Names, role: str
 ) -> None:
     outcome = await command({**settings, "POSTGRES_BRIDGE_USER": role}, "init")
-    one_line(outcome, "may not", f'CREATE PUBLICATION "{names.publication}" FOR ALL TABLES;')
+    one_line(outcome, "may not", f'CREATE PUBLICATION "{names.publication}" FOR ALL TABLES')
 
 
 async def test_a_role_that_may_not_write_or_drop_is_told_who_may(
