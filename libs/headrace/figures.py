@@ -154,6 +154,12 @@ _MIRROR = (
     Figure("mirror_bootstrapping", "gauge", "Tables that are being bootstrapped", MIRROR),
     Figure("mirror_parked", "gauge", "Tables that the target refuses; the log has each one's reason", MIRROR),
     Figure("mirror_waiting", "gauge", "Tables that wait for their bootstrap to begin", MIRROR),
+    Figure(
+        "mirror_standing_seconds",
+        "gauge",
+        "For how long readers have kept one moment, while a table that they see is copied again; 0: they don't",
+        MIRROR,
+    ),
     Figure("mirror_bootstraps", "counter", "Bootstraps completed", MIRROR),
     Figure("mirror_rows", "counter", "Rows loaded from snapshots", MIRROR),
     Figure(

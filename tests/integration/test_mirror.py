@@ -216,7 +216,10 @@ async def test_shapes_are_followed_and_only_what_events_cannot_carry_is_copied_a
         for mirror in mirrors:
             assert (await mirror.verified(*VERIFY_ONCE))[0] == 0, mirror.log[-3000:]
             assert mirror.log.count("event=bootstrap_done") == 2, mirror.log
-        await world.source.execute("ALTER TABLE shaped ADD e int DEFAULT 5; TRUNCATE calm; INSERT INTO calm VALUES (7)")
+        await world.source.execute(
+            "ALTER TABLE shaped ADD e int DEFAULT 5, ADD f float DEFAULT random();"
+            "TRUNCATE calm; INSERT INTO calm VALUES (7)"
+        )
         await world.source.execute("UPDATE shaped SET e = 6 WHERE id = 1")
         for mirror in mirrors:
             await mirror.logged("event=bootstrap_done", 3, timeout_s=BOOTSTRAP_S)

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.contract import exact
 from headrace.contract.events import decode, encode
+from headrace.contract.exact import ExactText
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.contract.values import ArrayForm, Encoding, ValueOptions, converter
 from headrace.mirror import (
@@ -19,6 +20,7 @@ from headrace.mirror import (
     Create,
     Delete,
     Drop,
+    Filled,
     Insert,
     RowMissingError,
     Swap,
@@ -186,6 +188,27 @@ async def test_a_table_takes_anothers_place_and_changes_its_shape(target: Readab
     await target.commit({})
     with pytest.raises((TargetError, Exception), match=r"no such table|does not exist"):
         await read(target, after)
+
+
+async def test_a_new_column_has_its_filled_value_in_rows_that_are_there_and_in_no_later_one(
+    target: ReadableTarget,
+) -> None:
+    await target.load()
+    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "old"}])])
+    more = (*USERS.columns, Column("plan", "text"), Column("n", "integer"), Column("doc", "json"))
+    after = Table(USERS.schema, USERS.name, more, USERS.primary_key, USERS.identity)
+    document = '{"a": 1.50}'
+    filled = {
+        "plan": Filled("it's \\ 100 %", "it's \\ 100 %"),
+        "n": Filled(-7, "-7"),
+        "doc": Filled(ExactText(document), document),
+    }
+    await target.write([Alter(USERS, after, {}, filled), Insert(after, [{"id": 2, "na me": "new"}])])
+    await target.commit({})
+    assert sorted(await shown(target, after), key=str) == [
+        ("1", "old", "it's \\ 100 %", "-7", document),
+        ("2", "new", None, None, None),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
     book.subscribed = None
     async with asyncio.timeout(PATIENCE_S):
         await bootstrap
-    assert book.tables["users"].phase is Phase.FOLLOWING
+    assert book.tables["users"].phase is Phase.LOADED
 
 
 async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_anew(

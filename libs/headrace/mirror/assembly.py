@@ -60,6 +60,10 @@ class Assembly:
         """Whether something is waiting here that committed there or later."""
         return any(event.position.lsn >= lsn for event in self._pending.get(source, ()))
 
+    def lacks(self, source: str, lsn: int) -> bool:
+        """Whether something is waiting here that committed before it."""
+        return any(event.position.lsn < lsn for event in self._pending.get(source, ()))
+
     def ready(self, below: int | None = None) -> list[Event]:
         """Take out the transactions that are whole; `below`: only those that committed before this LSN."""
         if not self._changed and below == self._below:

@@ -16,18 +16,34 @@ from dataclasses import replace
 from headrace import log as logs
 from headrace.consumer import Event, Watermark
 from headrace.contract.naming import table_token
+from headrace.lsn import format_lsn
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.plan import coalesced
-from headrace.mirror.table import Marks, Phase, TableState, decode_mark, encode_mark
-from headrace.mirror.target import Step, Target, TargetError
+from headrace.mirror.table import Column, Marks, Phase, Table, TableState, decode_mark, encode_mark
+from headrace.mirror.target import Create, Delete, Drop, Insert, Step, Swap, Target, TargetError
 
 log = logs.logger("mirror")
 
 FORMAT = 1
 ABOUT = "mirror"
 LANE, TABLE = "lane ", "table "
+STALE_ROWS = "stale"
+_STALE_COLUMNS = ("schema_name", "table_name", "lsn", "reason")
+# Of a mirror with fresh tables: those that show an older moment than the others.
+STALE = Table(
+    "headrace_mirror",
+    "stale_tables",
+    tuple(Column(name, "text") for name in _STALE_COLUMNS),
+    _STALE_COLUMNS[:2],
+    _STALE_COLUMNS[:2],
+)
+_COPIED = frozenset({Phase.WANTED, Phase.LOADING, Phase.LOADED})
 # The lane of no source: how far the stream was seen, whatever was in it.
 SEEN = ""
+
+
+def _stale_row(values: Sequence[str]) -> dict[str, str]:
+    return dict(zip(_STALE_COLUMNS, values, strict=True))
 
 
 class FormatError(TargetError):
@@ -86,18 +102,29 @@ def heed_cancellation() -> None:
 
 
 class Book:
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, fresh: bool = False) -> None:
         self.target = target
+        # Whether tables go on while another that readers see is copied again.
+        self.fresh = fresh
         self.lock = asyncio.Lock()
         self.news = asyncio.Event()
         self.identity = ""
         self.tables: dict[str, TableState] = {}
+        # Of these: loaded, and shown when the others have come to their snapshots; and without which what readers see
+        # can't move on.
+        self.loaded: list[TableState] = []
+        self.awaited: list[TableState] = []
+        # Whether a table that readers see is moved on by the stream; and waits for one that is copied again.
+        self.is_moving = False
+        self.stands = False
         self.lanes: Marks = {}
         # What the follower is given: these tables, or all (None). Only such a table can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._changed: dict[str, str | None] = {}
+        # The rows of the table that names older tables; None where there is none.
+        self._stale: list[list[str]] | None = None
 
     async def open(self) -> None:
         """Read what the target holds; anything not committed is forgotten."""
@@ -111,7 +138,9 @@ class Book:
         """Forget what was not committed."""
         marks = await self.target.load()
         self._changed = {}
+        self._stale = json.loads(marks[STALE_ROWS]) if STALE_ROWS in marks else None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        self._sort()
         self.identity = identity_of(marks) or self.identity or uuid.uuid4().hex
         if ABOUT not in marks:
             self._changed[ABOUT] = json.dumps({"format": FORMAT, "id": self.identity})
@@ -145,21 +174,65 @@ class Book:
     def put(self, state: TableState) -> None:
         self.tables[state.token] = state
         self._changed[TABLE + state.token] = state.encode()
+        self._sort()
         self.news.set()
 
-    def want(self, schema: str, name: str, why: str) -> None:
+    def _sort(self) -> None:
+        """Keep at hand what is asked with every event."""
+        states = list(self.tables.values())
+        self.loaded = [state for state in states if state.phase is Phase.LOADED]
+        awaited = [] if self.fresh else [state for state in states if state.awaited]
+        self.awaited = [state for state in awaited if state.phase in _COPIED]
+        self.is_moving = any(state.phase is Phase.FOLLOWING for state in states)
+        self.stands = self.is_moving and any(state.phase is not Phase.LOADED for state in self.awaited)
+
+    def want(self, schema: str, name: str, why: str, *, awaited: bool = False, lsn: int = 0) -> None:
         """The table must be bootstrapped (again); readers keep what they have until then."""
         token = table_token(schema, name)
         state = self.tables.get(token) or TableState(schema, name)
         self._runs[token] = self._runs.get(token, 0) + 1
         log.info("bootstrap_wanted", table=token, why=why)
-        self.put(replace(state, phase=Phase.WANTED, run=None, why=why))
+        awaited = not self.fresh and (awaited or state.awaited or state.live is not None)
+        until = state.until
+        if state.phase is Phase.FOLLOWING:
+            until = lsn or self.lanes.get(state.source, Watermark()).position.lsn
+        self.put(replace(state, phase=Phase.WANTED, run=None, why=why, awaited=awaited, until=until))
 
-    def forget(self, state: TableState) -> None:
-        """The source has the table no more."""
+    def show(self, state: TableState) -> Swap:
+        """The table's copy is what readers see from the next commit on."""
+        run = state.run
+        assert run is not None
+        live = replace(run.staged, staging=False)
+        self.put(
+            replace(
+                state,
+                phase=Phase.FOLLOWING,
+                live=live,
+                since=run.lsn,
+                version=run.version,
+                run=None,
+                source=run.source,
+                awaited=False,
+            )
+        )
+        log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)
+        return Swap(run.staged)
+
+    async def park(self, token: str, error: TargetError) -> None:
+        """The target can't have this table; the others go on. With none left it is the target that can't be used."""
+        others = [state for name, state in self.tables.items() if name != token]
+        if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
+            raise error
+        log.error("table_parked", table=token, reason=str(error))
+        self.put(replace(self.tables[token], phase=Phase.PARKED, run=None, why=str(error), awaited=False))
+        await self.commit()
+
+    def forget(self, state: TableState, outdated_seq: int = 0) -> None:
+        """The source has the table no more; what the stream says of it up to this sequence is outdated."""
         self._runs[state.token] = self._runs.get(state.token, 0) + 1
         log.info("table_gone", table=state.token)
-        self.put(replace(state, phase=Phase.GONE, live=None, run=None))
+        gone = replace(state, phase=Phase.GONE, live=None, run=None, awaited=False, outdated_seq=outdated_seq)
+        self.put(gone)
 
     def keep_lanes(self, lanes: Marks) -> None:
         """These are all the lanes now."""
@@ -177,6 +250,28 @@ class Book:
             if state.phase is not Phase.GONE:
                 self.want(state.schema, state.name, state.why if state.live is None else "fallen behind")
 
+    def _stale_steps(self) -> list[Step]:
+        """Name the tables that are older than the others, where they may be; only what has changed is written."""
+        if not self.fresh:
+            steps: list[Step] = [] if self._stale is None else [Drop(STALE)]
+            self._keep_stale(None)
+            return steps
+        older = [state for state in self.tables.values() if state.phase is not Phase.FOLLOWING]
+        states = [state for state in older if state.live is not None]
+        now = [[state.schema, state.name, format_lsn(state.until), state.why] for state in states]
+        steps = [Create(STALE)] if self._stale is None else []
+        before = self._stale or []
+        steps += [Delete(STALE, _stale_row(row)) for row in before if row not in now]
+        if rows := [_stale_row(row) for row in now if row not in before]:
+            steps.append(Insert(STALE, rows))
+        self._keep_stale(now)
+        return steps
+
+    def _keep_stale(self, rows: list[list[str]] | None) -> None:
+        if rows != self._stale:
+            self._stale = rows
+            self._changed[STALE_ROWS] = None if rows is None else json.dumps(rows)
+
     async def write(self, steps: Sequence[Step]) -> None:
         """Only with the lock held."""
         if not steps:
@@ -191,5 +286,6 @@ class Book:
 
     async def commit(self) -> None:
         """Only with the lock held."""
+        await self.write(self._stale_steps())
         changed, self._changed = self._changed, {}
         await self.target.commit(changed)

@@ -1,7 +1,7 @@
 """A table's way into the mirror: snapshot, staging table, its own reading of the stream, then its place among the rest.
 
-Promises: readers see the old rows until the new ones are whole; the other tables are followed meanwhile; a crash at any
-point goes on where it was; the table joins at exactly the place where the follower stands.
+Promises: readers see the old rows until the new ones are whole; a crash at any point goes on where it was; the table
+joins at exactly the place where the follower stands, which shows it when it has come to the snapshot's LSN.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from nats.js.errors import NoKeysError, NotFoundError
 
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapError, Subscription, Watermark, follow
-from headrace.contract.events import SCHEMA, decode
+from headrace.contract.events import decode
 from headrace.contract.naming import CDC, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.book import SEEN, Book, heed_cancellation
-from headrace.mirror.changes import outdated
-from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
+from headrace.mirror.changes import staged_steps
+from headrace.mirror.plan import Resync, shape
 from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
 from headrace.mirror.table import NEW, Column, Phase, Run, Table
-from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, Swap, TargetAwayError, TargetError
+from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, TargetAwayError, TargetError
 
 log = logs.logger("mirror")
 
@@ -70,6 +70,8 @@ class Bootstrap:
         self._progress = progress
         self._number = book.run_of(token)
         self._told_of = book.told_of(token)
+        # What the stream had when the source was asked.
+        self._asked_seq = 0
 
     async def run(self) -> None:
         """To the end, again and again; returns early when it is overtaken."""
@@ -111,7 +113,7 @@ class Bootstrap:
                 raise AgainError("the stream told of the table while it was refused")
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
             await self._book.write([Drop(state.live)] if state.live else [])
-            self._book.forget(state)
+            self._book.forget(state, self._asked_seq)
             await self._book.commit()
 
     async def _park(self, error: TargetError) -> None:
@@ -119,13 +121,7 @@ class Bootstrap:
         async with self._book.lock:
             if self._book.run_of(self._token) != self._number:
                 return
-            others = [state for token, state in self._book.tables.items() if token != self._token]
-            if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
-                raise error
-            log.error("table_parked", table=self._token, reason=str(error))
-            state = self._book.tables[self._token]
-            self._book.put(replace(state, phase=Phase.PARKED, run=None, why=str(error)))
-            await self._book.commit()
+            await self._book.park(self._token, error)
 
     async def _begin_anew(self) -> None:
         async with self._book.lock:
@@ -148,6 +144,7 @@ class Bootstrap:
         await self._catch_up(run)
 
     async def _obtain(self) -> Run:
+        self._asked_seq = int((await self._js.stream_info(self._streams.cdc)).state.last_seq)
         snapshot = await self._snapshots.take(self._token, self._progress)
         place = await self._snapshots.place(snapshot)
         first = await self._snapshots.chunk(snapshot, 0) if snapshot.batch_count else []
@@ -273,8 +270,11 @@ class Bootstrap:
     async def _apply(self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]) -> Run:
         steps: list[Step] = []
         for event in events:
-            found, run = _of(event, run)
-            steps += found
+            found = staged_steps(event, run)
+            if isinstance(found, Resync):
+                raise AgainError(found.why)
+            steps += found[0]
+            run = found[1]
         last = max(event.stream_seq for event in events if event.closes) if any(e.closes for e in events) else 0
         seen = max(last, run.marks[SEEN].stream_seq)
         run = replace(run, marks={**marks, SEEN: Watermark(stream_seq=seen)})
@@ -282,29 +282,16 @@ class Bootstrap:
         return run
 
     async def _hand_over(self, run: Run, coming: Event | None) -> bool:
-        """Take the place among the tables that are followed, if nothing is left before where the follower stands."""
+        """Leave the table to the follower, if nothing is left before where that stands; it is shown in its time."""
         async with self._book.lock:
             self._check()
             # A table's events stand in order: where one is beyond the follower, all before it were taken here.
             is_there = coming is not None and not self._book.passed(coming)
             if not self._can_join or not (is_there or await self._nothing_left(run)):
                 return False
-            state = self._book.tables[self._token]
-            await self._book.write([Swap(run.staged)])
-            live = replace(run.staged, staging=False)
-            self._book.put(
-                replace(
-                    state,
-                    phase=Phase.FOLLOWING,
-                    live=live,
-                    since=run.lsn,
-                    version=run.version,
-                    run=None,
-                    source=run.source,
-                )
-            )
+            self._book.put(replace(self._book.tables[self._token], phase=Phase.LOADED, run=run))
             await self._book.commit()
-        log.info("bootstrap_done", table=self._token, rows=run.row_count, snapshot=run.snapshot_id)
+        log.info("bootstrap_loaded", table=self._token, rows=run.row_count, snapshot=run.snapshot_id)
         return True
 
     async def _nothing_left(self, run: Run) -> bool:
@@ -315,27 +302,3 @@ class Bootstrap:
         except NotFoundError:
             return True
         return int(message.seq or 0) > self._book.reached_seq
-
-
-def _of(event: Event, run: Run) -> tuple[list[Step], Run]:
-    """What an event does to a table that is being bootstrapped."""
-    table = run.staged
-    if event.position.lsn < run.lsn:
-        if event.operation == SCHEMA and event.payload["columns"] and outdated(table, run.version, event):
-            raise AgainError("its shape was newer than the schemas that were known")
-        return [], run
-    if event.operation != SCHEMA:
-        step = row_steps(event, table)
-        if isinstance(step, Resync):
-            raise AgainError(step.why)
-        return [step], run
-    if gone(event.payload) is not None:
-        # The follower reads that too, and forgets the table in its place.
-        return [], run
-    change = reshaped(table, event.payload)
-    if isinstance(change, Resync):
-        raise AgainError(change.why)
-    version = int(event.payload["version"])
-    if change is None:
-        return [], replace(run, version=version)
-    return [change], replace(run, version=version, staged=change.after)

@@ -1,12 +1,13 @@
 """What events do to a mirror's tables: the steps to write, and what becomes of the tables' states. No I/O of its own.
 
 Promises: an event before a table's snapshot changes nothing; a table that can't be kept in step by events is wanted
-again, and no other table with it.
+again, and no other table with it. Where readers see such a table, nothing of its transaction may be shown before the
+copy is: that is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.consumer import Event
@@ -15,10 +16,20 @@ from headrace.contract.naming import table_token
 from headrace.lsn import parse_lsn
 from headrace.mirror.book import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
-from headrace.mirror.table import Phase, Table, TableState
+from headrace.mirror.table import Phase, Run, Table, TableState
 from headrace.mirror.target import Drop, Step
 
 DIVERGED = "source_diverged"
+_FILLED = frozenset({Phase.FOLLOWING, Phase.LOADING, Phase.LOADED})
+
+
+class CopyWantedError(Exception):
+    """Tables that readers see must be copied again."""
+
+    def __init__(self, names: Sequence[tuple[str, str]], why: str) -> None:
+        super().__init__(why)
+        self.names = names
+        self.why = why
 
 
 class Changes:
@@ -47,13 +58,40 @@ class Changes:
         return self._row(event, state)
 
     def _row(self, event: Event, state: TableState) -> list[Step]:
+        if state.phase is Phase.LOADED:
+            return self._staged(event, state)
         if state.phase is not Phase.FOLLOWING or state.live is None or event.position.lsn < state.since:
             return []
         step = row_steps(event, state.live)
         if isinstance(step, Resync):
-            self._book.want(state.schema, state.name, step.why)
+            self._copy([state], step.why, event)
             return []
         return [step]
+
+    def _staged(self, event: Event, state: TableState) -> list[Step]:
+        """For a table that is loaded and not shown yet."""
+        assert state.run is not None
+        found = staged_steps(event, state.run)
+        if isinstance(found, Resync):
+            self._copy([state], found.why, event)
+            return []
+        steps, run = found
+        if run is not state.run:
+            self._book.put(replace(state, run=run))
+        return steps
+
+    def _copy(self, states: Sequence[TableState], why: str, event: Event) -> None:
+        if not self._book.fresh and any(self._is_shown(state) for state in states):
+            raise CopyWantedError([(state.schema, state.name) for state in states], why)
+        # What readers see in a gap's tables is from before it.
+        lsn = 0 if event.operation == GAP else event.position.lsn
+        for state in states:
+            self._book.want(state.schema, state.name, why, lsn=lsn)
+
+    def _is_shown(self, state: TableState) -> bool:
+        """Whether readers see it, or will with what is being applied."""
+        shown_soon = state.phase is Phase.LOADED and state.awaited and self._book.is_moving
+        return state.phase is Phase.FOLLOWING or shown_soon
 
     def _unknown(self, event: Event) -> None:
         if self._every_table:
@@ -62,23 +100,32 @@ class Changes:
     def _schema(self, event: Event, state: TableState | None) -> list[Step]:
         went = gone(event.payload)
         if went is not None:
-            steps = [] if state is None else self._gone(event, state)
-            if state is not None and went.now is not None and steps is not None:
-                self._follow_name(*went.now)
+            if state is None:
+                return []
+            steps = self._gone(event, state)
+            if went.now is not None and steps is not None:
+                self._follow_name(event, state, *went.now)
             return steps or []
         if state is None:
             self._unknown(event)
+            return []
+        if state.phase is Phase.GONE and event.stream_seq <= state.outdated_seq:
             return []
         self._book.tell_of(state.token)
         if state.phase is Phase.GONE:
             self._book.want(state.schema, state.name, "it is there again")
         elif state.phase is Phase.PARKED and int(event.payload["version"]) > state.version:
             self._book.want(state.schema, state.name, "it took another shape since it was parked")
+        if state.phase is Phase.LOADED:
+            return self._staged(event, state)
         return self._reshape(event, state) if state.phase is Phase.FOLLOWING else []
 
-    def _follow_name(self, schema: str, name: str) -> None:
+    def _follow_name(self, event: Event, before: TableState, schema: str, name: str) -> None:
         known = self._book.tables.get(table_token(schema, name))
-        if known is None or known.phase is Phase.GONE:
+        if known is None or (known.phase is Phase.GONE and event.stream_seq > known.outdated_seq):
+            if before.live is not None and not self._book.fresh:
+                # Readers must not miss it under both names.
+                raise CopyWantedError([(schema, name)], "renamed")
             self._book.want(schema, name, "renamed")
 
     def _gone(self, event: Event, state: TableState) -> list[Step] | None:
@@ -96,7 +143,7 @@ class Changes:
             return []
         change = reshaped(live, event.payload) if event.position.lsn >= state.since else Resync("an older shape")
         if isinstance(change, Resync):
-            self._book.want(state.schema, state.name, change.why)
+            self._copy([state], change.why, event)
             return []
         self._book.put(replace(state, version=version, live=live if change is None else change.after))
         return [] if change is None else [change]
@@ -107,12 +154,32 @@ class Changes:
         diverged = event.payload["reason"] == DIVERGED
         if diverged:
             self.diverged.add(event.source)
-        for state in list(self._book.tables.values()):
+        concerned = []
+        for state in self._book.tables.values():
             reached = state.run.lsn if state.run is not None else state.since
             source = state.run.source if state.run is not None else state.source
-            concerned = state.phase in {Phase.FOLLOWING, Phase.LOADING} and source == event.source
-            if concerned and (diverged or reached < up_to):
-                self._book.want(state.schema, state.name, "a gap in the stream")
+            if state.phase in _FILLED and source == event.source and (diverged or reached < up_to):
+                concerned.append(state)
+        self._copy(concerned, "a gap in the stream", event)
+
+
+def staged_steps(event: Event, run: Run) -> tuple[list[Step], Run] | Resync:
+    """What an event does to a table that readers don't see yet."""
+    table = run.staged
+    if event.position.lsn < run.lsn:
+        if event.operation == SCHEMA and event.payload["columns"] and outdated(table, run.version, event):
+            return Resync("its shape was newer than the schemas that were known")
+        return [], run
+    if event.operation != SCHEMA:
+        step = row_steps(event, table)
+        return step if isinstance(step, Resync) else ([step], run)
+    # What goes is forgotten by the follower, in its place.
+    change = reshaped(table, event.payload) if gone(event.payload) is None else None
+    if isinstance(change, Resync):
+        return change
+    version = int(event.payload["version"])
+    staged = table if change is None else change.after
+    return [change] if change else [], replace(run, version=version, staged=staged)
 
 
 def outdated(table: Table, version: int, event: Event) -> bool:

@@ -24,9 +24,11 @@ from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import Assembly, is_outside
 from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import Streams
-from headrace.mirror.changes import DIVERGED, Changes
+from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.hold import Hold
-from headrace.mirror.table import Marks
+from headrace.mirror.reach import Reach
+from headrace.mirror.table import Marks, TableState
+from headrace.mirror.target import RowMissingError, TargetAwayError, TargetError
 
 log = logs.logger("mirror")
 
@@ -37,11 +39,22 @@ IDLE_S = 1.0
 # How soon to look for the end of a transaction that may be of tables not followed; longer each time in vain.
 LOOK_S, LOOK_S_MAX = 0.002, 0.25
 HOLD_LOOK_S = 0.2
+# While a loaded table waits for the others to come to its snapshot.
+LOADED_LOOK_S = 0.1
 KEEP_SEEN_S = 5.0
 
 
 class TornError(Exception):
     """The target's open transaction has a part of one that will never be whole."""
+
+
+class CantShowError(Exception):
+    """The target refuses to exchange a table for its copy."""
+
+    def __init__(self, token: str, error: TargetError) -> None:
+        super().__init__(str(error))
+        self.token = token
+        self.error = error
 
 
 class Follower:
@@ -70,6 +83,7 @@ class Follower:
         self._spilled: dict[str, int] = {}
         self._lanes: Marks = dict(self._book.lanes)
         self._look_s = LOOK_S
+        self._reach = Reach(self._client.jetstream(), self._streams.state)
         tokens = frozenset(self._book.tables)
         dictionaries = DictionaryReader(self._client.jetstream(), self._streams.state)
         self._ahead = Ahead(self._client, self._streams.cdc, dictionaries, tokens)
@@ -77,18 +91,40 @@ class Follower:
     async def run(self, stopping: asyncio.Event) -> None:
         """Until told to stop."""
         while not stopping.is_set():
+            if self._book.stands:
+                await self._stand(stopping)
+                continue
             try:
                 await self._follow(stopping)
             except TornError as error:
                 log.warning("rolled_back", reason=str(error))
                 await self._roll_back()
+            except CopyWantedError as wanted:
+                await self._roll_back(wanted)
+            except CantShowError as refused:
+                await self._roll_back()
+                async with self._book.lock:
+                    await self._book.park(refused.token, refused.error)
 
-    async def _roll_back(self) -> None:
-        """Forget what the target's open transaction has."""
+    async def _stand(self, stopping: asyncio.Event) -> None:
+        """Until every table is loaded without which readers would see no moment of the source."""
+        log.warning("standing", tables=[state.token for state in self._book.awaited])
+        # Whatever is followed next, it is with all tables.
+        self._book.subscribed = None
+        while self._book.stands and not stopping.is_set():
+            heed_cancellation()
+            await self._hold.wait(HOLD_LOOK_S)
+
+    async def _roll_back(self, wanted: CopyWantedError | None = None) -> None:
+        """Forget what the target's open transaction has; and want these tables where readers are then."""
         if not self._writing:
             await self._book.lock.acquire()
         try:
             await self._book.roll_back()
+            if wanted is not None:
+                for schema, name in wanted.names:
+                    self._book.want(schema, name, wanted.why, awaited=True)
+                await self._book.commit()
         finally:
             self._writing = False
             self._book.lock.release()
@@ -111,6 +147,8 @@ class Follower:
                 if self._changes.diverged and not self._writing:
                     await self._drop_lanes()
                     return
+                if self._book.stands and not self._writing:
+                    return
             await self._flush(consumer)
 
     async def _marks(self) -> MemoryWatermarks:
@@ -132,8 +170,9 @@ class Follower:
         return (*(f"{CDC}.{token}.>" for token in sorted(self._book.tables)), GAP_SUBJECT)
 
     async def _turn(self, consumer: Consumer) -> None:
-        looks = not self._every_table and self._assembly.first_seq is not None
-        event = await consumer.peek(self._look_s if looks else IDLE_S)
+        waiting = self._book.loaded
+        looks = not self._every_table and (bool(waiting) or self._assembly.first_seq is not None)
+        event = await consumer.peek(self._patience_s(looks=looks, waits=bool(waiting)))
         if event is not None:
             self._assembly.precede(event)
         elif looks:
@@ -148,6 +187,11 @@ class Follower:
             self._look_s = LOOK_S
             await self._take(consumer, event)
 
+    def _patience_s(self, *, looks: bool, waits: bool) -> float:
+        if looks:
+            return self._look_s
+        return LOADED_LOOK_S if waits else IDLE_S
+
     async def _look_ahead(self, given_seq: int) -> None:
         """Find the end of a transaction among what is not for this mirror."""
         before = self._ahead.at
@@ -159,9 +203,11 @@ class Follower:
 
     @property
     def _bound(self) -> int | None:
-        """The LSN from which on transactions are held; what the target has a part of can't be."""
+        """The LSN from which on transactions are held; what is written and can't be shown yet goes on."""
         lsn = self._hold.lsn
-        return lsn if lsn is not None and not self._spilled and self._hold.stops(lsn) else None
+        if lsn is None or self._spilled or self._book.awaited:
+            return None
+        return lsn if self._hold.stops(lsn) else None
 
     def _must_wait(self, event: Event | None) -> bool:
         bound = self._bound
@@ -226,14 +272,17 @@ class Follower:
         """Commit all transactions that are here whole, with how far that is."""
         first = self._assembly.first_seq
         seen_seq = consumer.seen_seq if first is None else min(consumer.seen_seq, first - 1)
-        idle = not self._ready and not self._writing
+        idle = not self._ready and not self._writing and not await self._to_show(consumer)
         if idle and (time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq):
             return
         events, self._ready = self._ready, []
         await self._write(events)
         self._spilled = {one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)}
-        if self._spilled:
+        shown = await self._to_show(consumer)
+        if self._spilled or shown is None:
             return
+        for state in shown:
+            await self._show(state)
         self._large_bytes = 0
         self._book.keep_lanes(self._settled({**self._lanes, SEEN: Watermark(stream_seq=seen_seq)}))
         await self._book.commit()
@@ -243,6 +292,35 @@ class Follower:
         self._stats["mirror_stream_seq"] = seen_seq
         if events:
             self._stats["mirror_lsn"] = max(event.position.lsn for event in events)
+
+    async def _show(self, state: TableState) -> None:
+        """Exchange a table for its copy; where the target refuses that, it is put aside as one that it can't hold."""
+        try:
+            await self._book.write([self._book.show(state)])
+        except (TargetAwayError, RowMissingError):
+            raise
+        except TargetError as error:
+            raise CantShowError(state.token, error) from error
+
+    async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
+        """The loaded tables that readers may see now; None where they must not see what is written without another."""
+        reached = [state for state in self._book.loaded if await self._has_reached(state, consumer)]
+        if all(state in reached for state in self._book.awaited):
+            return reached
+        return None if self._book.is_moving else []
+
+    async def _has_reached(self, state: TableState, consumer: Consumer) -> bool:
+        """Whether everything is applied that committed before a table's snapshot."""
+        run = state.run
+        assert run is not None
+        if self._assembly.is_whole(run.source, run.lsn - 1):
+            return True
+        if self._lanes.get(run.source, Watermark()).position.lsn >= run.lsn:
+            return True
+        if self._assembly.lacks(run.source, run.lsn):
+            return False
+        seen_seq = max(consumer.seen_seq, self._ahead.at)
+        return await self._reach.is_behind(run.source, run.lsn, seen_seq)
 
     @staticmethod
     def _settled(lanes: Marks) -> Marks:

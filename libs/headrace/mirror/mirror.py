@@ -54,22 +54,32 @@ class Progress:
 
 
 class Mirror:
-    """`tables` as (schema, name); without any, every table that the source publishes, also those made later."""
+    """`tables` as (schema, name); without any, every table that the source publishes, also those made later.
+
+    While a table that readers see is copied again, all of them keep one moment; `fresh`: the others go on.
+    """
 
     def __init__(
-        self, client: Client, target: Target, tables: tuple[TableName, ...] = (), streams: Streams | None = None
+        self,
+        client: Client,
+        target: Target,
+        tables: tuple[TableName, ...] = (),
+        streams: Streams | None = None,
+        *,
+        fresh: bool = False,
     ) -> None:
         self._client = client
         self._tables = tables
         self._streams = streams or Streams()
         self._published = Published(client, self._streams.schemas)
         self._hold = Hold()
-        self.book = Book(target)
+        self.book = Book(target, fresh=fresh)
         self.stats: Stats = {}
         self.progress: dict[str, Progress] = {}
         self._broken: set[TableName] = set()
         self._fell_behind = False
         self._has_begun = False
+        self._stood_since = 0.0
         self._running: dict[str, asyncio.Task[None]] = {}
         # Why it doesn't go on, as far as it is known; empty while it does.
         self.trouble = ""
@@ -212,6 +222,9 @@ class Mirror:
         self.stats["mirror_bootstrapping"] = len(self.progress)
         self.stats["mirror_parked"] = len(self.parked)
         self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
+        standing = bool(self.awaited)
+        self._stood_since = (self._stood_since or time.monotonic()) if standing else 0.0
+        self.stats["mirror_standing_seconds"] = round(time.monotonic() - self._stood_since, 1) if standing else 0.0
         if self.book.lanes and self._client.is_connected:
             with contextlib.suppress(NatsError, OSError):
                 found = await behind(self._client.jetstream(), self._streams.cdc, self.book.seen_seq)
@@ -220,13 +233,24 @@ class Mirror:
     @property
     def unfollowed(self) -> list[str]:
         """The tables that wait for their bootstrap, or are in it, by token."""
-        waiting = {Phase.WANTED, Phase.LOADING}
+        waiting = {Phase.WANTED, Phase.LOADING, Phase.LOADED}
         return [token for token, state in self.book.tables.items() if state.phase in waiting]
 
     @property
     def parked(self) -> dict[str, str]:
         """The tables that the target refused, by token, and why."""
         return {token: state.why for token, state in self.book.tables.items() if state.phase is Phase.PARKED}
+
+    @property
+    def awaited(self) -> str:
+        """Why readers keep the moment that they see, naming the tables; empty where they don't."""
+        if not self.book.is_moving or not self.book.awaited:
+            return ""
+        about = (
+            f"{state.schema}.{state.name} ({'catching up' if state.phase is Phase.LOADED else 'being copied'})"
+            for state in self.book.awaited
+        )
+        return f"readers keep one moment until these tables are copied again: {', '.join(sorted(about))}"
 
     @property
     def following(self) -> list[str]:

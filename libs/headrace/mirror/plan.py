@@ -8,8 +8,10 @@ from typing import Any
 
 from headrace.consumer import Event
 from headrace.contract import exact
+from headrace.contract.exact import ExactText
+from headrace.mirror.kinds import Kind, kind_of
 from headrace.mirror.table import Column, Table
-from headrace.mirror.target import Alter, Delete, Insert, Step, Truncate, Update
+from headrace.mirror.target import Alter, Delete, Filled, Insert, Step, Truncate, Update
 
 _GONE = frozenset({"table_dropped", "table_removed"})
 
@@ -52,8 +54,7 @@ def gone(payload: Mapping[str, Any]) -> Gone | None:
 
 def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
     """From the table as it is to the one that a schema event describes; None where they are the same."""
-    # The value that a new column's default filled into the rows is not applied yet: the copy has it.
-    if payload["resync"] or any("filled" in change for change in payload["changes"]):
+    if payload["resync"]:
         return Resync(", ".join(sorted({str(change["change"]) for change in payload["changes"]})) or "schema event")
     wanted = shape(payload)
     renamed = _renames(table, wanted, payload["changes"])
@@ -65,7 +66,18 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
     kept = [name for name in kept if name in types]
     columns = tuple(types[name] for name in [*kept, *(name for name in types if name not in kept)])
     after = replace(wanted, columns=columns, staging=table.staging)
-    return None if after == table else Alter(table, after, renamed)
+    filled = {
+        str(change["column"]): _filled(types[change["column"]], change)
+        for change in payload["changes"]
+        if "filled" in change and change["column"] in types and change["column"] not in kept
+    }
+    return None if after == table else Alter(table, after, renamed, filled)
+
+
+def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
+    text = str(change["filled_text"])
+    # A document's native form may lose something, as in a row.
+    return Filled(ExactText(text) if kind_of(column.data_type) is Kind.JSON else change["filled"], text)
 
 
 def _renames(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]) -> dict[str, str] | None:

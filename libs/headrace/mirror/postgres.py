@@ -28,6 +28,7 @@ from headrace.mirror.target import (
     Create,
     Delete,
     Drop,
+    Filled,
     Insert,
     RowMissingError,
     Step,
@@ -43,7 +44,8 @@ SCHEMA = "headrace_mirror"
 PIPELINED_MAX = 500
 _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-_AWAY = frozenset({"08", "57", "53"})
+# What passes: connections, resources, an operator, and what a deadlock with a reader rolled back.
+_AWAY = frozenset({"08", "57", "53", "40"})
 _Statement = tuple[Table, str, list[str | None]]
 
 
@@ -187,13 +189,14 @@ class _Writer:
                 await self.flush()
                 await self._insert(table, rows)
             case Truncate(table):
-                await self._run(f"TRUNCATE {table_name(table)}")
+                # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
+                await self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
             case Create(table):
                 await self._create(table)
             case Drop(table):
                 await self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case Alter(before, after, renamed):
-                await self._alter(before, after, renamed)
+            case Alter():
+                await self._alter(step)
             case Swap(table):
                 await self._swap(table)
 
@@ -262,7 +265,8 @@ class _Writer:
         await self._run(f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}")
         await self._index(live)
 
-    async def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
+    async def _alter(self, step: Alter) -> None:
+        before, after, renamed = step.before, step.after, step.renamed
         name = table_name(after)
         await self._drop_indexes(before)
         for new, old in renamed.items():
@@ -274,11 +278,23 @@ class _Writer:
         for column in after.columns:
             kind, known = type_in(column.data_type), there.get(column.name)
             if known is None:
-                await self._run(f"ALTER TABLE {name} ADD COLUMN {quoted(column.name)} {kind}")
+                await self._add(name, quoted(column.name), kind, step.filled.get(column.name))
             elif type_in(known.data_type) != kind:
                 body = f"{quoted(column.name)} TYPE {kind} USING {quoted(column.name)}::text::{kind}"
                 await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
         await self._index(after)
+
+    async def _add(self, table: str, column: str, kind: str, filled: Filled | None) -> None:
+        """As a default the value is in all rows that are there, without writing them."""
+        value = "NULL" if filled is None else _literal(filled.text)
+        await self._run(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
+        await self._run(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
+
+
+def _literal(text: str) -> str:
+    """For a statement that takes no parameters."""
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    return f"E'{escaped}'"
 
 
 def _safe(name: str) -> str:

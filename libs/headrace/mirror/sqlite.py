@@ -182,8 +182,8 @@ class _Writer:
                 self._create(table)
             case Drop(table):
                 self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case Alter(before, after, renamed):
-                self._alter(before, after, renamed)
+            case Alter():
+                self._alter(step)
             case Swap(table):
                 self._swap(table)
 
@@ -221,7 +221,8 @@ class _Writer:
         self._drop_indexes(staged)
         self._index(live)
 
-    def _alter(self, before: Table, after: Table, renamed: Mapping[str, str]) -> None:
+    def _alter(self, step: Alter) -> None:
+        before, after, renamed = step.before, step.after, step.renamed
         name = table_name(after)
         self._drop_indexes(before)
         for new, old in renamed.items():
@@ -231,6 +232,9 @@ class _Writer:
         for column in after.columns:
             if column.name not in there:
                 self._run(f"ALTER TABLE {name} ADD COLUMN {_definition(column)}")
+            if column.name in step.filled:
+                value = stored(column.data_type)(step.filled[column.name].value)
+                self._run(f"UPDATE {name} SET {quoted(column.name)} = ?", [value])  # noqa: S608  # quoted
         for lost in sorted(there - {column.name for column in after.columns}):
             self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
         self._index(after)

@@ -21,10 +21,13 @@ NEW = "new"
 
 
 class Phase(StrEnum):
-    """A table's way: a snapshot is wanted, being loaded, followed by its changes; or the source has it no more."""
+    """A table's way: a snapshot is wanted, being loaded, followed unseen until it can be shown, followed; or the source
+    has it no more.
+    """
 
     WANTED = "wanted"
     LOADING = "loading"
+    LOADED = "loaded"
     FOLLOWING = "following"
     GONE = "gone"
     # The target refuses it, for the reason that is kept; the other tables go on.
@@ -102,6 +105,12 @@ class TableState:
     run: Run | None = None
     why: str = NEW
     source: str = ""
+    # Readers had it, and see the moment when they last did until its copy can be shown.
+    awaited: bool = False
+    # With fresh tables: what readers see of it was committed before this LSN, while others move on.
+    until: int = 0
+    # What the stream says of a table that is gone is outdated up to this sequence.
+    outdated_seq: int = 0
 
     @property
     def token(self) -> str:

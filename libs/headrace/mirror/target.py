@@ -50,12 +50,24 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """The value that all rows have in a column that is added: in the contract's form, and as PostgreSQL's text."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Alter:
-    """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as `after`."""
+    """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as `after`.
+
+    An added column is NULL in all rows, or has the value that `filled` names for it.
+    """
 
     before: Table
     after: Table
     renamed: Mapping[str, str] = field(default_factory=dict)
+    filled: Mapping[str, Filled] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

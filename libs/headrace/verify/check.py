@@ -34,7 +34,7 @@ from headrace.verify import source
 from headrace.verify.comparison import HashedHere, HashedThere, Side, compared
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
-from headrace.verify.place import Place, Stream, place_of, state_of
+from headrace.verify.place import Place, Stream, awaits, place_of, state_of
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import Type, types_of
 
@@ -146,12 +146,16 @@ class Verifier:
     async def _compare(self, token: str, deadline: float) -> Verdict:
         async with self.target.reading() as reading:
             state, identity = state_of(reading.marks, token), identity_of(reading.marks)
+            waits = awaits(reading.marks)
         if state is None or identity is None or state.phase is Phase.GONE:
             return Verdict(token, 0, why="the mirror has no such table")
         if state.phase is not Phase.FOLLOWING:
             # Nothing may hold up a bootstrap.
             await asyncio.sleep(BOOTSTRAP_LOOK_S)
             raise NotThereError(f"{token} is being bootstrapped")
+        if waits:
+            await asyncio.sleep(BOOTSTRAP_LOOK_S)
+            raise NotThereError(f"{token} waits for a table that the mirror copies again")
         async with contextlib.AsyncExitStack() as stack:
             held = await self._held(stack, state, identity)
             if isinstance(held, Verdict):

@@ -36,6 +36,11 @@ def state_of(marks: Mapping[str, str], token: str) -> TableState | None:
     return tables_of(marks).get(token)
 
 
+def awaits(marks: Mapping[str, str]) -> bool:
+    """Whether a mirror's readers keep one moment until a table is copied again."""
+    return any(state.awaited for state in tables_of(marks).values())
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     """The stream of changes, as a verifier reads it: single messages, by their subject."""

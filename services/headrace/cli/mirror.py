@@ -42,13 +42,13 @@ def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(map(table_of, tables))
 
 
-def run(settings: Settings, tables: Sequence[str], to: str, http: int | None) -> int:
+def run(settings: Settings, tables: Sequence[str], to: str, http: int | None, *, fresh: bool = False) -> int:
     """Mirror until told to stop; the process's exit code."""
     names = table_names(tables)
     on_terminal = sys.stdout.isatty()
 
     async def main(scope: Scope) -> None:
-        await _mirror(scope, settings, names, to, http=http, on_terminal=on_terminal)
+        await _mirror(scope, settings, names, to, http=http, fresh=fresh, on_terminal=on_terminal)
 
     if on_terminal:
         return lifecycle.run(SERVICE, quiet(settings.process), main, tell)
@@ -72,13 +72,14 @@ async def _mirror(
     to: str,
     *,
     http: int | None,
+    fresh: bool,
     on_terminal: bool,
 ) -> None:
     names = settings.streams
     streams = Streams(names.cdc, names.init, names.schemas, names.state)
     try:
         async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
-            mirror = Mirror(client, target, tables, streams)
+            mirror = Mirror(client, target, tables, streams, fresh=fresh)
             mirror.stats = scope.health.stats
             scope.health.refreshers.append(lambda stats: stats.update(nats_connected=int(client.is_connected)))
             scope.spawn("mirror-health", _judge(scope, mirror))
@@ -112,6 +113,10 @@ async def _judge(scope: Scope, mirror: Mirror) -> None:
                 scope.health.ail(part, mirror.trouble)
             else:
                 scope.health.heal(part)
+        if mirror.awaited:
+            scope.health.ail("moment", mirror.awaited)
+        else:
+            scope.health.heal("moment")
         if mirror.is_whole:
             scope.health.started()
         await scope.pause(JUDGE_S)
@@ -159,8 +164,8 @@ def _view(mirror: Mirror, to: str) -> RenderableType:
 
 
 def _line(mirror: Mirror, to: str) -> Text:
-    if mirror.trouble:
-        return Text(mirror.trouble, style="yellow")
+    if reason := mirror.trouble or mirror.awaited:
+        return Text(reason, style="yellow")
     scheme, _, place = to.partition("://")
     # What stands before the @ may be a password.
     shown = f"{scheme}://{place.rpartition('@')[2]}"

@@ -34,13 +34,24 @@ def _fail(error: HeadraceError) -> NoReturn:
 
 
 @app.command("mirror", rich_help_panel=_PANEL)
-def mirror(to: To, tables: Tables = None, http: Http = None) -> None:
+def mirror(
+    to: To,
+    tables: Tables = None,
+    http: Http = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help="While a table is copied again, let the others go on; headrace_mirror.stale_tables names it.",
+        ),
+    ] = False,
+) -> None:
     """Keep tables in step in SQLite or another PostgreSQL, exactly once. Ctrl-C ends; start it again to go on."""
     from headrace.cli import mirror as command
 
     settings = _settings()
     try:
-        code = command.run(settings, tables or [], to, http)
+        code = command.run(settings, tables or [], to, http, fresh=fresh)
     except HeadraceError as error:
         _fail(error)
     raise typer.Exit(code)

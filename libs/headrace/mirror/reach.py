@@ -1,0 +1,56 @@
+"""Whether all that a source committed before an LSN is in the stream, up to a sequence: as its publisher wrote down.
+
+On a source that is at rest no later event says so. Reads only; what it can't read says nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgpack
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from headrace import log as logs
+
+log = logs.logger("mirror")
+
+LOOK_S, LOOK_S_MAX = 0.2, 5.0
+TIMEOUT_S = 2.0
+
+
+class Reach:
+    def __init__(self, js: JetStreamContext, bucket: str) -> None:
+        self._js = js
+        self._bucket = bucket
+        # By source: up to which LSN all is in the stream, up to which sequence.
+        self._known: dict[str, tuple[int, int]] = {}
+        self._looked_at: dict[str, float] = {}
+        self._look_s = LOOK_S
+
+    async def is_behind(self, source: str, lsn: int, stream_seq: int) -> bool:
+        """Whether everything that committed before the LSN is in the stream at or before this sequence."""
+        known = self._known.get(source, (0, 0))
+        if known[0] < lsn and time.monotonic() - self._looked_at.get(source, 0.0) >= self._look_s:
+            known = self._known[source] = await self._read(source) or known
+            self._looked_at[source] = time.monotonic()
+        return known[0] >= lsn and known[1] <= stream_seq
+
+    async def _read(self, source: str) -> tuple[int, int] | None:
+        """What the publisher has confirmed, and its last message then."""
+        subject = f"$KV.{self._bucket}.progress.{source}"
+        self._look_s = LOOK_S
+        try:
+            message = await self._js.get_last_msg(f"KV_{self._bucket}", subject, direct=True)
+            body = msgpack.unpackb(message.data or b"")
+            return int(body["confirmed_lsn"]), int(body["stream_seq"])
+        except NotFoundError:
+            # Nothing is written down yet.
+            return None
+        except (NatsError, OSError) as error:
+            self._look_s = LOOK_S_MAX
+            log.warning("progress_unread", source=source, error=type(error).__name__, permission=subject)
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException):
+            log.warning("progress_not_understood", source=source)
+        return None
