@@ -66,6 +66,14 @@ def test_all_services_are_there() -> None:
     assert services() == five | {"archiver", "audit_writer"}
 
 
+def test_an_oracle_imports_nothing_that_it_judges() -> None:
+    judges = [*modules("tests/oracle"), Path("tests/options/judge.py"), Path("tests/options/script.py")]
+    assert len(judges) > 2
+    failures(
+        [f"{module} imports {name}" for module in judges for name in imports(module) if inside(name, "headrace")]
+    )
+
+
 def test_a_lib_imports_no_service() -> None:
     forbidden = services() | STARTERS
     failures(
