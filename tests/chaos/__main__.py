@@ -24,6 +24,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rows-per-s", type=float, default=600.0, help="how much is written (600)")
     parser.add_argument("--keep", default="", help="a folder for the logs of a run that fails")
+    parser.add_argument(
+        "--everything",
+        action="store_true",
+        help="mirrors, audit trail, archive and a second suite on the stream too, with DDL; all held to SQL at the end",
+    )
     return parser.parse_args()
 
 
@@ -45,7 +50,13 @@ def main() -> int:
     kept = True
     for delivery in deliveries:
         asked = Run(
-            arguments.minutes / len(deliveries), seed, delivery, arguments.rows_per_s, arguments.keep, own_network
+            minutes=arguments.minutes / len(deliveries),
+            seed=seed,
+            delivery=delivery,
+            rows_per_s=arguments.rows_per_s,
+            keep=arguments.keep,
+            own_network=own_network,
+            everything=arguments.everything,
         )
         verdict = asyncio.run(run(asked, log))
         print(verdict.text(), flush=True)

@@ -8,7 +8,7 @@ batches the order is that of each table by itself.
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 import nats
@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import Error as JetStreamError
-from tests.chaos.source import TABLES
+from tests.chaos.source import SOURCE, TABLES
 
 from headrace.contract import events
 from headrace.lsn import ORIGIN, Position
@@ -36,6 +36,9 @@ class Checker:
         self._by_table = delivery == "batch"
         self.checked = 0
         self.rows: dict[str, dict[int, tuple[int, str]]] = {table: {} for table in TABLES}
+        # Of another suite that shares the stream.
+        self.of_others: list[dict[str, Any]] = []
+        self.counted: Counter[tuple[str, str]] = Counter()
         self._next_seq = 1
         # By what has an order of its own: a table, or all of them.
         self._positions: defaultdict[str, Position] = defaultdict(lambda: ORIGIN)
@@ -106,6 +109,9 @@ class Checker:
             return
         if event["operation"] == events.GAP:
             raise BrokenPromiseError(f"a gap was told where nothing is missing: {event}")
+        if event["source"] != SOURCE:
+            self.of_others.append(event)
+            return
         position, order = events.position_of(event), self._order(event["table"])
         if position <= self._positions[order]:
             raise BrokenPromiseError(f"position {position} stands behind {self._positions[order]}")
@@ -114,6 +120,9 @@ class Checker:
         self._delivered[order].append((change, event.get("data") or {}))
 
     def _apply(self, change: Change, data: dict[str, Any]) -> None:
+        self.counted[change.table, change.operation] += 1
+        if change.table not in self.rows:
+            return
         table = self.rows[change.table]
         if change.operation == "TRUNCATE":
             table.clear()

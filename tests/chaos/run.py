@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos import attached
 from tests.chaos.checker import BrokenPromiseError, Checker
 from tests.chaos.faults import Faults
 from tests.chaos.source import Account, Writer, prepare, rows_of
@@ -35,6 +36,7 @@ class Verdict:
     transactions: int = 0
     calm_s: float = 0.0
     lag_max: int = 0
+    readings: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     exits: Counter[str] = field(default_factory=Counter)
     crashes: list[str] = field(default_factory=list)
@@ -51,6 +53,7 @@ class Verdict:
             f"  {self.transactions} transactions, {self.changes} changes checked",
             f"  at most {self.lag_max} changes behind; all delivered {self.calm_s:.1f} s after the last fault",
         ]
+        lines += [f"  {self.readings} readings of mirrors, each one moment"] if self.readings else []
         lines += [f"  {count:4} {kind}" for kind, count in self.faults.most_common()]
         lines += [f"  {count:4} exits: {what}" for what, count in self.exits.most_common()]
         lines += [f"  {service} held at most {mib:.0f} MiB" for service, mib in sorted(self.rss_max_mib.items())]
@@ -70,13 +73,16 @@ class Run:
     rows_per_s: float
     keep: str = ""
     own_network: bool = False
+    everything: bool = False
 
 
 async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
     """One run; the verdict."""
     verdict = Verdict(asked.seed, asked.delivery, asked.minutes)
-    async with world(asked.delivery, own_network=asked.own_network) as made:
-        await prepare(made.postgres)
+    async with world(asked.delivery, own_network=asked.own_network, everything=asked.everything) as made:
+        await prepare(made.postgres, attached.PUBLISHED if asked.everything else "FOR ALL TABLES")
+        if asked.everything:
+            await attached.prepare(made.postgres)
         for instance in made.instances:
             await instance.suite.start(instance.service)
         try:
@@ -97,16 +103,21 @@ async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
 
 async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable[[str], None]) -> None:
     faults = Faults(made, verdict.seed, log)
-    writers = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
+    writers: list[Writer] = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
     account, checker, enough = Account(made.postgres), Checker(verdict.delivery), asyncio.Event()
     verdict.faults = faults.count
+    watch = attached.Watch(made.postgres, made.folder) if made.archive is not None else None
     supervisor = asyncio.create_task(made.supervise(), name="supervisor")
+    if watch is not None:
+        writers.append(attached.AttachedWriter(made.postgres, verdict.seed, rows_per_s))
     writing = [asyncio.create_task(writer.run(), name="writer") for writer in writers]
     reigning = asyncio.create_task(faults.run(enough), name="faults")
     deadline = time.monotonic() + verdict.minutes * 60
     try:
         while time.monotonic() < deadline:
             await _look(made, account, checker, verdict)
+            if watch is not None:
+                await watch.look()
             # Faults first: one that failed leaves the supervisor without what it looks for.
             for task in (reigning, *writing, supervisor):
                 if task.done():
@@ -118,6 +129,10 @@ async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable
         await asyncio.gather(*writing)
         log("calm")
         await _calm(made, account, checker, verdict)
+        if watch is not None:
+            assert made.archive is not None
+            await watch.equal(checker, made.archive, verdict.delivery)
+            verdict.readings = watch.readings
     finally:
         verdict.changes = checker.checked
         verdict.transactions = sum(writer.transactions for writer in writers)

@@ -27,12 +27,12 @@ _SLOT = "oracle"
 _TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
-async def prepare(postgres: EmbeddedPostgres) -> None:
+async def prepare(postgres: EmbeddedPostgres, published: str = "FOR ALL TABLES") -> None:
     connection = await asyncpg.connect(postgres.dsn())
     try:
         for table in TABLES:
             await connection.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, n bigint, note text)")
-        await connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
+        await connection.execute(f"CREATE PUBLICATION {PUBLICATION} {published}")
         for slot in (SOURCE, _SLOT):
             await connection.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     finally:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.attached import Attached, attached
 from tests.chaos.source import PUBLICATION
 
 from headrace.embedded.nats import EmbeddedNats
@@ -65,6 +66,7 @@ class World:
     store: Path | None
     own_network: bool = False
     movable_clocks: bool = False
+    archive: Path | None = None
     instances: list[Instance] = field(default_factory=list)
     exits: Counter[str] = field(default_factory=Counter)
     rss_max_mib: dict[str, float] = field(default_factory=dict)
@@ -105,8 +107,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(delivery: str, *, own_network: bool) -> AsyncIterator[World]:
-    """Everything, running; ended and removed with the block."""
+async def world(delivery: str, *, own_network: bool, everything: bool = False) -> AsyncIterator[World]:
+    """Both servers, running, and the suite's instances to start; ended and removed with the block."""
     folder, store = _folders()
     postgres = EmbeddedPostgres(folder / "postgres", settings=POSTGRES_TEST_SETTINGS)
     server = EmbeddedNats(folder / "nats")
@@ -118,6 +120,11 @@ async def world(delivery: str, *, own_network: bool) -> AsyncIterator[World]:
             for service in SERVICES:
                 for letter in "ab":
                     made.instances.append(await _instance(stack, made, f"{service}-{letter}", service, delivery))
+            if everything:
+                made.archive = folder / "archive"
+                made.archive.mkdir()
+                for one in attached(folder, postgres, delivery):
+                    made.instances.append(await _instance(stack, made, one.name, one.service, delivery, one))
             yield made
     finally:
         await server.kill()
@@ -125,7 +132,14 @@ async def world(delivery: str, *, own_network: bool) -> AsyncIterator[World]:
         _remove(folder, store)
 
 
-async def _instance(stack: contextlib.AsyncExitStack, made: World, name: str, service: str, delivery: str) -> Instance:
+async def _instance(
+    stack: contextlib.AsyncExitStack,
+    made: World,
+    name: str,
+    service: str,
+    delivery: str,
+    more: Attached | None = None,
+) -> Instance:
     to_postgres = await stack.enter_async_context(Proxy(lambda: made.postgres.port))
     to_nats = await stack.enter_async_context(Proxy(lambda: made.nats.port))
     folder = made.folder / name
@@ -138,7 +152,13 @@ async def _instance(stack: contextlib.AsyncExitStack, made: World, name: str, se
         "NATS_URL": f"nats://127.0.0.1:{to_nats.port}",
         "HEADRACE_DELIVERY": delivery,
     }
-    return Instance(name, service, Suite(environment, folder, services=(service,)), to_postgres, to_nats)
+    if made.archive is not None:
+        environment |= {"HEADRACE_ARCHIVE_URL": made.archive.as_uri(), "HEADRACE_ARCHIVE_REQUIRED": "true"}
+    if more is not None:
+        environment |= more.environment
+        environment = {key: value for key, value in environment.items() if key not in more.without}
+    suite = Suite(environment, folder, services=(service,), arguments=more.arguments if more else ())
+    return Instance(name, service, suite, to_postgres, to_nats)
 
 
 def _folders() -> tuple[Path, Path | None]:

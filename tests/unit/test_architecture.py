@@ -69,9 +69,7 @@ def test_all_services_are_there() -> None:
 def test_an_oracle_imports_nothing_that_it_judges() -> None:
     judges = [*modules("tests/oracle"), Path("tests/options/judge.py"), Path("tests/options/script.py")]
     assert len(judges) > 2
-    failures(
-        [f"{module} imports {name}" for module in judges for name in imports(module) if inside(name, "headrace")]
-    )
+    failures([f"{module} imports {name}" for module in judges for name in imports(module) if inside(name, "headrace")])
 
 
 def test_a_lib_imports_no_service() -> None:

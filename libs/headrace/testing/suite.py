@@ -18,13 +18,20 @@ STOP_TIMEOUT_S = 15.0
 
 
 class Suite:
-    """Services with one environment; each one's output is in `folder/{service}.log`."""
+    """Services with one environment and the same arguments; each one's output is in `folder/{service}.log`."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, services: Sequence[str] = LINE) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        folder: Path,
+        services: Sequence[str] = LINE,
+        arguments: Sequence[str] = (),
+    ) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "HEADRACE_", "NATS"))}
         self._environment = {**inherited, "HEADRACE_HTTP_PORT": "0", **environment}
         self._folder = folder
         self._services = tuple(services)
+        self._arguments = tuple(arguments)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def __aenter__(self) -> Self:
@@ -39,7 +46,7 @@ class Suite:
     async def start(self, service: str, **environment: str) -> None:
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
-                *tied([Path(sys.executable).parent / "headrace", service], signal.SIGKILL),
+                *tied([Path(sys.executable).parent / "headrace", service, *self._arguments], signal.SIGKILL),
                 env={**self._environment, **environment},
                 stdout=log,
                 stderr=log,
