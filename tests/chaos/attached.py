@@ -12,6 +12,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ MIRRORED, TRAIL = "mirrored", "trail"
 SECOND = "second"
 # Moved to and fro between accounts: whoever reads one moment of the source reads this sum.
 ACCOUNTS, EACH = 20, 1000
-ARRIVE_S = 900.0
+ARRIVE_S, SAID_S = 900.0, 20.0
 _TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 _TABLES = f"""
 CREATE TABLE savings (id int PRIMARY KEY, n bigint);
@@ -157,12 +158,15 @@ class Watch:
             return None if found is None else int(found)
         return None
 
-    async def equal(self, checker: Checker, archive: Path, delivery: str) -> None:
+    async def equal(self, checker: Checker, archive: Path, delivery: str, log: Callable[[str], None]) -> None:
         """Wait until nothing differs; say what does if it stays."""
-        deadline = time.monotonic() + ARRIVE_S
+        deadline, said = time.monotonic() + ARRIVE_S, 0.0
         while found := await self._differences(checker, archive, delivery):
             if time.monotonic() > deadline:
                 raise BrokenPromiseError("; ".join(found))
+            if time.monotonic() > said + SAID_S:
+                said = time.monotonic()
+                log(f"waiting: {'; '.join(found)[:300]}")
             await asyncio.sleep(2)
 
     async def _differences(self, checker: Checker, archive: Path, delivery: str) -> list[str]:

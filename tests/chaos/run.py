@@ -131,7 +131,7 @@ async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable
         await _calm(made, account, checker, verdict)
         if watch is not None:
             assert made.archive is not None
-            await watch.equal(checker, made.archive, verdict.delivery)
+            await watch.equal(checker, made.archive, verdict.delivery, log)
             verdict.readings = watch.readings
     finally:
         verdict.changes = checker.checked
