@@ -18,6 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from headrace.consumer import Watermark
 from headrace.contract.events import REPLY_HEADER, encode
 from headrace.contract.naming import meta_subject, schema_subject, table_token
 from headrace.contract.values import Encoding
@@ -76,14 +77,17 @@ async def publish_table(client: Client, schema: str, table: str, columns: dict[s
     await bucket.put(table_token(schema, table), encode(value, Encoding.MSGPACK))
 
 
-async def send_shape(client: Client, table: str, columns: dict[str, str], lsn: int) -> None:
+async def send_shape(client: Client, table: str, columns: dict[str, str], lsn: int, *, resync: bool = True) -> None:
     tx = {"xid": 0, "lsn": lsn, "ts": None, "seq": 0, "last": False}
-    event = {**shape("public", table, columns, 2), "operation": "SCHEMA", "changes": [], "resync": True, "tx": tx}
+    body = shape("public", table, columns, 2)
+    event = {**body, "operation": "SCHEMA", "changes": [], "resync": resync, "tx": tx}
     await client.jetstream().publish(schema_subject(table), encode(event, Encoding.MSGPACK))
 
 
-async def insert(client: Client, table: str, lsn: int, data: dict[str, Any]) -> None:
-    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": 0, "last": True}
+async def insert(
+    client: Client, table: str, lsn: int, data: dict[str, Any], *, seq: int = 0, last: bool = True
+) -> None:
+    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": last}
     event = {"table": table, "schema": "public", "source": "s", "operation": "INSERT", "data": data, "tx": tx}
     await client.jetstream().publish(f"cdc.{table}.insert", encode(event, Encoding.MSGPACK))
 
@@ -104,6 +108,11 @@ async def until(happened: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not happened():  # noqa: ASYNC110  # a book and a file tell nobody
             await asyncio.sleep(0.05)
+
+
+def applied(mirror: Mirror) -> int:
+    """The LSN of the last transaction that is committed in the target."""
+    return mirror.book.lanes.get("s", Watermark()).position.lsn
 
 
 def phases(mirror: Mirror) -> dict[str, Phase]:
@@ -153,6 +162,62 @@ async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_pa
         await database.execute("DROP VIEW looked_at")
         async with mirroring(client, target) as mirror:
             await until(lambda: phases(mirror) == {**parked, "seen": Phase.FOLLOWING})
+
+
+async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_have_its_transaction_whole(
+    client: Client, database: Database
+) -> None:
+    await publish_table(client, "public", "picky", SOUND)
+    await publish_table(client, "public", "sound", SOUND)
+
+    async def ids(table: str) -> list[int]:
+        return [row["id"] for row in await database.fetch(f"SELECT id FROM {table} ORDER BY id")]
+
+    async with opened(database.dsn) as target:
+        async with mirroring(client, target) as mirror:
+            await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+            await database.execute("ALTER TABLE picky ADD CONSTRAINT small CHECK (id < 10)")
+            for lsn in (100, 200):
+                await insert(client, "picky", lsn, {"id": lsn // 100, "t": "x"})
+            await until(lambda: applied(mirror) == 200)
+            await insert(client, "sound", 300, {"id": 1, "t": "x"}, last=False)
+            await insert(client, "picky", 300, {"id": 99, "t": "x"}, seq=1, last=False)
+            await insert(client, "sound", 300, {"id": 2, "t": "x"}, seq=2)
+            await insert(client, "picky", 400, {"id": 3, "t": "x"})
+            await insert(client, "sound", 500, {"id": 3, "t": "x"})
+            await until(lambda: phases(mirror) == {"picky": Phase.PARKED, "sound": Phase.FOLLOWING})
+            await until(lambda: applied(mirror) == 500)
+            assert "small" in mirror.parked["picky"]
+            assert (await ids("sound"), await ids("picky")) == ([1, 2, 3], [1, 2])
+            await mirror.look()
+            assert mirror.stats["mirror_parked"] == 1
+        # A start copies it again; the copy has no constraint.
+        async with mirroring(client, target) as mirror:
+            await until(lambda: phases(mirror).get("picky") is Phase.FOLLOWING)
+            await insert(client, "picky", 600, {"id": 99, "t": "x"})
+            await until(lambda: applied(mirror) == 600)
+            assert await ids("picky") == [99]
+
+
+async def test_a_change_of_shape_that_the_target_refuses_parks_its_table_and_the_others_go_on(
+    client: Client, database: Database
+) -> None:
+    await publish_table(client, "public", "seen", SOUND)
+    await publish_table(client, "public", "sound", SOUND)
+    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
+        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await insert(client, "seen", 100, {"id": 1, "t": "x"})
+        await until(lambda: applied(mirror) == 100)
+        await database.execute("CREATE VIEW looked_at AS SELECT t FROM seen")
+        await send_shape(client, "seen", {"id": "integer", "t": "bytea"}, 200, resync=False)
+        await insert(client, "seen", 300, {"id": 2, "t": b"x"})
+        await insert(client, "sound", 400, {"id": 1, "t": "x"})
+        await until(lambda: applied(mirror) == 400)
+        await until(lambda: phases(mirror) == {"seen": Phase.PARKED, "sound": Phase.FOLLOWING})
+        # What readers had of it stays, and keeps nobody from the rest.
+        assert await database.fetchval("SELECT string_agg(t, ',') FROM looked_at") == "x"
+        assert await database.fetchval("SELECT count(*) FROM sound") == 1
+        assert mirror.awaited == ""
 
 
 async def test_a_target_that_takes_no_table_at_all_ends_the_mirror_with_its_reason(

@@ -192,11 +192,17 @@ class Book:
         state = self.tables.get(token) or TableState(schema, name)
         self._runs[token] = self._runs.get(token, 0) + 1
         log.info("bootstrap_wanted", table=token, why=why)
-        awaited = not self.fresh and (awaited or state.awaited or state.live is not None)
-        until = state.until
-        if state.phase is Phase.FOLLOWING:
-            until = lsn or self.lanes.get(state.source, Watermark()).position.lsn
+        # What readers see of a parked table is older than the rest already: nothing stands for its copy.
+        is_shown = state.live is not None and state.phase is not Phase.PARKED
+        awaited = not self.fresh and (awaited or state.awaited or is_shown)
+        until = self._until(state, lsn)
         self.put(replace(state, phase=Phase.WANTED, run=None, why=why, awaited=awaited, until=until))
+
+    def _until(self, state: TableState, lsn: int = 0) -> int:
+        """The LSN before which everything was committed that readers see of a table at rest."""
+        if state.phase is not Phase.FOLLOWING:
+            return state.until
+        return lsn or self.lanes.get(state.source, Watermark()).position.lsn
 
     def show(self, state: TableState) -> Swap:
         """The table's copy is what readers see from the next commit on."""
@@ -224,7 +230,9 @@ class Book:
         if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
             raise error
         log.error("table_parked", table=token, reason=str(error))
-        self.put(replace(self.tables[token], phase=Phase.PARKED, run=None, why=str(error), awaited=False))
+        state = self.tables[token]
+        until = self._until(state)
+        self.put(replace(state, phase=Phase.PARKED, run=None, why=str(error), awaited=False, until=until))
         await self.commit()
 
     def forget(self, state: TableState, outdated_seq: int = 0) -> None:

@@ -7,8 +7,9 @@ transaction, for every source and in every way of delivery; nothing that the str
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nats.aio.client import Client
@@ -28,7 +29,7 @@ from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.hold import Hold
 from headrace.mirror.reach import Reach
 from headrace.mirror.table import Marks, TableState
-from headrace.mirror.target import RowMissingError, TargetAwayError, TargetError
+from headrace.mirror.target import RowMissingError, Step, TargetAwayError, TargetError
 
 log = logs.logger("mirror")
 
@@ -48,13 +49,28 @@ class TornError(Exception):
     """The target's open transaction has a part of one that will never be whole."""
 
 
-class CantShowError(Exception):
-    """The target refuses to exchange a table for its copy."""
+class RefusedError(Exception):
+    """The target refuses something of what was written together."""
+
+
+class TableRefusedError(Exception):
+    """The target refuses a change of this table, or to exchange the table for its copy."""
 
     def __init__(self, token: str, error: TargetError) -> None:
         super().__init__(str(error))
         self.token = token
         self.error = error
+
+
+@contextlib.contextmanager
+def _refusals(token: str) -> Iterator[None]:
+    """Name the table that the target refuses; what passes, or a copy heals, stays what it is."""
+    try:
+        yield
+    except (TargetAwayError, RowMissingError):
+        raise
+    except TargetError as error:
+        raise TableRefusedError(token, error) from error
 
 
 class Follower:
@@ -71,6 +87,8 @@ class Follower:
         # Transactions that a gap cut off, by source and LSN: they never end.
         self._torn: set[tuple[str, int]] = set()
         self._kept_at = 0.0
+        # Up to here the target refused something: one step at a time says which table's it is.
+        self._suspect_seq = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -96,12 +114,12 @@ class Follower:
                 continue
             try:
                 await self._follow(stopping)
-            except TornError as error:
+            except (TornError, RefusedError) as error:
                 log.warning("rolled_back", reason=str(error))
                 await self._roll_back()
             except CopyWantedError as wanted:
                 await self._roll_back(wanted)
-            except CantShowError as refused:
+            except TableRefusedError as refused:
                 await self._roll_back()
                 async with self._book.lock:
                     await self._book.park(refused.token, refused.error)
@@ -261,12 +279,26 @@ class Follower:
         if not self._writing:
             await self._book.lock.acquire()
             self._writing = True
-        await self._book.write(self._changes.of(events))
+        await self._do(self._changes.of(events), max((e.stream_seq for e in events), default=0))
         count(self._stats, "mirror_events", len(events))
         for event in events:
             mark = self._lanes.get(event.source, Watermark())
             position = mark.position if is_outside(event) else max(mark.position, event.position)
             self._lanes[event.source] = Watermark(position, max(mark.stream_seq, event.stream_seq))
+
+    async def _do(self, steps: Sequence[Step], last_seq: int) -> None:
+        if self._book.seen_seq < self._suspect_seq:
+            for step in steps:
+                with _refusals(step.table.token):
+                    await self._book.write([step])
+            return
+        try:
+            await self._book.write(steps)
+        except (TargetAwayError, RowMissingError):
+            raise
+        except TargetError as error:
+            self._suspect_seq = last_seq
+            raise RefusedError(str(error)) from error
 
     async def _flush(self, consumer: Consumer) -> None:
         """Commit all transactions that are here whole, with how far that is."""
@@ -295,12 +327,8 @@ class Follower:
 
     async def _show(self, state: TableState) -> None:
         """Exchange a table for its copy; where the target refuses that, it is put aside as one that it can't hold."""
-        try:
+        with _refusals(state.token):
             await self._book.write([self._book.show(state)])
-        except (TargetAwayError, RowMissingError):
-            raise
-        except TargetError as error:
-            raise CantShowError(state.token, error) from error
 
     async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
         """The loaded tables that readers may see now; None where they must not see what is written without another."""

@@ -69,6 +69,10 @@ class Alter:
     renamed: Mapping[str, str] = field(default_factory=dict)
     filled: Mapping[str, Filled] = field(default_factory=dict)
 
+    @property
+    def table(self) -> Table:
+        return self.before
+
 
 @dataclass(frozen=True, slots=True)
 class Swap:
