@@ -177,6 +177,9 @@ class SchemaBook:
             # yet to be told what happened to its files.
             storage=entry.storage if resync or entry.xid == 0 else known.storage,
         )
+        if known.told and known.msg_id.startswith(entry.msg_id):
+            # The catalog showed another change at the same place of the log.
+            entry = replace(entry, msg_id=f"{entry.msg_id}-{entry.version}")
         return self._enter(token, entry, changes, resync=resync)
 
     def _enter(self, token: str, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
