@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +241,27 @@ async def test_stream_info_is_jetstreams_own_and_refusals_say_what_to_do(
             code, body = await telemetry.get(f"/streams/info{query}")
             assert code == expected
             assert json.loads(body)["remedy"]
+
+
+async def test_stream_info_names_missing_rights_only_where_nats_server_does(
+    database: Database, own_nats: OwnNats, names: Names
+) -> None:
+    denied = {"publish": {"deny": ["$JS.API.STREAM.INFO.SECRET"]}}
+    user = {"user": "u", "password": "p", "permissions": denied}
+    server = await own_nats(config={"authorization": {"users": [user]}})
+    settings = environment(database, server.url, names)
+    settings |= {"NATS_BRIDGE_USER": "u", "NATS_BRIDGE_PASSWORD": "p"}
+    async with service(settings, "telemetry") as telemetry:
+        await telemetry.logs("reports_heard")
+        code, body = await telemetry.get("/streams/info?stream=SECRET")
+        assert (code, "$JS.API.STREAM.INFO.SECRET" in json.loads(body)["remedy"]) == (503, True)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            code, body = await telemetry.get("/streams/info?stream=CDC")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert (code, "Allow" in json.loads(body)["remedy"]) == (503, False)
+        assert json.loads(body)["error"] == "no answer about stream CDC"
 
 
 async def post(url: str, **headers: str) -> tuple[int, str]:

@@ -108,12 +108,13 @@ class Routes:
         client = self._connected
         if client is None:
             return _refusal(503, "NATS is not connected", "See /readyz for the reason.")
+        subject = f"$JS.API.STREAM.INFO.{name}"
         try:
-            answer = await client.request(f"$JS.API.STREAM.INFO.{name}", timeout=_INFO_TIMEOUT_S)
+            answer = await client.request(subject, timeout=_INFO_TIMEOUT_S)
         except NoRespondersError:
             return _refusal(503, "JetStream does not answer", "Start nats-server with JetStream (-js).")
         except (NatsError, TimeoutError):
-            return _refusal(503, f"no answer about stream {name}", "The NATS user probably may not use $JS.API.")
+            return _refusal(503, f"no answer about stream {name}", _remedy(client, subject))
         body = orjson.loads(answer.data)
         if "error" in body:
             code, reason = body["error"].get("code"), body["error"].get("description", "unknown error")
@@ -187,6 +188,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _remedy(client: Client, subject: str) -> str:
+    """What helps where a question has no answer: nats-server names what it forbids."""
+    complaint = str(client.last_error).lower()
+    if "permissions violation" in complaint and subject.lower() in complaint:
+        return f"Allow the NATS user to publish to {subject}."
+    return "Ask again; if it stays so, see whether nats-server is up and has room to work."
 
 
 def _json(body: dict[str, Any]) -> web.Response:
