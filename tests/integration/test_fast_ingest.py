@@ -196,6 +196,40 @@ async def test_a_small_window_never_waits_for_an_acknowledgement_that_does_not_c
 
 
 @pytest.mark.parametrize("duplicate_window", [0.1, 60.0], indirect=True)
+class SlowTail(StreamTail):
+    """A stream's end of which single messages are read as slowly as the test says."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client.jetstream(), STREAM, reader_of("a"))
+        self.may_read = asyncio.Event()
+        self.reads = 0
+
+    async def id_at(self, seq: int) -> str | None:
+        self.reads += 1
+        await self.may_read.wait()
+        return await super().id_at(seq)
+
+
+async def test_what_is_read_back_holds_nothing_up(client: Client) -> None:
+    """Of all that was taken while one message is read, the last one alone is read."""
+    tail = SlowTail(client)
+    ingest = FastIngest(client, tail, {}, Window(8192, 1 << 23, ack_timeout_s=10))
+    await ingest.open(await tail.after(0))
+    for number in range(1, 4097):
+        await ingest.publish(event(number))
+    async with asyncio.timeout(30):
+        while (await tail.state()).last_seq < 4096:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.01)
+    # The server's acknowledgements of them are here.
+    await client.flush()
+    tail.may_read.set()
+    await ingest.drain()
+    assert ingest.acked == 4096
+    assert tail.reads <= 2
+    assert await numbers(client) == list(range(1, 4097))
+    await ingest.close()
+
+
 async def test_a_publisher_with_an_open_batch_doubles_nothing_of_its_heirs(client: Client) -> None:
     zombie = await opened(client)
     for number in range(1, 1001):

@@ -104,8 +104,10 @@ class FastIngest(Pipe):
         # Refused for its place, and whether the server has said what it kept of the batch.
         self._broken = False
         self._over = False
-        # The server took messages of the batch, and they are not seen in the stream.
+        # So many messages of the batch the server took; whether it did and they are not seen in the stream.
+        self._taken = 0
         self._unproved = False
+        self._proving: asyncio.Task[None] | None = None
         self._settled_at = 0
 
     @property
@@ -129,6 +131,9 @@ class FastIngest(Pipe):
         return (self._open or bool(self._unsent)) and not self._broken
 
     async def close(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.wait({self._proving})
         if self._turns is not None:
             await self._turns.close()
         if not self._client.is_closed:
@@ -248,7 +253,7 @@ class FastIngest(Pipe):
             self._heard_at = time.monotonic()
         if not self._open:
             self._open, self._number, self._kept, self._base = True, 0, 0, self._last_seq
-            self._unproved = False
+            self._taken, self._unproved = 0, False
             self._batches += 1
             self._batch = f"{self._life}-{self._batches}"
         prefix = f"{self._inbox}.{self._batch}.{self._flow}.fail"
@@ -281,7 +286,9 @@ class FastIngest(Pipe):
         answer = orjson.loads(message.data)
         kind = answer.get("type")
         if kind == "ack":
-            await self._on_flow(batch, int(answer["seq"]))
+            self._taken = max(self._taken, int(answer["seq"]))
+            if self._proving is None or self._proving.done():
+                self._proving = asyncio.create_task(self._prove(), name="flow")
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
@@ -292,28 +299,33 @@ class FastIngest(Pipe):
             await self._ended(answer)
         self._room.set()
 
-    async def _on_flow(self, batch: str, number: int) -> None:
-        """The server has taken the batch's messages up to this number: stored them, or skipped the last as duplicates.
+    async def _prove(self) -> None:
+        """Keep what the server has taken of the batch, as far as it is seen in the stream.
 
-        One that it skipped breaks the batch at the next one that it does not, so the last one speaks for all.
+        It stored the messages, or skipped them as duplicates. One that it skipped breaks the batch at the next one that
+        it does not, so the last one speaks for all. While that one is read more are taken, and of those again the last
+        one is read: a read for every answer would hold back what is sent.
         """
-        seq, index = self._base + number, number - self._kept - 1
-        if not 0 <= index < len(self._sent):
-            return
-        wanted = self._sent[index].msg_id
-        try:
-            there = await self._tail.id_at(seq)
-        except NatsError as error:
-            # The next answer says as much.
-            log.debug("flow_not_checked", reason=str(error))
-            return
-        if batch != self._batch or not self._open:
-            return
-        if there == wanted:
-            self._keep(number)
-        else:
-            # Only the batch's end tells more.
-            self._unproved = True
+        looked = ("", 0)
+        while self._taken > self._kept and (place := (self._batch, self._taken)) != looked:
+            looked = place
+            index = self._taken - self._kept - 1
+            if index >= len(self._sent):
+                return
+            wanted, there = self._sent[index].msg_id, None
+            try:
+                there = await self._tail.id_at(self._base + self._taken)
+            except NatsError as error:
+                log.debug("flow_not_checked", reason=str(error))
+            batch, number = looked
+            if batch != self._batch or not self._open or self._over or number <= self._kept:
+                continue
+            if there == wanted:
+                self._keep(number)
+            else:
+                # Only the batch's end tells more.
+                self._unproved = True
+            self._room.set()
 
     def _keep(self, up_to: int) -> None:
         """The batch's messages up to this number are stored."""
