@@ -209,7 +209,13 @@ async def test_a_table_of_an_earlier_version_keeps_its_rows_and_takes_two_source
 ) -> None:
     await database.execute(EARLIER)
     first, second = await destinations.open(), await destinations.open("other")
-    assert await first.noted() == {("public", "users"): Noted(("id",))}
+    assert await first.noted() == {("public", "users"): Noted(("id",), None)}
+    book = TableBook(await first.noted())
+    event = Event("source", "public", "users", "INSERT", Position(10, 0), {}, "s", 1, "source", closes=True)
+    # Its columns of bytea are asked for; its key is that of the changes, whatever the catalog has by now.
+    assert book.missing([event]) == {("public", "users")}
+    book.complete({("public", "users"): Noted(("new",), ("photo",))})
+    assert book.tables == {("public", "users"): Noted(("id",), ("photo",))}
     await first.write(batch(10, datetime.now(UTC), rows=1))
     await second.write(batch(10, datetime.now(UTC), rows=1, source="other"))
     found = [tuple(row) for row in await database.fetch(PLACES)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,18 @@ class Trail:
 
     def __init__(self, database: Database, destination: Destination) -> None:
         self.database = database
-        self._destination = destination
+        self.destination = destination
         self._lsn = 100
         self.redact = Selection()
 
-    async def change(self, operation: str, context: str = "{}", /, **payload: Any) -> str:
+    async def change(self, operation: str, context: str = "{}", table: str = "t", /, **payload: Any) -> str:
         """A transaction of one change; its id."""
         self._lsn += 100
         tx = {"xid": self._lsn, "lsn": self._lsn, "ts": "2026-01-01T00:00:00Z", "seq": 0, "last": True}
         body = {"operation": operation, "tx": tx, "relation_id": 1, "key": ["id"], **payload}
-        event = Event("s", "public", "t", operation, Position(self._lsn, 0), body, "cdc.t", self._lsn, "s", closes=True)
+        event = Event(
+            "s", "public", table, operation, Position(self._lsn, 0), body, "cdc.t", self._lsn, "s", closes=True
+        )
         maker = RowMaker(self.database.name, "s", TableBook(), redact=self.redact)
         maker.book.hear(event)
         stitcher = Stitcher(1000, 1 << 20)
@@ -54,7 +56,7 @@ class Trail:
         made = stitcher.cut()
         assert made is not None
         made.contexts = [context.encode()]
-        await self._destination.write(made, maker.book.tables)
+        await self.destination.write(made, maker.book.tables)
         return str(await self.database.fetchval("SELECT id FROM changes ORDER BY position DESC LIMIT 1"))
 
     async def text(self) -> list[str]:
@@ -62,9 +64,11 @@ class Trail:
         return [row["text"] for row in await self.database.fetch("SELECT t::text AS text FROM t ORDER BY id")]
 
 
-async def undo(change: str | None = None, context: str | None = None, *, apply: bool = True) -> None:
+async def undo(
+    change: str | None = None, context: str | None = None, *, leave: Sequence[str] = (), apply: bool = True
+) -> None:
     """The command, in this process."""
-    await audit.revert(change, None, context, None, apply=apply)
+    await audit.revert(change, None, context, None, leave=leave, apply=apply)
 
 
 @async_fixture
@@ -208,6 +212,96 @@ async def test_what_a_trigger_writes_otherwise_is_read_back_and_undone(trail: Tr
     with pytest.raises(IrreversibleError, match="read back from t, at would not be what it was"):
         await undo(change)
     assert await trail.text() == ["(1,2,0)"]
+
+
+async def test_a_column_that_a_trigger_sets_can_be_left_as_it_is(trail: Trail) -> None:
+    """Also between two changes of the row; one that comes back has what the trail has."""
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int, at int NOT NULL); INSERT INTO t VALUES (1, 3, 7);"
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := OLD.at + 1; RETURN NEW; END';"
+        "CREATE TRIGGER touched BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch()"
+    )
+    rows = [{"id": 1, "n": n, "at": at} for n, at in ((1, 5), (2, 6), (3, 7))]
+    await trail.change("UPDATE", '{"who": 1}', data=rows[1], old=rows[0])
+    await trail.change("UPDATE", '{"who": 1}', data=rows[2], old=rows[1])
+    await trail.change("DELETE", '{"who": 1}', data={"id": 2, "n": None, "at": None}, old={"id": 2, "n": 8, "at": 9})
+    for slip in ("att", "other.at"):
+        with pytest.raises(SettingError, match=f"--leave {slip}: no table of these changes has this column"):
+            await undo(context="who=1", leave=[slip, "n", "at"])
+    await undo(context="who=1", leave=["t.at"])
+    assert await trail.text() == ["(1,1,9)", "(2,8,9)"]
+
+
+CASCADES = {
+    "children": "CREATE TABLE child (id int PRIMARY KEY, t int REFERENCES t ON DELETE CASCADE)",
+    "nulls": "CREATE TABLE child (id int PRIMARY KEY, t int REFERENCES t ON DELETE SET NULL)",
+}
+
+
+@pytest.mark.parametrize("apply", [True, False])
+@pytest.mark.parametrize("kind", CASCADES)
+async def test_rows_of_a_cascade_come_back_behind_the_row_that_they_refer_to(
+    trail: Trail, capsys: pytest.CaptureFixture[str], kind: str, apply: bool
+) -> None:
+    database = trail.database
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY, up int REFERENCES t ON DELETE CASCADE);{CASCADES[kind]}"
+    )
+    await database.execute("INSERT INTO t VALUES (1, NULL), (2, 1), (3, 2); INSERT INTO child VALUES (1, 1), (2, 3)")
+    was, children = await trail.text(), await database.fetch("SELECT child::text FROM child ORDER BY id")
+    await database.execute("DELETE FROM t WHERE id = 1")
+    # In the log's order: what a DELETE cascades to comes behind it.
+    for row, up in ((1, None), (2, 1), (3, 2)):
+        await trail.change("DELETE", '{"who": 1}', data={"id": row, "up": None}, old={"id": row, "up": up})
+    for row, parent in ((1, 1), (2, 3)):
+        old, new = {"id": row, "t": parent}, {"id": row, "t": None}
+        if kind == "children":
+            await trail.change("DELETE", '{"who": 1}', "child", data=new, old=old)
+        else:
+            await trail.change("UPDATE", '{"who": 1}', "child", data=new, old=old)
+    await undo(context="who=1", apply=apply)
+    if not apply:
+        await database.execute(capsys.readouterr().out)
+    assert await trail.text() == was
+    assert await database.fetch("SELECT child::text FROM child ORDER BY id") == children
+
+
+@pytest.mark.parametrize("apply", [True, False])
+async def test_a_row_is_not_removed_while_others_would_go_with_it(trail: Trail, apply: bool) -> None:
+    await trail.database.execute(f"CREATE TABLE t (id int PRIMARY KEY);{CASCADES['children']}")
+    await trail.database.execute("INSERT INTO t VALUES (1); INSERT INTO child VALUES (5, 1)")
+    inserted = await trail.change("INSERT", '{"who": 1}', data={"id": 1})
+    with pytest.raises(IrreversibleError, match=r"1 rows of public\.child refer to t 1, and would be deleted"):
+        await undo(inserted, apply=apply)
+    await trail.change("INSERT", '{"who": 1}', "child", data={"id": 5, "t": 1})
+    await undo(context="who=1", apply=apply)
+    assert await trail.text() == ([] if apply else ["(1)"])
+
+
+async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restored(trail: Trail) -> None:
+    """It kept neither JSON's null nor long numbers; others are as they were."""
+    database = trail.database
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, doc jsonb, n int); INSERT INTO t VALUES (1, '{}', 2)")
+    new = {"id": 1, "doc": {}, "n": 2}
+    changes = [
+        await trail.change("UPDATE", data=new, old={"id": 1, "doc": doc, "n": 1})
+        for doc in (None, {"n": ["12345678901234567890123"]}, {"zip": "12345", "null": None})
+    ]
+    sent_before = await trail.change("INSERT", data={"id": 2, "doc": None, "n": 1})
+    await database.execute("ALTER TABLE changes DROP COLUMN exact, DROP COLUMN source")
+    await trail.destination.prepare()
+    for change in changes[:2]:
+        with pytest.raises(IrreversibleError, match="earlier version that wrote the change kept neither"):
+            await undo(change)
+    assert await trail.text() == ["(1,{},2)"]
+    await undo(changes[2])
+    assert await database.fetchval("SELECT doc::text FROM t") == '{"zip": "12345", "null": null}'
+    # What was before is in a change of the earlier version, which this one undoes.
+    await database.execute("INSERT INTO t VALUES (2, '1', 2)")
+    later = await trail.change("UPDATE", data={"id": 2, "doc": 1, "n": 2})
+    with pytest.raises(IrreversibleError, match="earlier version"):
+        await undo(later)
+    await audit.show(sent_before, as_json=True)
 
 
 async def test_a_type_that_rounds_what_was_is_read_back_and_undone(trail: Trail) -> None:

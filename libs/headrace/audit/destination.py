@@ -159,7 +159,10 @@ class Destination:
             self._source,
         )
         return {
-            (row["schema"], row["table"]): Noted(tuple(row["key"]), tuple(row["binary_columns"] or ())) for row in found
+            (row["schema"], row["table"]): Noted(
+                tuple(row["key"]), None if row["binary_columns"] is None else tuple(row["binary_columns"])
+            )
+            for row in found
         }
 
     async def write(self, batch: Batch, noted: Mapping[Names, Noted] = _NOTHING_NEW) -> None:
@@ -324,7 +327,7 @@ class Destination:
                 schema,
                 table,
                 list(known.key),
-                list(known.binary),
+                None if known.binary is None else list(known.binary),
             )
 
     async def _partitions(self, months: set[str]) -> None:

@@ -30,6 +30,8 @@ class Row:
     change: Mapping[str, Any] | None = None
     # PostgreSQL's text of documents whose value loses something.
     exact: dict[str, str] = field(default_factory=dict)
+    # Columns of which nobody knows whether it does.
+    unsure: set[str] = field(default_factory=set)
     # The earliest change that something of it is from.
     oldest: Mapping[str, Any] | None = None
 
@@ -64,6 +66,7 @@ async def row_at(
     columns = await key_columns(connection, table, *names)
     values: dict[str, Any] = {}
     exact: dict[str, str] = {}
+    unsure: set[str] = set()
     unknown: set[str] = set()
     latest: Mapping[str, Any] | None = None
     oldest: Mapping[str, Any] | None = None
@@ -78,10 +81,11 @@ async def row_at(
         unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
         values.update({name: after[name] for name in new})
         exact.update({name: text for name, text in exact_of(change, "after").items() if name in new})
+        unsure.update(new if is_unsure(change) else ())
         latest, oldest = latest or change, change if new else oldest
         if not unknown:
             break
-    return Row(values if latest is not None else None, sorted(unknown), latest, exact, oldest)
+    return Row(values if latest is not None else None, sorted(unknown), latest, exact, unsure, oldest)
 
 
 async def gap_between(
@@ -104,8 +108,13 @@ def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -
 
 def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
     """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value loses something."""
-    found: dict[str, str] = json.loads(change["exact"] or "{}").get(side, {})
-    return found
+    sides: dict[str, dict[str, str]] = json.loads(change["exact"] or "{}") or {}
+    return sides.get(side, {})
+
+
+def is_unsure(change: Mapping[str, Any]) -> bool:
+    """Whether a change is of an earlier version (or another auditor), which did not keep those texts."""
+    return bool(change["exact"] == "null")
 
 
 async def columns_by(

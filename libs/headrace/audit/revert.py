@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
@@ -20,6 +21,9 @@ from headrace.audit.values import row_json
 from headrace.errors import HeadraceError
 from headrace.plain import one_line
 from headrace.postgres.replication import quote_name
+
+# Numbers that a double can't hold are strings in the JSON of documents.
+_LARGE_NUMBER = re.compile(r"-?[0-9][0-9.]{14,}|-?[0-9.]+[eE][+-]?[0-9]+")
 
 
 class IrreversibleError(HeadraceError):
@@ -47,6 +51,8 @@ class Column:
     generated: bool = False
     told: Callable[[bytes], object] = bytes.decode
     listed: Callable[[bytes], object] = bytes.decode
+    # The user leaves it as it is: it is neither compared nor written into a row that is there.
+    left: bool = False
     # HEADRACE_JSON_VALUES=text: a document is its text.
     as_text: bool = False
 
@@ -71,6 +77,8 @@ class Side:
 
     values: Mapping[str, Any]
     exact: Mapping[str, str] = field(default_factory=dict)
+    # Columns of which nobody knows whether there is such a text: an earlier version wrote the change.
+    unsure: Collection[str] = ()
 
     def of(self, name: str) -> tuple[Any, str | None]:
         return self.values[name], self.exact.get(name)
@@ -127,7 +135,7 @@ def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side)
             remedy="Undo it by hand.",
         )
     changed = [name for name in was.values if name in after.values and was.of(name) != after.of(name)]
-    values = _written(table, was, changed)
+    values = _written(table, was, [name for name in changed if not table.columns[name].left])
     kept = {name: text for name, text in after.exact.items() if name not in was.values}
     then = Side({**after.values, **was.values}, {**kept, **was.exact})
     if not values:
@@ -152,8 +160,18 @@ def differing(table: Table, row: Mapping[str, str | None], side: Side) -> list[s
     return [
         name
         for name in side.values
-        if side.values[name] != REDACTED and not _is(table.columns[name], row[name], *side.of(name))
+        if not table.columns[name].left
+        and side.values[name] != REDACTED
+        and not _is(table.columns[name], row[name], *side.of(name))
     ]
+
+
+def agree(table: Table, one: Side | None, other: Side | None) -> bool:
+    """Whether a row is the same in two changes, as far as both have it."""
+    if one is None or other is None:
+        return one is other
+    both = [name for name in one.values if name in other.values and not table.columns[name].left]
+    return all(one.of(name) == other.of(name) for name in both)
 
 
 def gone(table: Table, side: Side) -> list[str]:
@@ -186,7 +204,29 @@ def _written(table: Table, side: Side, names: Iterable[str]) -> dict[str, str]:
     wanted = [name for name in names if not table.columns[name].generated]
     if hidden := [name for name in wanted if side.values[name] == REDACTED]:
         raise IrreversibleError(f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it by hand.")
+    lossy = [name for name in wanted if name in side.unsure and _may_lack(table.columns[name], side.values[name])]
+    if lossy:
+        raise IrreversibleError(
+            f"what a row of {table.name} was is not known exactly: the earlier version that wrote the change kept"
+            f" neither JSON's null nor long numbers of documents{_named(lossy)}",
+            remedy="Undo it by hand; `headrace audit diff` shows the values.",
+        )
     return {name: _value(table, name, *side.of(name)) for name in wanted}
+
+
+def _may_lack(column: Column, value: Any) -> bool:
+    """Whether a value may have been another, where no text of it was kept."""
+    if column.kind is Kind.DOCUMENT:
+        return not column.as_text and (value is None or _has_large_number(value))
+    return isinstance(value, list)
+
+
+def _has_large_number(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_large_number(one) for one in value.values())
+    if isinstance(value, list):
+        return any(_has_large_number(one) for one in value)
+    return isinstance(value, str) and _LARGE_NUMBER.fullmatch(value) is not None
 
 
 def _value(table: Table, name: str, value: Any, exact: str | None) -> str:

@@ -56,10 +56,12 @@ class Noted:
     """What is known of a table: its key (the primary key, or else its replica identity), and its columns of bytea."""
 
     key: tuple[str, ...] = ()
-    binary: tuple[str, ...] = ()
+    # None where only the key is known: an earlier version noted the table.
+    binary: tuple[str, ...] | None = ()
 
 
 _UNKNOWN = Noted()
+_NOT_NOTED = Noted(binary=None)
 _NO_TEXTS: tuple[Texts, Texts] = ({}, {})
 
 
@@ -100,9 +102,15 @@ class TableBook:
             names = (one.schema, one.table)
             if one.operation == "SCHEMA":
                 told.add(names)
-            elif one.table and names not in self.tables and names not in told:
+            elif one.table and self.tables.get(names, _NOT_NOTED).binary is None and names not in told:
                 found.add(names)
         return found
+
+    def complete(self, found: Mapping[Names, Noted]) -> None:
+        """Take what was missing from the catalog; a key that was noted is that of the changes, and not today's."""
+        for names, noted in found.items():
+            known = self.tables.get(names)
+            self.tables[names] = noted if known is None else replace(known, binary=noted.binary)
 
 
 @dataclass(slots=True)

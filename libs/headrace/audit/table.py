@@ -57,11 +57,13 @@ ALTER TABLE {table}
     DROP CONSTRAINT IF EXISTS changes_position_table_schema_database_operation_unique,
     DROP CONSTRAINT IF EXISTS {unique};
 """
-# What a table of an earlier version lacks. Where two sources share it their changes may have the same place: what was
-# unique without the source stopped one of the trails.
+# What a table of an earlier version lacks. `null` as `exact` says of its rows that nobody knows any more where a
+# document lost something. Where two sources share it their changes may have the same place: what was unique without the
+# source stopped one of the trails.
 _UPGRADE = """
-ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb, ADD COLUMN IF NOT EXISTS source text{default};
-ALTER TABLE {table} ALTER COLUMN source DROP DEFAULT;
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb DEFAULT 'null',
+    ADD COLUMN IF NOT EXISTS source text{default};
+ALTER TABLE {table} ALTER COLUMN exact DROP DEFAULT, ALTER COLUMN source DROP DEFAULT;
 ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[];
 CREATE UNIQUE INDEX IF NOT EXISTS {place} ON {table} (position, ordinal, source{also});
 DROP INDEX IF EXISTS {schema}.{older};

@@ -125,7 +125,7 @@ class Session:
     async def _add(self, events: list[Event]) -> None:
         missing = self.book.missing(event for event in events if event.source == self.source)
         if missing:
-            self.book.tables.update(await source.noted(self.postgres, missing))
+            self.book.complete(await source.noted(self.postgres, missing))
         queued_at = datetime.now(UTC).isoformat().encode()
         for event in events:
             if event.source == self.source:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -207,7 +207,13 @@ async def at(time: str, name: str, key: str) -> None:
 
 
 async def revert(
-    change: str | None, position: int | None, context: str | None, since: str | None, *, apply: bool
+    change: str | None,
+    position: int | None,
+    context: str | None,
+    since: str | None,
+    *,
+    leave: Sequence[str] = (),
+    apply: bool,
 ) -> None:
     if sum(one is not None for one in (change, position, context)) != 1:
         raise SettingError("revert takes one of --id, --transaction, --context", remedy="Say which changes to undo.")
@@ -223,13 +229,14 @@ async def revert(
         if len(found) == query.LIMIT_MAX:
             raise IrreversibleError(f"more than {query.LIMIT_MAX - 1} changes match", remedy="Narrow it with --since.")
         async with postgres(settings, "audit revert") as source:
-            run = Reverting(connection, source, table, settings.format.json_values, found)
+            run = Reverting(connection, source, table, settings.format.json_values, found, leave)
             if not apply:
                 show_script(await run.script())
                 return
             await run.apply()
+    kept = f", but for {', '.join(leave)}" if leave else ""
     number = "1 change was" if len(found) == 1 else f"{len(found)} changes were"
-    print(f"{number} reverted in one transaction, and read back as it was before")
+    print(f"{number} reverted in one transaction, and read back as it was before{kept}")
 
 
 async def stats(*, as_json: bool) -> None:

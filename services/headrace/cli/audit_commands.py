@@ -111,12 +111,16 @@ def revert(
     ] = None,
     context: Context = None,
     since: Since = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option("--leave", help="A column that stays as it is, since a trigger sets it; may be repeated."),
+    ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Do it, in one transaction; without, print it.")] = False,
 ) -> None:
     """Print the SQL that undoes a change, a transaction, or everything of one context; with --apply, run it."""
     from headrace.cli import audit
 
-    finish(lambda: audit.revert(change, position, context, since, apply=apply))
+    finish(lambda: audit.revert(change, position, context, since, leave=leave or (), apply=apply))
 
 
 @app.command("stats")

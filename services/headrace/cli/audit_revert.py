@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC
 from typing import Any
 
 import asyncpg
 
-from headrace.audit.history import columns_by, exact_of, gap_between, key_columns, later_change, place_of, row_at
+from headrace.audit.history import (
+    columns_by,
+    exact_of,
+    gap_between,
+    is_unsure,
+    key_columns,
+    later_change,
+    place_of,
+    row_at,
+)
+from headrace.audit.ordering import Reference, ordered
 from headrace.audit.revert import (
     Column,
     IrreversibleError,
@@ -23,6 +33,7 @@ from headrace.audit.revert import (
     Side,
     Step,
     Table,
+    agree,
     differing,
     gone,
     located,
@@ -31,10 +42,11 @@ from headrace.audit.revert import (
     undo_insert,
     undo_update,
 )
-from headrace.audit.rows import key_text
+from headrace.audit.rows import Names, key_text
 from headrace.audit.table import AuditTable
 from headrace.contract import type_oids
 from headrace.contract.values import SESSION_SETTINGS, ArrayForm, JsonForm, TypeInfo, TypeKind, ValueOptions, converter
+from headrace.errors import SettingError
 from headrace.plain import plain
 from headrace.postgres import catalog
 from headrace.postgres.replication import quote_name
@@ -46,6 +58,23 @@ SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypi
        attgenerated <> '' AS generated
 FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
 """
+# Of a partitioned table the parts' own constraints say the same again.
+_REFERENCES = """
+SELECT cn.nspname::text AS child_schema, c.relname::text AS child, pn.nspname::text AS parent_schema,
+       p.relname::text AS parent, k.confdeltype::text AS on_delete,
+       ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS u(number, place)
+             JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.number ORDER BY u.place) AS columns,
+       ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS u(number, place)
+             JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.number ORDER BY u.place) AS keys
+FROM pg_constraint k
+JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace cn ON cn.oid = c.relnamespace
+JOIN pg_class p ON p.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = p.relnamespace
+WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+"""
+_BY_TRIGGER = (
+    "A trigger, a rule or the columns' present types change what is written: leave out a column that a trigger sets by"
+    " --leave, or undo it by hand."
+)
 _LATER = "Undo the later changes first, or all of them together."
 
 
@@ -58,9 +87,13 @@ class Reverting:
     audit: AuditTable
     json_values: JsonForm
     changes: Sequence[Mapping[str, Any]]
+    # Columns that stay as they are: column, table.column or schema.table.column.
+    leave: Collection[str] = ()
     # Rows as they would be by now, where nothing is written: None for one that would be gone.
     _imagined: dict[tuple[str, str], Side | None] = field(default_factory=dict)
-    _tables: dict[tuple[str, str], Table] = field(default_factory=dict)
+    _tables: dict[Names, Table] = field(default_factory=dict)
+    _references: list[Reference] = field(default_factory=list)
+    _left: set[str] = field(default_factory=set)
 
     async def script(self) -> str:
         """The statements, the latest change's first."""
@@ -70,6 +103,7 @@ class Reverting:
             step = await self._step(change)
             await self._check_imagined(step)
             statements.append(step.statement)
+        self._require_left()
         return "\n".join(["BEGIN;", *statements, "COMMIT;"])
 
     async def apply(self) -> None:
@@ -81,6 +115,7 @@ class Reverting:
             await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
             for change in self.changes:
                 await self._do(await self._step(change))
+            self._require_left()
 
     async def _prepare(self) -> None:
         for name, value in SESSION_SETTINGS.items():
@@ -92,10 +127,36 @@ class Reverting:
                 f"these changes are of the database {', '.join(sorted(elsewhere))}, and this is {here}",
                 remedy="Set DB_NAME (PG_DB) to it.",
             )
+        self._references = await self._foreign_keys()
+        self.changes = ordered(self.changes, self._references)
+
+    async def _foreign_keys(self) -> list[Reference]:
+        """Those that name rows of the changes' tables."""
+        tables = sorted({(change["schema"], change["table"]) for change in self.changes})
+        rows = await self.source.fetch(_REFERENCES, [schema for schema, _ in tables], [name for _, name in tables])
+        return [
+            Reference(
+                (row["child_schema"], row["child"]),
+                tuple(row["columns"]),
+                (row["parent_schema"], row["parent"]),
+                tuple(row["keys"]),
+                row["on_delete"],
+            )
+            for row in rows
+        ]
+
+    def _require_left(self) -> None:
+        """A column that no table has is a slip of the user's."""
+        if unknown := sorted({*self.leave} - self._left):
+            raise SettingError(
+                f"--leave {unknown[0]}: no table of these changes has this column",
+                remedy="Write column, table.column or schema.table.column.",
+            )
 
     async def _do(self, step: Step) -> None:
         found = await self._read(step.table, step.found_by)
         await self._hold(step, found, step.now)
+        await self._hold_alone(step)
         if not step.idle:
             status = await self.source.execute(step.statement)
             if not status.endswith(" 1"):
@@ -120,7 +181,7 @@ class Reverting:
             wrong = "the row is not there" if names is None else f"{', '.join(names)} would not be what it was"
         raise IrreversibleError(
             f"nothing was undone: read back from {step.table.name}, {wrong}",
-            remedy="A trigger, a rule or the columns' present types change what is written: undo it by hand.",
+            remedy=_BY_TRIGGER,
         )
 
     async def _check_imagined(self, step: Step) -> None:
@@ -128,8 +189,9 @@ class Reverting:
         place = (step.table.quoted, located(step.table, step.found_by))
         if place not in self._imagined:
             await self._hold(step, await self._read(step.table, step.found_by, lock=False), step.now)
-        elif not _agree(self._imagined[place], step.now):
+        elif not agree(step.table, self._imagined[place], step.now):
             await self._refuse(step, "another change of the row lies between")
+        await self._hold_alone(step)
         self._imagined[place] = None
         if step.then is not None:
             self._imagined[step.table.quoted, located(step.table, step.then)] = step.then
@@ -143,6 +205,29 @@ class Reverting:
             await self._refuse(step, "the row is gone")
         elif names := differing(step.table, found, now):
             await self._refuse(step, f"{', '.join(names)} changed since")
+
+    async def _hold_alone(self, step: Step) -> None:
+        """A row that goes must not take others along that nobody asked to undo."""
+        if step.then is not None:
+            return
+        for one in self._references:
+            if one.parent != (step.table.schema, step.table.name) or not one.takes_along:
+                continue
+            child = ".".join(quote_name(name) for name in one.child)
+            pairs = [f"c.{quote_name(a)} = t.{quote_name(b)}" for a, b in zip(one.columns, one.keys, strict=True)]
+            itself = " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)" if one.child == one.parent else ""
+            found = await self.source.fetchval(
+                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
+                f" WHERE {located(step.table, step.found_by)}"
+            )
+            # Of a script, those that its statements so far would remove.
+            gone = [place for place, side in self._imagined.items() if place[0] == child and side is None]
+            if found > len(gone):
+                raise IrreversibleError(
+                    f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer to {step.table.name}"
+                    f" {step.change['primary_key']}, and would be deleted or changed with it",
+                    remedy="Undo their changes first, or all of them together.",
+                )
 
     async def _refuse(self, step: Step, why: str) -> None:
         later = await later_change(self.trail, self.audit, step.change, [one["id"] for one in self.changes])
@@ -173,7 +258,7 @@ class Reverting:
         table = await self._table(change["schema"], change["table"])
         if change["operation"] == "TRUNCATE":
             raise IrreversibleError(f"a TRUNCATE of {table.quoted} can't be undone from the trail")
-        after = Side(parsed(change["after"]), exact_of(change, "after"))
+        after = _side(change, "after")
         if change["operation"] in INSERTED:
             _all_there(table, after)
             return undo_insert(change, table, after)
@@ -188,13 +273,14 @@ class Reverting:
 
     async def _was(self, change: Mapping[str, Any]) -> Side:
         """The row before a change: as PostgreSQL sent it, or as earlier changes left it."""
-        before, after = parsed(change["before"]), parsed(change["after"])
+        was, after = _side(change, "before"), parsed(change["after"])
+        before = was.values
         if change["operation"] == "UPDATE":
             whole = set(before) >= set(after) | set(change["unchanged"] or ())
         else:
             whole = set(before) >= await self._columns_at(change)
         if whole and before:
-            return Side(before, exact_of(change, "before"))
+            return was
         names = (change["schema"], change["table"])
         key = await key_columns(self.trail, self.audit, *names, change["source"])
         old_key = change["primary_key"]
@@ -210,7 +296,7 @@ class Reverting:
             raise IrreversibleError(
                 f"what a row of {change['table']} was before is not known: changes of it may be missing ({gap})"
             )
-        return Side(earlier.values, earlier.exact)
+        return Side(earlier.values, earlier.exact, earlier.unsure)
 
     async def _columns_at(self, change: Mapping[str, Any]) -> set[str]:
         """What a whole row had when it was deleted, of the columns that are there still."""
@@ -255,20 +341,29 @@ class Reverting:
             )
         own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
         types = await catalog.types(self.source, own)
-        columns = {row["name"]: self._column(row, types) for row in rows}
+        columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
         relation_id = rows[0]["relation_id"]
         keys = await catalog.keys(self.source, [relation_id])
         return Table(schema, name, columns, keys[relation_id].row)
 
-    def _column(self, row: Mapping[str, Any], types: Mapping[int, TypeInfo]) -> Column:
+    def _column(self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]) -> Column:
         oid = row["type_oid"]
         while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
             oid = info.base_oid
         kind = {type_oids.JSON: Kind.DOCUMENT, type_oids.JSONB: Kind.DOCUMENT, type_oids.BYTEA: Kind.BINARY}.get(oid)
         told = converter(oid, ValueOptions(), types.get)
         listed = converter(oid, ValueOptions(arrays=ArrayForm.LIST), types.get)
+        left = {*self.leave} & {row["name"], f"{table}.{row['name']}", f"{schema}.{table}.{row['name']}"}
+        self._left |= left
         as_text = self.json_values is JsonForm.TEXT
-        return Column(row["name"], row["number"], kind or Kind.OTHER, row["generated"], told, listed, as_text)
+        return Column(
+            row["name"], row["number"], kind or Kind.OTHER, row["generated"], told, listed, bool(left), as_text
+        )
+
+
+def _side(change: Mapping[str, Any], side: str) -> Side:
+    values = parsed(change[side])
+    return Side(values, exact_of(change, side), values if is_unsure(change) else ())
 
 
 def _all_there(table: Table, side: Side) -> None:
@@ -277,12 +372,6 @@ def _all_there(table: Table, side: Side) -> None:
             f"{table.name} has no column {', '.join(missing)} any more: it was renamed or dropped since the change",
             remedy="Undo it by hand; `headrace audit diff` shows the values.",
         )
-
-
-def _agree(imagined: Side | None, now: Side | None) -> bool:
-    if imagined is None or now is None:
-        return imagined is now
-    return all(imagined.of(name) == now.of(name) for name in imagined.values if name in now.values)
 
 
 def show(script: str) -> None:
