@@ -143,6 +143,26 @@ async def test_on_a_source_at_rest_what_its_publisher_wrote_down_says_that_all_i
         await target.shows({"a20.1", "b20.2"})
 
 
+async def test_after_a_restart_another_tables_transaction_says_that_all_is_there(client: Client) -> None:
+    """To a mirror of some tables that may not read what the publisher wrote down."""
+    target = Shown()
+    async with following(client, target, "a", "b") as mirror:
+        await publish(client, *transfer(10))
+        await target.shows(BEFORE)
+        await publish(client, *transfer(20, schema("a", 20, resync=True)))
+        await phase(mirror.book, "a", Phase.WANTED)
+        await copied(mirror.book, "a", 35, "a10.0", "a20.1")
+        await publish(client, row("c", 40, 0, last=True))
+        await target.shows({"a20.1", "b20.2"})
+        async with mirror.book.lock:
+            mirror.book.want("public", "a", "a row was missing")
+            await mirror.book.commit()
+    async with following(client, target, "a", "b") as mirror:
+        await copied(mirror.book, "a", 45, "a10.0", "a20.1", "a44.0")
+        await publish(client, row("c", 50, 0, last=True))
+        await target.shows({"a44.0"})
+
+
 async def test_what_a_gap_concerns_is_shown_again_all_at_once(client: Client) -> None:
     """No table is right any more: the follower goes on, unseen."""
     target = Shown()
@@ -159,6 +179,20 @@ async def test_what_a_gap_concerns_is_shown_again_all_at_once(client: Client) ->
         await target.shows({"a64.0", "a96.0", "a112.0", "b96.1", "b112.1"})
     assert "a20.0" not in target.rows
     assert all(("a64.0" in seen) == ("b96.1" in seen) for seen in target.commits)
+
+
+async def test_where_a_source_diverged_its_tables_are_copied_once_and_the_others_go_on(client: Client) -> None:
+    """LSNs don't say that the copy is of after the gap, and nothing more comes of this source."""
+    target = Shown()
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
+        await publish(client, row("a", 0x70, 0, last=True), row("b", 5, 0, last=True, source="t"))
+        await target.shows({"a112.0", "b5.0"})
+        await publish(client, gap(0x30, reason="source_diverged"), row("b", 6, 0, last=True, source="t"))
+        await phase(mirror.book, "a", Phase.WANTED)
+        await copied(mirror.book, "a", 0x90, "a16.0")
+        await target.shows({"a16.0", "b6.0"})
+    target.shown_once("a16.0", "b5.0", "b6.0")
+    assert all(("a16.0" in seen) == ("b6.0" in seen) for seen in target.commits)
 
 
 async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(client: Client) -> None:

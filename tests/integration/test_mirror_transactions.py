@@ -35,6 +35,7 @@ from headrace.testing.mirror_streams import (
     publish,
     publish_array,
     row,
+    schema,
     table,
 )
 from headrace.testing.plugin import OwnNats
@@ -67,6 +68,21 @@ async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(cli
     assert not any(
         {"a20.0", "b20.1", "b20.2"} & {*seen} not in ({"a20.0", "b20.1", "b20.2"}, set()) for seen in target.commits
     )
+
+
+async def test_what_the_catalog_showed_ends_no_transaction_that_it_stands_in(client: Client) -> None:
+    """A publisher that begins a transaction again may find out in between what was so before it."""
+    target = Shown()
+    shown = {"xid": 0, "lsn": 15, "ts": None, "seq": 0, "last": False}
+    async with following(client, target, "a", "b", every=True):
+        await publish(client, row("a", 10, 0, last=True), row("a", 20, 0))
+        await consumed(client, await publish(client, schema("b", 15, changes=[], tx=shown)))
+        await target.shows({"a10.0"})
+        await asyncio.sleep(LONG_S)
+        target.shown_once("a10.0")
+        await publish(client, row("b", 20, 1, last=True))
+        await target.shows({"a20.0", "b20.1"})
+    assert all(("a20.0" in seen) == ("b20.1" in seen) for seen in target.commits)
 
 
 async def test_a_mirror_that_is_behind_and_whose_reader_pauses_shows_no_part(
@@ -191,6 +207,24 @@ async def test_arrays_of_several_tables_are_shown_by_whole_transactions(client: 
     assert all(whole & {*seen} in (whole, set()) for whole in wholes for seen in target.commits)
 
 
+async def test_arrays_larger_than_memory_are_shown_by_whole_transactions(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later transaction's part comes before the earlier one's."""
+    monkeypatch.setattr(follower, "SPILL_EVENTS", 10)
+    target, later = Shown(), {"b20.12", "b20.13", *(f"a20.{n}" for n in range(12))}
+    async with following(client, target, "a", "b", every=True):
+        await publish_array(client, *(row("a", 20, n) for n in range(12)))
+        both = [*(row("b", 10, n, last=n == 11) for n in range(12)), row("b", 20, 12)]
+        await publish_array(client, *both, complete=20)
+        await consumed(client, 2)
+        await asyncio.sleep(LONG_S)
+        assert later.isdisjoint(target.rows)
+        await publish_array(client, row("b", 20, 13, last=True), complete=21)
+        await target.shows({*later, *(f"b10.{n}" for n in range(12))})
+    assert all(later & {*seen} in (later, set()) for seen in target.commits)
+
+
 async def test_arrays_of_some_tables_are_shown_when_another_tables_array_completes_them(client: Client) -> None:
     target = Shown()
     async with following(client, target, "a", "b"):
@@ -236,3 +270,19 @@ async def test_what_is_held_is_shown_up_to_the_lsn_and_whole(client: Client) -> 
         target.shown_once("a10.0", "b10.1")
         mirror.hold.set(None, 0)
         await target.shows({"a20.0", "b20.1"})
+
+
+async def test_a_new_table_is_not_shown_ahead_of_what_is_held(client: Client) -> None:
+    target = Shown()
+    async with following(client, target, "a", "b", every=True) as mirror:
+        mirror.hold.set(20, PATIENCE_S)
+        mirror.book.put(TableState("public", "n", Phase.WANTED))
+        await copied(mirror.book, "n", 25, "n20.1")
+        await publish_array(client, row("a", 10, 0), row("a", 20, 0))
+        await publish_array(client, row("n", 20, 1, last=True), complete=31)
+        await target.shows({"a10.0"})
+        await asyncio.sleep(LONG_S)
+        target.shown_once("a10.0")
+        mirror.hold.set(None, 0)
+        await target.shows({"a20.0", "n20.1"})
+    target.shown_once("a10.0", "a20.0", "n20.1")

@@ -93,7 +93,7 @@ class Consumer:
 
     @property
     def given_seq(self) -> int:
-        """The last message that came and was read: what is for this consumer behind it is still to be given out."""
+        """The last message that came and was read, or was seen before: what is for us behind it is yet to come."""
         return self._given_seq
 
     @property
@@ -294,7 +294,10 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
     overlap = max((mark.stream_seq for mark in marks.values() if mark.position > ORIGIN), default=0)
     pull = await _opened(client, subscription, overlap or (None if seen is None else seen + 1), info)
     pull.passed(seen or 0)
-    consumer = Consumer(js, subscription, store, pull, marks, seen or 0, seen, _overlap=overlap, _begun=kept or 0)
+    begun = kept or 0
+    consumer = Consumer(
+        js, subscription, store, pull, marks, seen or 0, seen, _overlap=overlap, _begun=begun, _given_seq=seen or 0
+    )
     try:
         yield consumer
     finally:

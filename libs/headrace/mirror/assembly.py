@@ -33,10 +33,8 @@ class Assembly:
             # An array of one table's events stands in no order with those of other tables; a gap may cut off what is
             # open, or stand inside it.
             return
-        if is_outside(event):
-            self._end(event.source, self._last_lsn(event.source) + 1)
-        else:
-            self._end(event.source, event.position.lsn)
+        # What stands outside transactions comes inside one where its publisher began the transaction again.
+        self._end(event.source, event.position.lsn)
 
     def follow(self, event: Event) -> None:
         """What an event says of its own transaction, whether it is taken or not."""
@@ -95,10 +93,6 @@ class Assembly:
         if lsn > self._whole.get(source, 0):
             self._whole[source] = lsn
             self._changed = True
-
-    def _last_lsn(self, source: str) -> int:
-        transactional = (e.position.lsn for e in self._pending.get(source, ()) if not is_outside(e))
-        return max(transactional, default=-1)
 
     def _keep(self, source: str, events: list[Event]) -> None:
         before = self._pending.pop(source, [])

@@ -186,7 +186,9 @@ class Book:
         self.is_moving = any(state.phase is Phase.FOLLOWING for state in states)
         self.stands = self.is_moving and any(state.phase is not Phase.LOADED for state in self.awaited)
 
-    def want(self, schema: str, name: str, why: str, *, awaited: bool = False, lsn: int = 0) -> None:
+    def want(
+        self, schema: str, name: str, why: str, *, awaited: bool = False, lsn: int = 0, diverged_seq: int = 0
+    ) -> None:
         """The table must be bootstrapped (again); readers keep what they have until then."""
         token = table_token(schema, name)
         state = self.tables.get(token) or TableState(schema, name)
@@ -195,8 +197,18 @@ class Book:
         # What readers see of a parked table is older than the rest already: nothing stands for its copy.
         is_shown = state.live is not None and state.phase is not Phase.PARKED
         awaited = not self.fresh and (awaited or state.awaited or is_shown)
-        until = self._until(state, lsn)
-        self.put(replace(state, phase=Phase.WANTED, run=None, why=why, awaited=awaited, until=until))
+        until, diverged_seq = self._until(state, lsn), max(diverged_seq, state.diverged_seq)
+        self.put(
+            replace(
+                state,
+                phase=Phase.WANTED,
+                run=None,
+                why=why,
+                awaited=awaited,
+                until=until,
+                diverged_seq=diverged_seq,
+            )
+        )
 
     def _until(self, state: TableState, lsn: int = 0) -> int:
         """The LSN before which everything was committed that readers see of a table at rest."""
@@ -219,6 +231,7 @@ class Book:
                 run=None,
                 source=run.source,
                 awaited=False,
+                diverged_seq=0,
             )
         )
         log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)

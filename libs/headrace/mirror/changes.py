@@ -26,10 +26,11 @@ _FILLED = frozenset({Phase.FOLLOWING, Phase.LOADING, Phase.LOADED})
 class CopyWantedError(Exception):
     """Tables that readers see must be copied again."""
 
-    def __init__(self, names: Sequence[tuple[str, str]], why: str) -> None:
+    def __init__(self, names: Sequence[tuple[str, str]], why: str, diverged_seq: int = 0) -> None:
         super().__init__(why)
         self.names = names
         self.why = why
+        self.diverged_seq = diverged_seq
 
 
 class Changes:
@@ -80,13 +81,13 @@ class Changes:
             self._book.put(replace(state, run=run))
         return steps
 
-    def _copy(self, states: Sequence[TableState], why: str, event: Event) -> None:
+    def _copy(self, states: Sequence[TableState], why: str, event: Event, diverged_seq: int = 0) -> None:
         if not self._book.fresh and any(self._is_shown(state) for state in states):
-            raise CopyWantedError([(state.schema, state.name) for state in states], why)
+            raise CopyWantedError([(state.schema, state.name) for state in states], why, diverged_seq)
         # What readers see in a gap's tables is from before it.
         lsn = 0 if event.operation == GAP else event.position.lsn
         for state in states:
-            self._book.want(state.schema, state.name, why, lsn=lsn)
+            self._book.want(state.schema, state.name, why, lsn=lsn, diverged_seq=diverged_seq)
 
     def _is_shown(self, state: TableState) -> bool:
         """Whether readers see it, or will with what is being applied."""
@@ -158,9 +159,11 @@ class Changes:
         for state in self._book.tables.values():
             reached = state.run.lsn if state.run is not None else state.since
             source = state.run.source if state.run is not None else state.source
-            if state.phase in _FILLED and source == event.source and (diverged or reached < up_to):
+            # Where LSNs mean something else, only what was wanted because of the gap is known to be copied after it.
+            is_older = event.stream_seq > state.diverged_seq if diverged else reached < up_to
+            if state.phase in _FILLED and source == event.source and is_older:
                 concerned.append(state)
-        self._copy(concerned, "a gap in the stream", event)
+        self._copy(concerned, "a gap in the stream", event, event.stream_seq if diverged else 0)
 
 
 def staged_steps(event: Event, run: Run) -> tuple[list[Step], Run] | Resync:

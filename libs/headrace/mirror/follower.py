@@ -97,7 +97,8 @@ class Follower:
         self._ready: list[Event] = []
         self._large_bytes = 0
         self._writing = False
-        # Of the target's open transaction: which unfinished ones it has a part of; and how far each source is in it.
+        # Of the target's open transaction: the last unfinished one of each source that it has a part of; and how far
+        # each source is in it.
         self._spilled: dict[str, int] = {}
         self._lanes: Marks = dict(self._book.lanes)
         self._look_s = LOOK_S
@@ -139,9 +140,10 @@ class Follower:
             await self._book.lock.acquire()
         try:
             await self._book.roll_back()
+            self._changes.diverged.clear()
             if wanted is not None:
                 for schema, name in wanted.names:
-                    self._book.want(schema, name, wanted.why, awaited=True)
+                    self._book.want(schema, name, wanted.why, awaited=True, diverged_seq=wanted.diverged_seq)
                 await self._book.commit()
         finally:
             self._writing = False
@@ -272,7 +274,9 @@ class Follower:
         self._ready = []
         part = self._assembly.part()
         self._large_bytes = 0
-        self._spilled[part[0].source] = part[0].position.lsn
+        source, lsn = part[0].source, part[0].position.lsn
+        # Arrays of several tables may bring an earlier transaction after a later one.
+        self._spilled[source] = max(lsn, self._spilled.get(source, 0))
         await self._write(part)
 
     async def _write(self, events: Sequence[Event]) -> None:
@@ -341,12 +345,16 @@ class Follower:
         """Whether everything is applied that committed before a table's snapshot."""
         run = state.run
         assert run is not None
+        if state.diverged_seq:
+            # Nothing comes of its source as it was, and LSNs say nothing: the gap itself must be applied.
+            return self._lanes.get(run.source, Watermark()).stream_seq >= state.diverged_seq
+        if self._assembly.lacks(run.source, run.lsn):
+            # Also what is whole and held back.
+            return False
         if self._assembly.is_whole(run.source, run.lsn - 1):
             return True
         if self._lanes.get(run.source, Watermark()).position.lsn >= run.lsn:
             return True
-        if self._assembly.lacks(run.source, run.lsn):
-            return False
         seen_seq = max(consumer.seen_seq, self._ahead.at)
         return await self._reach.is_behind(run.source, run.lsn, seen_seq)
 

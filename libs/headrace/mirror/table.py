@@ -111,6 +111,8 @@ class TableState:
     until: int = 0
     # What the stream says of a table that is gone is outdated up to this sequence.
     outdated_seq: int = 0
+    # It is copied since the gap at this sequence, from where its source's LSNs mean something else; 0 where none is.
+    diverged_seq: int = 0
 
     @property
     def token(self) -> str:

@@ -108,8 +108,8 @@ def schema(name: str, lsn: int, *, resync: bool = False, seq: int = 0, **more: A
     return {**names, **shape, **told, "tx": _tx(lsn, seq, last=False), **more}
 
 
-def gap(up_to: int, source: str = "s") -> Body:
-    places = {"after": "0/1", "up_to": f"0/{up_to:X}", "reason": "slot_moved"}
+def gap(up_to: int, source: str = "s", reason: str = "slot_moved") -> Body:
+    places = {"after": "0/1", "up_to": f"0/{up_to:X}", "reason": reason}
     return {"operation": "GAP", "source": source, "tx": _tx(up_to, 0, last=False, xid=0), **places}
 
 
