@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import aiohttp
@@ -124,6 +125,47 @@ async def test_a_server_whose_postmaster_alone_was_killed_starts_again(own_postg
     connection.terminate()
     with psycopg.connect(server.dsn()) as check:
         assert check.execute("SELECT 1").fetchone() == (1,)
+
+
+async def test_a_backend_at_work_does_not_stop_the_start_after_its_postmasters_end(own_postgres: OwnPostgres) -> None:
+    """It does not look whether its postmaster lives before its statement ends."""
+    server = await own_postgres()
+    connection = await asyncpg.connect(server.dsn())
+    backend = connection.get_server_pid()
+    counting = asyncio.create_task(connection.fetch("SELECT count(*) FROM generate_series(1, 100000000000)"))
+    other = await asyncpg.connect(server.dsn())
+    active = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND state = 'active'"
+    async with asyncio.timeout(30):
+        while not await other.fetchval(active):  # noqa: ASYNC110  # PostgreSQL tells nobody
+            await asyncio.sleep(0.05)
+    os.kill(server.pid, signal.SIGKILL)
+    assert ended(server.pid, 5)
+    await server.start()
+    connection = await asyncpg.connect(server.dsn())
+    assert await connection.fetchval("SELECT 1") == 1
+    await connection.close()
+    with pytest.raises((OSError, asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await counting
+    other.terminate()
+
+
+async def test_a_server_that_says_what_it_does_is_not_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recovery that takes longer than a start would never end, were it killed and begun again."""
+    server = EmbeddedNats(folder, start_timeout_s=0.5)
+    begun, is_ready = time.monotonic(), EmbeddedNats._is_ready
+
+    def ready_late(self: EmbeddedNats) -> bool:
+        with (folder / "server.log").open("a") as log:
+            log.write("restoring\n")
+        return time.monotonic() > begun + 2 and is_ready(self)
+
+    monkeypatch.setattr(EmbeddedNats, "_is_ready", ready_late)
+    async with server:
+        assert server.running
+    silent = EmbeddedNats(folder, start_timeout_s=0.5)
+    monkeypatch.setattr(EmbeddedNats, "_is_ready", lambda _: False)
+    with pytest.raises(ServerStartError, match=r"said nothing for 0\.5 s"):
+        await silent.start()
 
 
 async def test_a_pid_file_whose_pid_another_program_has_does_not_stop_a_start(own_postgres: OwnPostgres) -> None:

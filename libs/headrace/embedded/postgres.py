@@ -13,6 +13,7 @@ import hashlib
 import os
 import secrets
 import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -23,7 +24,7 @@ import psycopg
 from headrace.embedded.account import unprivileged_account
 from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres_install import PostgresVersion, make_cluster, postgres_binaries
-from headrace.embedded.process import AlreadyServedError, Launch, ServerStartError, StopStep
+from headrace.embedded.process import AlreadyServedError, Launch, ServerStartError, StopStep, kill_all
 from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.errors import HeadraceError
 
@@ -40,6 +41,7 @@ _BASE_SETTINGS = {
 }
 _ROOTS_CLUSTERS = Path("/var/lib/headrace")
 _PROBE_TIMEOUT_S = 5
+_ORPHANS_GRACE_S = 2.0
 
 
 def kept_password(path: Path) -> str:
@@ -107,6 +109,7 @@ class EmbeddedPostgres(EmbeddedServer):
                 durable=self.settings.get("fsync") != "off",
             )
         self._refuse_other_version()
+        self._end_orphans()
         self._clear_stale_pid_file()
 
     def _launch(self) -> Launch:
@@ -152,6 +155,18 @@ class EmbeddedPostgres(EmbeddedServer):
             return (self.pgdata / "postmaster.pid").read_text().splitlines()
         except FileNotFoundError:
             return []
+
+    def _end_orphans(self) -> None:
+        """A backend at work does not see that its postmaster was killed, and no other may start beside it."""
+        deadline = time.monotonic() + _ORPHANS_GRACE_S
+        while orphans := self._process.workers(self.pgdata):
+            if self._pid_file_lines()[:1] in [[str(pid)] for pid in orphans]:
+                # No orphans: the server lives.
+                return
+            if time.monotonic() > deadline:
+                kill_all(orphans)
+                return
+            time.sleep(0.05)
 
     def _clear_stale_pid_file(self) -> None:
         """Remove the pid file of a dead server whose pid another program has now: PostgreSQL would refuse to start."""

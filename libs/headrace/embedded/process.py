@@ -151,6 +151,17 @@ class ServerProcess:
             return ""
         return ended_by(status)
 
+    def workers(self, home: Path) -> list[int]:
+        """The processes in a folder of the server's that hold the lock: the server, or what is left of one."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            # Of other users' processes nothing can be seen, and others end while they are looked at.
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "cwd").resolve(strict=True) == home:
+                    files = [handle.resolve() for handle in (entry / "fd").iterdir()]
+                    found += [int(entry.name)] if self._lock_path in files else []
+        return found
+
     def refuse_if_served(self) -> None:
         """Raise if a live server serves the folder."""
         with self._locked():
@@ -188,7 +199,7 @@ class ServerProcess:
             # Stopped first, so that it starts no more children. One may have been on its way: hence the second look.
             self._process.send_signal(signal.SIGSTOP)
             for _ in range(2):
-                _kill_all(_children(self._process.pid))
+                kill_all(_children(self._process.pid))
             self._process.kill()
         self._process.wait()
         self._process = None
@@ -204,12 +215,19 @@ class ServerProcess:
         return "\n".join(lines[-_TAIL_LINES:])
 
     def _await_ready(self, ready: Callable[[], bool], port: int, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        """Give time to a server that says what it does: killed in its recovery, it would begin again."""
+        assert self._log is not None, "it was started"
+        said, deadline = 0, time.monotonic() + timeout_s
         while not ready():
             if not self.running:
                 raise self._ended(port)
-            if time.monotonic() > deadline:
-                raise ServerStartError(f"{self._name} was not ready after {timeout_s:g} s: {self._quoted_tail()}")
+            size, now = self._log.stat().st_size, time.monotonic()
+            if size != said:
+                said, deadline = size, now + timeout_s
+            if now > deadline:
+                raise ServerStartError(
+                    f"{self._name} was not ready, and said nothing for {timeout_s:g} s: {self._quoted_tail()}"
+                )
             time.sleep(_PROBE_INTERVAL_S)
 
     def _ended(self, port: int) -> ServerStartError:
@@ -280,7 +298,7 @@ def _children(parent_pid: int) -> list[int]:
     return children
 
 
-def _kill_all(pids: Sequence[int]) -> None:
+def kill_all(pids: Sequence[int]) -> None:
     """SIGKILL processes and wait until each has ended. By pidfd, which no later process of the same pid inherits."""
     with contextlib.ExitStack() as stack:
         handles: list[int] = []
