@@ -260,3 +260,23 @@ async def test_what_is_no_change_is_not_told(lines: Lines, line: Line, name: str
     await line.database.execute("VACUUM FULL still")
     await line.execute("TRUNCATE still; CREATE INDEX ON still (n); ANALYZE still")
     assert await drained(line, "still") == []
+
+
+@on_both_versions
+async def test_a_domain_is_told_with_the_type_that_it_stands_on(line: Line) -> None:
+    await line.execute(
+        "CREATE DOMAIN hours AS timestamptz(3); CREATE DOMAIN shift AS hours; CREATE DOMAIN bag AS jsonb;"
+        "CREATE DOMAIN names AS varchar(9)[]; CREATE TYPE mood AS ENUM ('sad')"
+    )
+    await published(line, "stands")
+    await line.execute("ALTER TABLE stands ADD s shift, ADD b bag, ADD l names, ADD e mood")
+    by_catalog, _ = await told(line, "stands", "column_added")
+    await line.execute("ALTER TABLE stands ADD t hours; INSERT INTO stands VALUES (2, 2)")
+    with_row, _ = await told(line, "stands", "column_added")
+    assert (by_catalog.payload["tx"]["xid"], with_row.payload["tx"]["xid"] > 0) == (0, True)
+    bases = {"s": "timestamp(3) with time zone", "b": "jsonb", "l": "character varying(9)[]"}
+    for event, more in ((by_catalog, {}), (with_row, {"t": "timestamp(3) with time zone"})):
+        columns = event.payload["columns"]
+        stood_on = {one["name"]: one["base_type"] for one in columns if "base_type" in one}
+        assert stood_on == {**bases, **more}
+        assert {one["name"]: one["data_type"] for one in columns}["s"] == "shift"

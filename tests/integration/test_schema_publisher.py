@@ -84,6 +84,20 @@ async def bucket(nats_own: EmbeddedNats) -> Any:
     await client.close()
 
 
+async def test_a_domain_has_the_type_that_it_stands_on(
+    database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
+) -> None:
+    await database.execute("CREATE DOMAIN blob AS bytea; CREATE DOMAIN scan AS blob")
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, s scan)")
+    await database.execute(f'CREATE PUBLICATION "{names.publication}" FOR TABLE t')
+    async with service(environment(database, nats_own.url, names), "schema-publisher"):
+        columns = (await bucket.present("t"))["columns"]
+    assert [(one["data_type"], one.get("base_type")) for one in columns] == [
+        ("integer", None),
+        ("scan", "bytea"),
+    ]
+
+
 async def test_every_published_table_has_its_schema_with_the_bridges_fields(
     database: Database, nats_own: EmbeddedNats, bucket: Bucket, names: Names
 ) -> None:

@@ -91,6 +91,16 @@ def test_columns_that_take_each_others_names_ask_for_a_copy() -> None:
     assert isinstance(reshaped(USERS, schema_event({"id": "integer", "name": "text"}, resync=True)), Resync)
 
 
+def test_a_domain_is_its_base_type_and_asks_for_a_copy_where_that_was_not_known() -> None:
+    told = schema_event({"id": "integer", "name": "text", "at": "moment"})
+    unknown = shape(told)
+    told["columns"][2]["base_type"] = "timestamp with time zone"
+    assert shape(told).type_of("at") == "timestamp with time zone"
+    assert isinstance(reshaped(unknown, told), Resync)
+    assert isinstance(reshaped(shape(told), schema_event({"id": "integer", "name": "text", "at": "moment"})), Resync)
+    assert reshaped(shape(told), told) is None
+
+
 def test_a_table_that_went_says_under_which_name_it_goes_on() -> None:
     assert gone(schema_event({}, {"change": "table_dropped"})) == Gone(None)
     assert gone(schema_event({}, {"change": "table_renamed", "to": "app.people"})) == Gone(("app", "people"))

@@ -78,7 +78,7 @@ class TableBook:
         if not key and payload.get("replica_identity") == "i":
             key = tuple(payload.get("identity") or ())
         columns = payload.get("columns") or ()
-        binary = tuple(str(one["name"]) for one in columns if one["data_type"] in _BINARY)
+        binary = tuple(str(one["name"]) for one in columns if (one.get("base_type") or one["data_type"]) in _BINARY)
         self.tables[names] = Noted(key, binary)
         return names
 

@@ -42,7 +42,8 @@ def fill(missing: bytes | None, convert: Converter) -> Fill | None:
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
     """A column; `number` is its place in the table's history (0: not known), `filled` whether adding it gave existing
-    rows a value, `fill` which, where it is one for all of them (not kept: it is of the moment that it was read)."""
+    rows a value, `fill` which, where it is one for all of them (not kept: it is of the moment that it was read);
+    `base_type` is what a domain stands on (None: no domain, or not known)."""
 
     name: str
     type_oid: int
@@ -54,9 +55,12 @@ class ColumnShape:
     number: int = 0
     filled: bool = False
     fill: Fill | None = field(default=None, compare=False)
+    base_type: str | None = field(default=None, compare=False)
 
     def encode(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "fill"}
+        kept = {name: getattr(self, name) for name in self.__slots__ if name != "fill"}
+        # Versions that know nothing of it can read the rest.
+        return {name: value for name, value in kept.items() if (name, value) != ("base_type", None)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class TableShape:
                 "data_type": column.data_type,
                 "is_nullable": column.is_nullable,
                 "column_default": column.column_default,
+                **({"base_type": column.base_type} if column.base_type else {}),
             }
             for position, column in enumerate(self.columns, start=1)
         ]

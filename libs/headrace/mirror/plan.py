@@ -32,7 +32,11 @@ class Gone:
 
 def shape(payload: Mapping[str, Any]) -> Table:
     """The table as a schema event, or a value of the schemas bucket, describes it."""
-    columns = tuple(Column(column["name"], column["data_type"]) for column in payload["columns"])
+    columns = tuple(
+        # A domain's value comes as its base type's, and its checks are the source's.
+        Column(column["name"], column.get("base_type") or column["data_type"])
+        for column in payload["columns"]
+    )
     schema = str(payload["schema"]).removesuffix(f".{payload['table']}")
     primary_key = tuple(payload["primary_key"])
     whole = tuple(column.name for column in columns)
@@ -66,12 +70,20 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
     kept = [name for name in kept if name in types]
     columns = tuple(types[name] for name in [*kept, *(name for name in types if name not in kept)])
     after = replace(wanted, columns=columns, staging=table.staging)
+    if any(_is_newly_known(column, types.get(old_names.get(column.name, column.name))) for column in table.columns):
+        return Resync("the type that a column's values are of was not known before")
     filled = {
         str(change["column"]): _filled(types[change["column"]], change)
         for change in payload["changes"]
         if "filled" in change and change["column"] in types and change["column"] not in kept
     }
     return None if after == table else Alter(table, after, renamed, filled)
+
+
+def _is_newly_known(before: Column, after: Column | None) -> bool:
+    """Whether text in the contract's form would have to become another type, or the other way round."""
+    kinds = {kind_of(before.data_type), kind_of(after.data_type)} if after is not None else set()
+    return Kind.UNKNOWN in kinds and len(kinds) > 1
 
 
 def _filled(column: Column, change: Mapping[str, Any]) -> Filled:

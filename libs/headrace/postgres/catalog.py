@@ -57,6 +57,19 @@ SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_IDENTITY
 FROM unnest($1::oid[]) AS of(oid)
 """  # noqa: S608  # of the constants above
 
+
+def base_type(oid: str) -> str:
+    """The name of what a domain stands on, through domains of domains; NULL of any other type."""
+    return f"""
+(WITH RECURSIVE base(oid, modifier, depth) AS (
+    SELECT typbasetype, typtypmod, 1 FROM pg_type WHERE oid = {oid} AND typtype = 'd'
+  UNION ALL
+    SELECT t.typbasetype, t.typtypmod, b.depth + 1 FROM base b JOIN pg_type t ON t.oid = b.oid
+    WHERE t.typtype = 'd'
+) SELECT format_type(b.oid, nullif(b.modifier, -1)) FROM base b ORDER BY b.depth DESC LIMIT 1)
+"""  # noqa: S608  # of what the queries here name
+
+
 # Being published through a table list gives a row with an OID of its own, which a later membership doesn't share.
 _MEMBERSHIP = """
 SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
@@ -85,6 +98,7 @@ _FILLED = """
 _SHAPES = f"""
 SELECT of.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
        a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
+       {base_type("a.atttypid")} AS base_type,
        pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
        of.relnatts AS last_number, of.relreplident = 'f' OR a.attname = ANY(identity.columns) AS is_key
 FROM pg_class of
@@ -156,6 +170,8 @@ SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS me
        (SELECT i.xmin::text::int8 FROM pg_index i WHERE i.indrelid = of.oid AND i.indisprimary) AS key_defined_by,
        (SELECT array_agg(format_type(w.oid, nullif(w.modifier, -1)) ORDER BY w.place)
         FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
+       (SELECT array_agg({base_type("w.oid")} ORDER BY w.place)
+        FROM unnest($4::oid[]) WITH ORDINALITY AS w(oid, place)) AS base_types,
        a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
        pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
        (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number,
@@ -226,6 +242,9 @@ def _table_facts(
         },
         type_names={
             of: name for of, name in zip(column_types, rows[0]["type_names"] or (), strict=True) if name is not None
+        },
+        base_types={
+            oid: name for (oid, _), name in zip(column_types, rows[0]["base_types"] or (), strict=True) if name
         },
         membership=rows[0]["membership"] or 0,
         last_number=rows[0]["last_number"] or 0,

@@ -40,6 +40,8 @@ class TableFacts:
     types: dict[int, TypeInfo] = field(default_factory=dict)
     columns: dict[str, ColumnFacts] = field(default_factory=dict)
     type_names: dict[tuple[int, int], str] = field(default_factory=dict)
+    # Of domains alone.
+    base_types: dict[int, str] = field(default_factory=dict)
     membership: int = 0
     # The highest number that a column of the table ever had.
     last_number: int = 0
@@ -68,6 +70,8 @@ class Column:
     data_type: str
     is_nullable: bool
     column_default: str | None
+    # Of a domain alone.
+    base_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

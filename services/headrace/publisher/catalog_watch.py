@@ -87,6 +87,7 @@ class CatalogWatch:
                 column_default=row["column_default"],
                 number=row["number"],
                 filled=row["filled"],
+                base_type=row["base_type"],
                 fill=fill(row["missing"], converter(row["type_oid"], self._options, publication.types.get)),
             )
             for row in reading.columns

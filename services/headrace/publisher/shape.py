@@ -192,7 +192,14 @@ def _table_shape(
 def _column_shape(column: RelationColumn, facts: TableFacts, convert: Convert) -> ColumnShape:
     known = facts.columns.get(column.name)
     data_type = facts.type_names.get((column.type_oid, column.type_modifier), "???")
-    shape = ColumnShape(column.name, column.type_oid, column.type_modifier, data_type, is_key=column.is_key)
+    shape = ColumnShape(
+        column.name,
+        column.type_oid,
+        column.type_modifier,
+        data_type,
+        is_key=column.is_key,
+        base_type=facts.base_types.get(column.type_oid),
+    )
     if known is None or not known.number:
         # The catalog has moved on: nobody can say any more which column this is and what adding it did.
         shape = replace(shape, filled=True)

@@ -18,12 +18,13 @@ from headrace.postgres.facts import Column, PublishedTable
 from headrace.schema_publisher.schema import TableSchema
 from headrace.settings import Settings
 
-_COLUMNS = """
+_COLUMNS = f"""
 SELECT a.attrelid::int8 AS relation_id, a.attname AS name, format_type(a.atttypid, a.atttypmod) AS data_type,
-       NOT a.attnotnull AS is_nullable, pg_get_expr(d.adbin, d.adrelid) AS column_default
+       {catalog.base_type("a.atttypid")} AS base_type, NOT a.attnotnull AS is_nullable,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid, a.attnum
-"""
+"""  # noqa: S608  # of constants
 
 
 class PublicationMissingError(PostgresError):
@@ -97,6 +98,6 @@ def _visible(table: PublishedTable, rows: list[asyncpg.Record]) -> list[Column]:
     shown = set(table.columns)
     visible = [row for row in rows if row["name"] in shown]
     return [
-        Column(row["name"], position, row["data_type"], row["is_nullable"], row["column_default"])
+        Column(row["name"], position, row["data_type"], row["is_nullable"], row["column_default"], row["base_type"])
         for position, row in enumerate(visible, start=1)
     ]

@@ -33,13 +33,20 @@ class TableSchema:
         content: Payload = {
             "table": table.name,
             "schema": f"{table.schema}.{table.name}",
-            "columns": [asdict(column) for column in columns],
+            "columns": [_shown(column) for column in columns],
             "primary_key": list(primary_key),
             "replica_identity": table.replica_identity,
             "relation_id": table.relation_id,
             "source": source,
         }
         return cls(table_token(table.schema, table.name), content)
+
+
+def _shown(column: Column) -> Payload:
+    shown = asdict(column)
+    if column.base_type is None:
+        del shown["base_type"]
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
