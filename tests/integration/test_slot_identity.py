@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import asyncpg
 import pytest
 
+from headrace.bus.control import Join
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
+from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
+from headrace.postgres.replication import ReplicationConnection
+from headrace.settings import load
 from headrace.testing.database import Database
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command, service
 from headrace.testing.suite import Suite
+from headrace.wal_reader.silence import StaleSlot
 
 pytestmark = pytest.mark.slow
 
@@ -116,6 +122,47 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
         assert "epoch_opened" not in second.log("wal-reader")
         assert "stale_walsender_ended" not in first.log("wal-reader") + second.log("wal-reader")
     await database.close()
+
+
+@pytest.mark.parametrize("maker", ["headrace init", "terraform"])
+async def test_who_makes_the_slot_is_not_waited_for_as_one_that_read_it(
+    postgres_server: EmbeddedPostgres, maker: str
+) -> None:
+    """In Kubernetes the suite starts beside `headrace init`, which waits for transactions that were there before."""
+    where = postgres_server.environment()
+    settings = load(
+        {
+            "PG_HOST": where["PGHOST"],
+            "PG_PORT": where["PGPORT"],
+            "POSTGRES_BRIDGE_USER": where["PGUSER"],
+            "PG_DB": "postgres",
+        }
+    )
+    slot = settings.source.slot
+    database = Database(postgres_server, "postgres")
+    own = StaleSlot(settings)
+    own.on_control(Join("publisher", "session", 0, "abcd"))
+    looking = await ReplicationConnection.open(settings.postgres, own.application)
+    making = await asyncpg.connect(database.dsn, server_settings={"application_name": maker})
+    earlier = await asyncpg.connect(database.dsn)
+    try:
+        transaction = earlier.transaction()
+        await transaction.start()
+        await earlier.execute("SELECT pg_current_xact_id()")
+        made = asyncio.create_task(making.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"))
+        async with asyncio.timeout(30):
+            while not await database.fetch("SELECT 1 FROM pg_replication_slots WHERE active_pid IS NOT NULL"):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.05)
+        await own.admit(looking)
+        await transaction.rollback()
+        await made
+        await own.admit(looking)
+    finally:
+        await earlier.close()
+        await making.close()
+        looking.close()
+        await database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        await database.close()
 
 
 async def test_a_slot_that_another_program_reads_is_named_with_that_program(
