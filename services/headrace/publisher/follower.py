@@ -204,6 +204,8 @@ class Follower:
             self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, time.time() - took_s))
 
     async def _on_opening(self, opening: Opening) -> None:
+        # What was published stays in its place; what the new epoch replays is skipped by position.
+        self._delivery.begin_epoch()
         # What was delivered since progress was written counts too: it is skipped by, and so must mean what it meant.
         reached = max(self._progress.position, self._delivery.position)
         place = replace(self._place, progress=replace(self._progress, position=reached))
@@ -215,9 +217,7 @@ class Follower:
         gap = gap_before(place, opening)
         # A gap is told once.
         self._place = replace(self._place, lost_up_to=0)
-        # What was published stays in its place; what the new epoch replays is skipped by position.
         self._assembler = self._new_assembler()
-        self._delivery.begin_epoch()
         if gap is not None:
             await self._tell_gap(gap)
         self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
@@ -228,6 +228,8 @@ class Follower:
 
     async def _tell_divergence(self, place: Place, opening: Opening) -> None:
         """The last that this stream can say of its source: what follows there is another history."""
+        # It is said of the stream's end, behind all that was taken for a part of it.
+        await self._deliver_all()
         count(self._stats, "gaps")
         up_to = opening.current_lsn or opening.confirmed_lsn
         event = gap_event(
