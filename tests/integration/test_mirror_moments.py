@@ -23,6 +23,7 @@ from headrace.settings import StreamSettings
 from headrace.testing.mirror_streams import (
     Body,
     Shown,
+    book_of,
     copied,
     following,
     gap,
@@ -193,6 +194,25 @@ async def test_where_a_source_diverged_its_tables_are_copied_once_and_the_others
         await target.shows({"a16.0", "b6.0"})
     target.shown_once("a16.0", "b5.0", "b6.0")
     assert all(("a16.0" in seen) == ("b6.0" in seen) for seen in target.commits)
+
+
+async def test_in_another_stream_a_mirror_waits_for_no_gap_of_the_last_one(client: Client) -> None:
+    target = Shown()
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
+        await publish(client, row("a", 0x70, 0, last=True), row("b", 5, 0, last=True, source="t"))
+        await target.shows({"a112.0", "b5.0"})
+        await publish(client, row("b", 6, 0, last=True, source="t"), gap(0x30, reason="source_diverged"))
+        await phase(mirror.book, "a", Phase.WANTED)
+    book = await book_of(target, {})
+    book.begin_at(0)
+    await book.commit()
+    await client.jetstream().delete_stream("CDC")
+    await ensure(client.jetstream(), StreamSettings())
+    async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
+        await copied(mirror.book, "a", 0x90, "a16.0")
+        await copied(mirror.book, "b", 6, "b5.0", source="t")
+        await publish(client, row("a", 0x95, 0, last=True), row("b", 7, 0, last=True, source="t"))
+        await target.shows({"a16.0", "b5.0", "b7.0", "a149.0"})
 
 
 async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(client: Client) -> None:

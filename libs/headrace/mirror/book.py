@@ -252,8 +252,17 @@ class Book:
         """The source has the table no more; what the stream says of it up to this sequence is outdated."""
         self._runs[state.token] = self._runs.get(state.token, 0) + 1
         log.info("table_gone", table=state.token)
-        gone = replace(state, phase=Phase.GONE, live=None, run=None, awaited=False, outdated_seq=outdated_seq)
-        self.put(gone)
+        self.put(
+            replace(
+                state,
+                phase=Phase.GONE,
+                live=None,
+                run=None,
+                awaited=False,
+                outdated_seq=outdated_seq,
+                diverged_seq=0,
+            )
+        )
 
     def keep_lanes(self, lanes: Marks) -> None:
         """These are all the lanes now."""
@@ -268,6 +277,8 @@ class Book:
         """Follow from here, with every table to be bootstrapped."""
         self.keep_lanes({SEEN: Watermark(stream_seq=stream_seq)})
         for state in list(self.tables.values()):
+            # Sequences of another stream, or from before this place, say nothing of what is to come.
+            self.put(replace(state, outdated_seq=0, diverged_seq=0))
             if state.phase is not Phase.GONE:
                 self.want(state.schema, state.name, state.why if state.live is None else "fallen behind")
 

@@ -191,10 +191,10 @@ async def phase(book: Book, name: str, wanted: Phase) -> None:
             await asyncio.sleep(0.02)
 
 
-async def copied(book: Book, name: str, lsn: int, *rows: str) -> None:
+async def copied(book: Book, name: str, lsn: int, *rows: str, source: str = "s") -> None:
     """A bootstrap up to where it leaves the table to the follower."""
     staged = table(name, staging=True)
-    run = Run(f"snap-{lsn}", lsn, 1, len(rows), staged, chunks=1, rows=len(rows), version=9, source="s")
+    run = Run(f"snap-{lsn}", lsn, 1, len(rows), staged, chunks=1, rows=len(rows), version=9, source=source)
     async with book.lock:
         await book.write([Create(staged), Insert(staged, [{"id": value} for value in rows])])
         book.put(replace(book.tables[name], phase=Phase.LOADED, run=run))
