@@ -92,7 +92,8 @@ async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
     database: Database, nats_own: EmbeddedNats, settings: dict[str, str], names: Names
 ) -> None:
     await database.execute('CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id int PRIMARY KEY); CREATE TABLE plain ()')
-    first = await command(settings, "init", "--tables", "app.Odd Name, plain")
+    await database.execute('CREATE SCHEMA "my.app"; CREATE TABLE "my.app"."a,b" ()')
+    first = await command(settings, "init", "--tables", 'app.Odd Name, plain, "my.app"."a,b"')
     assert first.code == 0, first
     # The publication, the slot, and what NATS holds.
     everything = 2 + len(declared(StreamSettings()))
@@ -100,7 +101,7 @@ async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
     assert "\x1b" not in first.out
     assert await slots(database, names) == 1
     tables = await database.fetch("SELECT tablename FROM pg_publication_tables WHERE pubname = $1", names.publication)
-    assert {row["tablename"] for row in tables} == {"Odd Name", "plain"}
+    assert {row["tablename"] for row in tables} == {"Odd Name", "plain", "a,b"}
     client = await nats.connect(nats_own.url)
     subjects = (await client.jetstream().stream_info("CDC")).config.subjects
     await client.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.archive import WalReaderOptions
+from headrace.audit.query import Search, conditions
 from headrace.contract.schemas import renamed
 from headrace.contract.selection import Selection
 from headrace.contract.table_names import listed, names_table, table_of
@@ -29,6 +31,22 @@ from headrace.settings import load
 def test_one_table_is_named(text: str, named: tuple[str, str]) -> None:
     assert table_of(text) == named
     assert names_table(text, *named)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "name"),
+    [
+        ("users", None, "users"),
+        ("app.users", "app", "users"),
+        ('"my.schema"."a.b"', "my.schema", "a.b"),
+    ],
+)
+def test_the_archives_readers_and_searches_of_the_trail_take_such_names(
+    text: str, schema: str | None, name: str
+) -> None:
+    assert WalReaderOptions(tables=(text,)).wanted == ((schema or "public", name),)
+    # Without a schema a search is of each table of that name.
+    assert conditions(Search(table=text))[1] == [name, *([schema] if schema else [])]
 
 
 @pytest.mark.parametrize("text", ["", ".users", "app.", '"open', '"a"b', 'a."b".c', '""'[:1]])

@@ -29,6 +29,7 @@ from headrace.archive.errors import (
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import Groups, Selection
 from headrace.archive.store import Fetched, Get, Head, Names, ObjectMetadata, Range, Request, Wait
+from headrace.contract.table_names import table_of
 
 T = TypeVar("T")
 Steps = Generator[Request, Any, T]
@@ -39,7 +40,7 @@ FIND_ATTEMPTS = 10
 class WalReaderOptions:
     """How an archive is read."""
 
-    # "schema.table"; none given: all of them.
+    # "schema.table", as commands name tables (`headrace.contract.table_names`); none given: all of them.
     tables: tuple[str, ...] = ()
     poll_interval_s: float = 0.5
     # Fetched with a file's footer: small files need no second request.
@@ -55,7 +56,7 @@ class WalReaderOptions:
 
     @property
     def wanted(self) -> tuple[tuple[str, str], ...]:
-        return tuple((schema or "public", name) for schema, _, name in (table.rpartition(".") for table in self.tables))
+        return tuple(table_of(table) for table in self.tables)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from headrace.audit.table import AuditTable
+from headrace.contract.table_names import schema_and_name
 from headrace.errors import SettingError
 
 LIMIT_MAX = 1000
@@ -67,9 +68,9 @@ def conditions(search: Search) -> tuple[str, list[object]]:
 
     found: list[str] = []
     if search.table:
-        schema, dot, name = search.table.partition(".")
-        found.append(f'"table" = {argument(name if dot else schema)}')
-        found += [f"schema = {argument(schema)}"] if dot else []
+        schema, name = schema_and_name(search.table)
+        found.append(f'"table" = {argument(name)}')
+        found += [] if schema is None else [f"schema = {argument(schema)}"]
     if search.key is not None:
         found.append(f"primary_key = ANY({argument(_keys(search.key))}::text[])")
     for column, value in (("operation", search.operation), ("position", search.position)):

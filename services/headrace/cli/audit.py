@@ -29,6 +29,7 @@ from headrace.cli.audit_environment import environment
 from headrace.cli.audit_revert import INSERTED, Reverting
 from headrace.cli.audit_revert import show as show_script
 from headrace.cli.session import Screen, postgres
+from headrace.contract.table_names import table_of
 from headrace.errors import HeadraceError, SettingError
 from headrace.lsn import format_lsn
 from headrace.plain import one_line, plain
@@ -190,8 +191,7 @@ async def diff(change: str) -> None:
 
 async def at(time: str, name: str, key: str) -> None:
     async with _trail() as (connection, table, settings):
-        schema, dot, table_name = name.partition(".")
-        names = (schema, table_name) if dot else ("public", schema)
+        names = table_of(name)
         row = await row_at(connection, table, names, key, moment(time), database=settings.postgres.database)
         if row.change is None:
             # Who only reads the trail need not have named the source.

@@ -17,6 +17,7 @@ from headrace.cli.session import Screen, kind_and_name, nats, postgres
 from headrace.contract.events import decode
 from headrace.contract.naming import table_token
 from headrace.contract.selection import Selection
+from headrace.contract.table_names import table_of
 from headrace.errors import DecodeError, HeadraceError, SettingError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.objects import declared, ensure
@@ -135,13 +136,13 @@ def _counted(tables: list[Table]) -> str:
 
 
 async def _table(session: asyncpg.Connection, text: str) -> Table:
-    """The table a user means: by its plain name first, then as SQL would read it."""
-    schema, _, name = text.rpartition(".")
+    """The table a user means: by its exact name first, then as SQL would read it."""
+    schema, name = table_of(text)
     try:
         oid = await session.fetchval("SELECT to_regclass($1)::oid", text)
     except asyncpg.PostgresError:
         oid = None
-    row = await session.fetchrow(_FIND_TABLE, schema or "public", name, oid)
+    row = await session.fetchrow(_FIND_TABLE, schema, name, oid)
     if row is None or row["kind"] not in {"r", "p"}:
         raise SettingError(f"--tables {text}: there is no such table", remedy="Name it as schema.table.")
     return Table(row["schema"], row["name"], row["oid"])

@@ -17,6 +17,7 @@ import typer
 from headrace import log as logs
 from headrace.cli import archive_commands, audit_commands, mirror_commands, service
 from headrace.cli.usage import HELP_NAMES, readable
+from headrace.contract.table_names import listed
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.plain import plain
@@ -235,7 +236,7 @@ def init(
     from headrace.cli import init as command
 
     settings = settings_from(slot, pub)
-    wanted = [table.strip() for table in (tables or "").split(",") if table.strip()]
+    wanted = list(listed(tables or ""))
     finish(lambda: command.run(settings, wanted, with_ddl_trigger=ddl_trigger))
 
 
