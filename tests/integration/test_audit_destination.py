@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -221,6 +222,27 @@ async def test_a_table_of_an_earlier_version_keeps_its_rows_and_takes_two_source
     found = [tuple(row) for row in await database.fetch(PLACES)]
     assert found == [(5, 0, "source"), (10, 0, "other"), (10, 0, "source")]
     assert await database.fetchval("SELECT to_regclass('changes_position_ordinal')") is None
+
+
+async def test_an_earlier_versions_table_is_read_while_its_index_is_made(
+    destinations: Destinations, database: Database
+) -> None:
+    """Also where an upgrade ended before it."""
+    await database.execute(EARLIER)
+    await database.execute(AuditTable("public", "changes", False).upgrade())
+    writer = await asyncpg.connect(database.dsn)
+    await writer.execute("BEGIN; UPDATE changes SET context = '{}'")
+    opening = asyncio.create_task(destinations.open())
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'changes'::regclass"
+    async with asyncio.timeout(30):
+        while not await database.fetchval(waiting):  # noqa: ASYNC110  # PostgreSQL tells nobody
+            await asyncio.sleep(0.02)
+        assert await database.fetchval("SELECT count(*) FROM changes") == 1
+        await writer.execute("COMMIT")
+        await opening
+    assert await database.fetchval("SELECT to_regclass('changes_place') IS NOT NULL")
+    assert await database.fetchval("SELECT to_regclass('changes_position_ordinal') IS NULL")
+    await writer.close()
 
 
 @pytest.mark.parametrize("partitions", ["none", "month"])

@@ -69,6 +69,19 @@ def test_replayed_events_have_what_the_streams_have() -> None:
         assert {name: mine.get(name) for name in names} == {name: theirs.get(name) for name in names}
 
 
+def test_a_transaction_that_goes_on_in_a_later_file_has_no_last_event() -> None:
+    info, rows = archived()
+    for whole in (True, False):
+        cut = replace(info, whole=whole, last=rows[-1].position)
+        lasts = [events.decode(event.payload)["tx"]["last"] for event in Payloads().of((cut, row) for row in rows)]
+        assert lasts == [False] * (len(rows) - 1) + [whole]
+    before = [rows[0]._replace(commit_lsn=rows[0].commit_lsn - 1)]
+    cut = replace(info, whole=False, last=rows[-1].position)
+    assert [events.decode(event.payload)["tx"]["last"] for event in Payloads().of((cut, row) for row in before)] == [
+        True
+    ]
+
+
 def test_a_row_is_read_as_the_stream_has_it() -> None:
     for row, event in zip(archived()[1], streamed(Encoding.MSGPACK), strict=True):
         if row.operation == "delete":

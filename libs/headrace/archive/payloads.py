@@ -64,7 +64,9 @@ class Payloads:
                 yield self._event(*held, last=held[1].commit_lsn != entry.commit_lsn)
             held = info, entry
         if held is not None:
-            yield self._event(*held, last=True)
+            info, entry = held
+            # The rest of its transaction may be in a later file, which is not there yet or was not asked for.
+            yield self._event(info, entry, last=info.whole or entry.commit_lsn != info.last.lsn)
 
     def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
         time = entry.commit_time

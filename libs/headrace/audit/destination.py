@@ -143,6 +143,9 @@ class Destination:
             async with self._connection.transaction():
                 await self._connection.execute(_LOCK)
                 await self._make()
+            async with self._connection.transaction():
+                await self._connection.execute(_LOCK)
+                await self._make_place_unique()
         except asyncpg.InsufficientPrivilegeError as error:
             raise PostgresRefusedError(
                 f"the audit's destination: {error.args[0]}",
@@ -233,6 +236,11 @@ class Destination:
             await self._connection.execute(self._table.create())
         else:
             await self._adopt(there)
+
+    async def _make_place_unique(self) -> None:
+        """In a transaction of its own: an earlier version's large table can be read meanwhile."""
+        if await self._connection.fetchval("SELECT to_regclass($1)", self._table.place_index) is None:
+            await self._connection.execute(self._table.unique_place(), timeout=_UPGRADE_TIMEOUT_S)
 
     async def _adopt(self, oid: int) -> None:
         rows = await self._connection.fetch(

@@ -65,6 +65,9 @@ ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb DEFAULT 'null',
     ADD COLUMN IF NOT EXISTS source text{default};
 ALTER TABLE {table} ALTER COLUMN exact DROP DEFAULT, ALTER COLUMN source DROP DEFAULT;
 ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[];
+"""
+# Apart from it, since the columns lock readers out, and a large table's index takes long.
+_PLACE = """
 CREATE UNIQUE INDEX IF NOT EXISTS {place} ON {table} (position, ordinal, source{also});
 DROP INDEX IF EXISTS {schema}.{older};
 """
@@ -102,6 +105,7 @@ class AuditTable:
         return (
             f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
             + self.upgrade()
+            + self.unique_place()
             + self.indexes()
         )
 
@@ -110,16 +114,23 @@ class AuditTable:
 
         `source`: the only one that the table's rows can be of, as SQL's literal.
         """
-        parts = {
-            "table": self.quoted,
-            "tables": self.beside(TABLES),
-            "schema": f'"{self.schema}"',
-            "place": f'"{self.name}_place"',
-            "older": f'"{self.name}_position_ordinal"',
-            "also": ", committed_at" if self.partitioned else "",
-            "default": "" if source is None else f" DEFAULT {source}",
-        }
-        return _UPGRADE.format_map(parts)
+        default = "" if source is None else f" DEFAULT {source}"
+        return _UPGRADE.format(table=self.quoted, tables=self.beside(TABLES), default=default)
+
+    @property
+    def place_index(self) -> str:
+        """The full name of the index that makes a change's place unique."""
+        return f'"{self.schema}"."{self.name}_place"'
+
+    def unique_place(self) -> str:
+        """Statements that make that index, in place of an earlier version's."""
+        return _PLACE.format(
+            table=self.quoted,
+            schema=f'"{self.schema}"',
+            place=f'"{self.name}_place"',
+            older=f'"{self.name}_position_ordinal"',
+            also=", committed_at" if self.partitioned else "",
+        )
 
     def adopt(self) -> str:
         """Statements that make an older auditor's table one of these; its rows stay."""
