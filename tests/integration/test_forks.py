@@ -137,10 +137,7 @@ async def following(server: EmbeddedNats, delivery: str) -> AsyncIterator[tuple[
 
 
 async def of(server: EmbeddedNats, operation: str) -> list[Any]:
-    """The events of this kind, out of arrays too."""
-    payloads: list[Any] = [event.payload for event in await stored(server.url)]
-    events = [event for found in payloads for event in (found if isinstance(found, list) else [found])]
-    return [event for event in events if event["operation"] == operation]
+    return [event.payload for event in await stored(server.url) if event.payload["operation"] == operation]
 
 
 async def test_a_transaction_that_came_in_part_is_no_part_of_the_stream(own_nats: OwnNats) -> None:

@@ -15,7 +15,7 @@ import asyncpg
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
-from headrace.postgres.facts import ColumnFacts, PublishedTable, RelationNow, Snapshot, TableFacts, precedes
+from headrace.postgres.facts import ColumnFacts, PublishedTable, RelationNow, Snapshot, TableFacts, follows
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
@@ -176,7 +176,8 @@ SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS me
        pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
        (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number,
        (SELECT {_STORAGE_OF} FROM pg_class c WHERE c.oid = of.oid) AS storage,
-       ({_PUBLICATION}) AS publication, {_PLACE}::int8 AS lsn
+       ({_PUBLICATION}) AS publication, {_PLACE}::int8 AS lsn,
+       pg_snapshot_xmax(pg_current_snapshot())::text::int8 & 4294967295 AS next_xid
 FROM (SELECT $2::oid AS oid) AS of
 LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -224,14 +225,15 @@ async def table_facts(
 def _table_facts(
     rows: Sequence[asyncpg.Record], column_types: Sequence[tuple[int, int]], known: dict[int, TypeInfo], xid: int
 ) -> tuple[TableFacts, bool]:
+    next_xid, key_by = rows[0]["next_xid"], rows[0]["key_defined_by"]
     facts = TableFacts(
         primary_key=tuple(rows[0]["primary_key"] or ()),
-        key_is_later=(by := rows[0]["key_defined_by"]) is not None and precedes(xid, by),
+        key_is_later=key_by is not None and follows(key_by, xid, next_xid),
         types=known,
         columns={
             row["name"]: ColumnFacts(
                 # A definition of a later transaction may be another column's by the same name.
-                0 if precedes(xid, row["defined_by"]) else row["number"],
+                0 if follows(row["defined_by"], xid, next_xid) else row["number"],
                 row["is_nullable"],
                 row["column_default"],
                 row["filled"],
@@ -251,6 +253,7 @@ def _table_facts(
         storage=rows[0]["storage"] or "",
         publication=rows[0]["publication"] or "",
         lsn=rows[0]["lsn"],
+        next_xid=next_xid,
     )
     return facts, rows[0]["seen"]
 

@@ -14,6 +14,16 @@ def precedes(xid: int, other: int) -> bool:
     return (xid - other) & _XID_MASK >= 1 << 31
 
 
+def follows(defined_by: int, xid: int, next_xid: int) -> bool:
+    """Whether a row of the catalog is of a later transaction than `xid`; `next_xid` was to be given out next.
+
+    Only those between can be. A row keeps the number of the transaction that wrote it for good: beyond two thousand
+    million transactions such a number may look later than any.
+    """
+    between = (next_xid - xid) & _XID_MASK
+    return between < 1 << 31 and 0 < (defined_by - xid) & _XID_MASK < between
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
     """What only the catalog knows of a column.
@@ -49,6 +59,8 @@ class TableFacts:
     storage: str = ""
     publication: str = ""
     lsn: int = 0
+    # The number that a transaction would have got next.
+    next_xid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

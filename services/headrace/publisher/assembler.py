@@ -353,7 +353,7 @@ class Assembler:
     def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> None:
         """The schema event that must come before this row, if the stream has not told this shape yet."""
         shape.told = True
-        told = self._book.check(shape.table, position, lsn, begin.xid, storage=shape.storage, read_lsn=shape.read_lsn)
+        told = self._book.check(shape.table, position, lsn, begin.xid, shape.catalog)
         if told is not None:
             tx = events.transaction(begin.xid, position, self._ts, last=False)
             self._out.append(self._schema_event(told, position, lsn, tx))

@@ -34,7 +34,7 @@ class Entry:
     msg_id: str = ""
     # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not looked at yet.
     storage: str = ""
-    # The transaction it came with, as long as this process lives: a catalog reading that missed it says nothing.
+    # The transaction it came with, until a catalog reading has seen it: one that missed it says nothing.
     xid: int = 0
     # The place that the catalog was not beyond when `storage` was read, likewise: an earlier reading says nothing new.
     read_lsn: int = 0
@@ -95,6 +95,18 @@ class Told:
     resync: bool
 
 
+class Looked(NamedTuple):
+    """What a reading of the catalog said of a table's files, the place in the log that it is not beyond, and the number
+    that a transaction would have got next."""
+
+    storage: str
+    read_lsn: int
+    next_xid: int
+
+
+NOT_LOOKED = Looked("", 0, 0)
+
+
 class Heard(NamedTuple):
     """The place of a message of the event trigger's prefix."""
 
@@ -134,17 +146,18 @@ class SchemaBook:
             self._truncated.setdefault(relation_id, set()).add(xid)
 
     def check(
-        self, shape: TableShape, position: Position, lsn: int, xid: int, *, storage: str = "", read_lsn: int = 0
+        self, shape: TableShape, position: Position, lsn: int, xid: int, catalog: Looked = NOT_LOOKED
     ) -> Told | None:
         """What must be told before the row at `position`, which has this shape; None when it is known.
 
-        `storage` is what the catalog said at `read_lsn`.
+        `catalog` is what its reading said of the table's files.
         """
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
             # Nobody has to copy a table that is told for the first time: only what was so at this place is known.
-            entry = Entry(shape, 1, position, True, _msg_id(lsn, token), files.as_of(storage, xid), xid, read_lsn)
+            storage = files.as_of(catalog.storage, xid, catalog.next_xid)
+            entry = Entry(shape, 1, position, True, _msg_id(lsn, token), storage, xid, catalog.read_lsn)
             return self._first(token, entry)
         if position < known.since:
             return None
@@ -153,7 +166,8 @@ class SchemaBook:
         if known.told and known.shape.same_in_stream(shape):
             return None
         changes, resync = schemas.differences(known.shape, shape)
-        entry = Entry(shape, known.version, position, True, _msg_id(lsn, token), storage, xid, read_lsn)
+        msg_id = _msg_id(lsn, token)
+        entry = Entry(shape, known.version, position, True, msg_id, catalog.storage, xid, catalog.read_lsn)
         return self._next(token, known, entry, changes, resync=resync)
 
     def _first(self, token: str, entry: Entry) -> Told:
@@ -232,8 +246,15 @@ class SchemaBook:
     def compare(self, reading: CatalogReading) -> list[Told]:
         """What the catalog shows and no row has told; called when the stream has passed the reading."""
         position = Position(reading.lsn, 0)
+        self._settle(reading)
         told = [self._compare(table, position, reading) for table in reading.tables]
         return [item for item in (*told, *self._gone(reading, position)) if item is not None]
+
+    def _settle(self, reading: CatalogReading) -> None:
+        """What one reading saw all later ones see, also when their numbers say nothing about it any more."""
+        for token, entry in self._entries.items():
+            if entry.xid and reading.snapshot.sees(entry.xid):
+                self._entries[token] = replace(entry, xid=0)
 
     def _compare(self, table: CatalogTable, position: Position, reading: CatalogReading) -> Told | None:
         token = table_token(table.shape.schema, table.shape.name)
@@ -245,7 +266,7 @@ class SchemaBook:
             return None
         # The stream may have this table under a newer name by now.
         newest = self._entries[self._by_relation.get(table.shape.relation_id, token)]
-        if not (reading.snapshot.sees(known.xid) and reading.snapshot.sees(newest.xid)):
+        if known.xid or newest.xid:
             return None
         entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
         changes, resync = schemas.differences(known.shape, entry.shape)
@@ -287,7 +308,7 @@ class SchemaBook:
         gone = []
         for token, known in list(self._entries.items()):
             told_gone = known.told and not known.shape.columns
-            if token in there or told_gone or not reading.snapshot.sees(known.xid):
+            if token in there or told_gone or known.xid:
                 continue
             relation = known.shape.relation_id
             change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}

@@ -13,6 +13,7 @@ from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.quick_rows import Convert
+from headrace.publisher.schemas import NOT_LOOKED, Looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,8 @@ class Shape:
     table: TableShape
     # The events' `key`.
     event_key: tuple[str, ...] = ()
-    # What the catalog said of the table's files, and the place in the log that it is not beyond.
-    storage: str = ""
-    read_lsn: int = 0
+    # What the catalog said of the table's files.
+    catalog: Looked = NOT_LOOKED
     # Left out by configuration: its changes count, and are not delivered.
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
@@ -108,8 +108,7 @@ class Shape:
             truncate=Kind.of(token, Operation.TRUNCATE),
             table=_table_shape(relation, facts, dict(columns), primary_key),
             event_key=_event_key(relation, primary_key, present - hidden),
-            storage=facts.storage,
-            read_lsn=facts.lsn,
+            catalog=Looked(facts.storage, facts.lsn, facts.next_xid),
             excluded=not selection.wants(relation.schema, relation.name),
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.postgres.facts import precedes
+from headrace.postgres.facts import follows
 
 
 class File(NamedTuple):
@@ -54,14 +54,17 @@ _PARTS = 4
 _UNKNOWN = -1
 
 
-def as_of(text: str, xid: int) -> str:
-    """What a reading said, without what a later transaction than `xid` did to files: that has yet to be told."""
+def as_of(text: str, xid: int, next_xid: int) -> str:
+    """What a reading said, without what a later transaction than `xid` did to files: that has yet to be told.
+
+    `next_xid` was to be given out next when it was read.
+    """
     storage = Storage.parse(text)
-    if storage is None or not any(precedes(xid, file.by) for file in storage.files.values()):
+    if storage is None or not any(follows(file.by, xid, next_xid) for file in storage.files.values()):
         return text
     _, _, partitions, exposed = text.split("/")
     files = {
-        relation: file._replace(node=_UNKNOWN) if precedes(xid, file.by) else file
+        relation: file._replace(node=_UNKNOWN) if follows(file.by, xid, next_xid) else file
         for relation, file in storage.files.items()
     }
     listed = ",".join(f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items())
