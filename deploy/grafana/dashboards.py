@@ -459,7 +459,15 @@ MIRROR = Dashboard(
             {
                 "followed {{source}}": _of("headrace_mirror_tables"),
                 "not followed {{source}}": _of("headrace_mirror_unfollowed"),
+                "parked {{source}}": _of("headrace_mirror_parked"),
             },
+            "Parked: the target refuses them; the mirror's log has the reason.",
+        ),
+        Panel(
+            "Readers keep one moment",
+            "s",
+            {"{{source}}": _of("headrace_mirror_standing_seconds")},
+            "While a table that they see is copied again.",
         ),
         Panel(
             "Bootstraps",

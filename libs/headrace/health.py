@@ -1,7 +1,7 @@
 """Health of one process: alive while the loop turns, ready while nothing stands in the way of its work.
 
-Serves `/livez`, `/readyz` (503 with the reasons) and `/metrics` on the service's own port. Never answers with more
-than names, counts and reasons.
+Serves `/livez`, `/readyz` (503 with the reasons; warnings either way) and `/metrics` on the service's own port. Never
+answers with more than names, counts and reasons.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Health:
         # Bring figures up to date that nobody counts as they change.
         self.refreshers: list[Callable[[Stats], None]] = [process.refresh]
         self.traces = Traces()
+        # What asks for somebody's attention, and does not make the service unready.
+        self.warnings: dict[str, str] = {}
         self._reasons: dict[str, str] = {"start": "starting"}
 
     def started(self) -> None:
@@ -76,7 +78,12 @@ def application(
         return web.json_response({"status": "ok", "service": health.service})
 
     async def readyz(_: web.Request) -> web.Response:
-        body = {"status": "ok" if health.ready else "unavailable", "service": health.service, "reasons": health.reasons}
+        body = {
+            "status": "ok" if health.ready else "unavailable",
+            "service": health.service,
+            "reasons": health.reasons,
+            **({"warnings": health.warnings} if health.warnings else {}),
+        }
         return web.json_response(body, status=200 if health.ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:

@@ -114,6 +114,8 @@ DRILLS = {
         {'headrace_mirror_unfollowed{source="s"}': "9+0x30 0+0x99"},
         75,
     ),
+    "HeadraceMirrorStands": gauge('headrace_mirror_standing_seconds{source="s"}', 1200, 60),
+    "HeadraceMirrorTableParked": gauge('headrace_mirror_parked{source="s"}', 1, 0),
     "HeadraceMirrorMismatch": one_more("headrace_mirror_mismatches_total"),
     "HeadraceMirrorFellBehind": one_more("headrace_mirror_retention_gaps_total"),
     "HeadraceSparkLost": counted("headrace_spark_losses_total", by=1, minutes=30),

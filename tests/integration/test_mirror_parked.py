@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgpack
 import nats
 import pytest
@@ -28,6 +30,7 @@ from headrace.mirror.table import Phase
 from headrace.mirror.target import ReadableTarget, TargetError
 from headrace.settings import StreamSettings
 from headrace.testing.database import Database
+from headrace.testing.mirrors import MirrorProcess
 from headrace.testing.plugin import OwnNats
 
 PATIENCE_S = 60.0
@@ -142,6 +145,24 @@ async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape
         await until(lambda: phases(mirror)["twins"] is Phase.FOLLOWING)
         await insert(client, "twins", 300, {"a": 1, "b": 2})
         await until(lambda: rows("twins") == [(1, 2)])
+
+
+async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(client: Client, tmp_path: Path) -> None:
+    await publish_table(client, "app", "twins", {"a": "integer", "A": "integer"})
+    await publish_table(client, "public", "sound", SOUND)
+    assert client.connected_url is not None
+    environment = {"NATS_URL": client.connected_url.geturl()}
+    to = f"sqlite:///{tmp_path}/m.db"
+    mirror = MirrorProcess(environment, tmp_path, "served", to, "--http", "0")
+    await mirror.start()
+    await mirror.logged("event=ready")
+    (port,) = re.findall(r"http_listening .*port=(\d+)", mirror.log)
+    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/readyz") as got:
+        status, body = got.status, await got.json()
+    assert (status, body["status"], body["reasons"]) == (200, "ok", {})
+    # The name alone: the target's own words may have a row's values.
+    assert body["warnings"] == {"parked": "the target refuses app.twins; the log has the reason (table_parked)"}
+    assert await mirror.stop() == 0
 
 
 async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_parked(

@@ -20,6 +20,7 @@ from rich.text import Text
 from headrace import lifecycle
 from headrace import log as logs
 from headrace.cli.terminal import Console
+from headrace.contract.naming import split_table_token
 from headrace.contract.table_names import table_of
 from headrace.health import application, serving
 from headrace.jetstream.connection import NatsUnreachableError, connected
@@ -117,9 +118,18 @@ async def _judge(scope: Scope, mirror: Mirror) -> None:
             scope.health.ail("moment", mirror.awaited)
         else:
             scope.health.heal("moment")
+        scope.health.warnings = _warnings(mirror)
         if mirror.is_whole:
             scope.health.started()
         await scope.pause(JUDGE_S)
+
+
+def _warnings(mirror: Mirror) -> dict[str, str]:
+    """Names alone: a refusal's own text may have a row's values."""
+    if not mirror.parked:
+        return {}
+    tables = ", ".join(".".join(split_table_token(token)) for token in sorted(mirror.parked))
+    return {"parked": f"the target refuses {tables}; the log has the reason (table_parked)"}
 
 
 async def _look(scope: Scope, mirror: Mirror) -> None:
