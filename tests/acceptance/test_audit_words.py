@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,24 @@ def test_a_certificate_that_is_refused_is_not_taken_for_a_server_that_is_down() 
     assert "PGSSLROOTCERT" in refused.remedy
     assert refused.retry, "a new certificate may come"
     assert "Start it" in explained(None, "Connection refused", load({"PG_HOST": "db"}).postgres).remedy
+
+
+@pytest.mark.slow
+async def test_a_stop_is_obeyed_before_everything_is_ready(database: Database, names: Names, tmp_path: Path) -> None:
+    """While the destination takes connections and does not answer; what was made is removed."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    silent.setblocking(False)
+    to = {"DEST_DB_HOST": "127.0.0.1", "DEST_DB_PORT": str(silent.getsockname()[1])}
+    async with Up(tmp_path, command=("audit", "up"), **variables(database, names), **to) as up:
+        async with asyncio.timeout(90):
+            connected, _ = await asyncio.get_running_loop().sock_accept(silent)
+        assert await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", names.slot)
+        up.process.send_signal(signal.SIGINT)
+        assert await up.ends() == 0, up.output
+    assert "is written to" not in up.output
+    assert not await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", names.slot)
+    connected.close()
+    silent.close()
 
 
 @pytest.mark.slow

@@ -220,8 +220,12 @@ class Reverting:
                 f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
                 f" WHERE {located(step.table, step.found_by)}"
             )
-            # Of a script, those that its statements so far would remove.
-            gone = [place for place, side in self._imagined.items() if place[0] == child and side is None]
+            # Of a script, those that its statements so far would remove; a part's rows are its whole's too.
+            gone = [
+                place
+                for place, side in self._imagined.items()
+                if side is None and (place[0] != step.table.quoted or one.child == one.parent)
+            ]
             if found > len(gone):
                 raise IrreversibleError(
                     f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer to {step.table.name}"

@@ -19,7 +19,7 @@ from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli import init, teardown
 from headrace.cli.audit_beside import NAME, STREAM, Suite, suite_beside, without_a_suites
 from headrace.cli.audit_environment import environment, in_their_words, yes
-from headrace.cli.up_keeper import Keeper, cancelled
+from headrace.cli.up_keeper import Keeper, cancelled, unless_told_to_stop
 from headrace.cli.up_view import Made, View
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
@@ -94,21 +94,24 @@ class _AuditUp:
         self._keeper = Keeper(view.news)
         # The suite whose stream is followed, where there is one.
         self._suite: Suite | None = None
+        # Where there may be objects of this trail's own.
+        self._made: Settings | None = None
 
     async def run(self, *, once: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keeper.run(), name="keeper")
-        settings: Settings | None = None
+        in_order = False
         try:
-            settings = await self._start()
-            if not once:
+            done = await unless_told_to_stop(self._start(), self._told, keeping)
+            in_order = True
+            if done and not once:
                 await self._watch(keeping)
         finally:
             await cancelled(keeping)
-            await self._stop(settings)
+            await self._stop(cleanup=self._cleanup and in_order)
 
-    async def _start(self) -> Settings:
+    async def _start(self) -> None:
         if self._nats is not None:
             await self._nats.start()
             self._keeper.watch([self._nats])
@@ -120,6 +123,7 @@ class _AuditUp:
         os.environ.update(chosen)
         settings = load(chosen)
         if self._suite is None:
+            self._made = settings
             await self._make_objects(settings)
         await self._services(settings)
         self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
@@ -127,7 +131,6 @@ class _AuditUp:
         self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER)}/audit")
         self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
         self._view.quiet = False
-        return settings
 
     async def _make_objects(self, settings: Settings) -> None:
         made = Made()
@@ -187,13 +190,7 @@ class _AuditUp:
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
         """Wait for the user, for the end of the services, or for a server that can't be kept running."""
         assert self._supervisor is not None, "started before"
-        over = asyncio.create_task(self._supervisor.over.wait(), name="audit-over")
-        told = asyncio.create_task(self._told.wait(), name="audit-told")
-        await asyncio.wait({over, told, keeping}, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        told.cancel()
-        if keeping.done():
-            keeping.result()
+        await unless_told_to_stop(self._supervisor.over.wait(), self._told, keeping)
         self._supervisor.check()
 
     def _signalled(self) -> None:
@@ -201,15 +198,15 @@ class _AuditUp:
             self._supervisor.hasten()
         self._told.set()
 
-    async def _stop(self, settings: Settings | None) -> None:
+    async def _stop(self, *, cleanup: bool) -> None:
         self._view.quiet = True
         if self._supervisor is not None:
             await self._supervisor.stop()
-        if settings is not None and self._cleanup and self._suite is None:
-            await teardown.run(settings, yes=True, streams=False)
+        if self._made is not None and cleanup:
+            await teardown.run(self._made, yes=True, streams=False)
         if self._nats is not None and self._nats.running:
             await self._nats.stop()
-            if settings is not None and self._cleanup:
+            if self._made is not None and cleanup:
                 # With its slot gone the trail can't go on: the next one begins its stream anew.
                 shutil.rmtree(self._nats.folder, ignore_errors=True)
         self._view.say("Stopped.", "dim")

@@ -12,15 +12,14 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.audit.settings import load_audit
 from headrace.cli import init
 from headrace.cli.up_demo import kept_events, make_database, make_table, sample_changes
-from headrace.cli.up_keeper import Keeper, cancelled
+from headrace.cli.up_keeper import Keeper, cancelled, unless_told_to_stop
 from headrace.cli.up_servers import DATABASE, Servers
 from headrace.cli.up_suite import Suite
 from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint, require_free_slot
@@ -117,7 +116,7 @@ class _Up:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keeper.run(), name="keeper")
         try:
-            if await self._unless_told_to_stop(self._start(), keeping) and not self._options.once:
+            if await unless_told_to_stop(self._start(), self._told_to_stop, keeping) and not self._options.once:
                 await self._watch(keeping)
         finally:
             # A server that ends from here on is to end.
@@ -209,7 +208,7 @@ class _Up:
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
         """Wait for the user, or for every suite to be over."""
-        if await self._unless_told_to_stop(self._until_all_are_over(), keeping):
+        if await unless_told_to_stop(self._until_all_are_over(), self._told_to_stop, keeping):
             for suite in self._suites:
                 suite.check()
 
@@ -224,23 +223,6 @@ class _Up:
         if len(self._suites) > 1:
             await suite.supervisor.stop()
             self._view.news(f"suite {suite.slot} stopped")
-
-    async def _unless_told_to_stop(self, work: Coroutine[Any, Any, Any], keeping: asyncio.Task[None]) -> bool:
-        """Do the work, unless the user asks for the stop first; whether it was done.
-
-        Raises if a server of ours can't be kept running meanwhile.
-        """
-        task = asyncio.create_task(work, name="up")
-        stop = asyncio.create_task(self._told_to_stop.wait(), name="stop")
-        await asyncio.wait({task, stop, keeping}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if task.done():
-            task.result()
-            return True
-        await cancelled(task)
-        if keeping.done():
-            keeping.result()
-        return False
 
     def _signalled(self) -> None:
         if not self._told_to_stop.is_set():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from headrace.embedded.process import ServerStartError
@@ -67,6 +67,26 @@ class Keeper:
                 f"{server.kind} ended {DEATHS_MAX} times within {WITHIN_S:g} s, the last time {server.ending}; "
                 f"its log ends\n{server.log_tail}\nThat is the end of {server.folder / 'server.log'}"
             )
+
+
+async def unless_told_to_stop(
+    work: Coroutine[Any, Any, Any], told_to_stop: asyncio.Event, keeping: asyncio.Task[None]
+) -> bool:
+    """Do the work, unless the user asks for the stop first; whether it was done.
+
+    Raises if a server of ours, kept by `keeping`, can't be kept running meanwhile.
+    """
+    task = asyncio.create_task(work, name="up")
+    stop = asyncio.create_task(told_to_stop.wait(), name="stop")
+    await asyncio.wait({task, stop, keeping}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if task.done():
+        task.result()
+        return True
+    await cancelled(task)
+    if keeping.done():
+        keeping.result()
+    return False
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
