@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -118,16 +119,20 @@ async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame
     protocol: str, database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
 ) -> None:
     server, collector = await own_nats(), Collector()
-    await database.execute("CREATE TABLE traced (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute("CREATE TABLE traced (id int PRIMARY KEY); CREATE TABLE more (id int PRIMARY KEY)")
+    await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
     async with collector.listening(protocol) as endpoint:
         settings = environment(database, server, names, endpoint) | {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
         async with Suite(settings, tmp_path) as suite, service(settings, "telemetry"):
             await suite.logged("publisher", "epoch_joined")
             await database.execute(f"INSERT INTO traced SELECT generate_series(1, {ROWS})")
             async with asyncio.timeout(60):
-                # One more event: the table's schema.
-                while collector.events < ROWS + 1 or not any(len(t) == 3 for t in collector.spans.values()):  # noqa: ASYNC110  # the collector is polled
-                    await asyncio.sleep(0.1)
+                # One more event: the table's schema. Spans are told once: a frame that comes before telemetry hears the
+                # services has none, so that there are more frames until one's have all come.
+                frames = itertools.count(1)
+                while collector.events < ROWS + 1 or not any(len(t) == 3 for t in collector.spans.values()):
+                    await database.execute("INSERT INTO more VALUES ($1)", next(frames))
+                    await asyncio.sleep(0.2)
     assert {"headrace-publisher", "headrace-wal-reader", "headrace-telemetry"} <= collector.metrics.keys()
     publisher = collector.metrics["headrace-publisher"]
     assert publisher["headrace_cdc_events"].sum.is_monotonic

@@ -73,7 +73,9 @@ def encode(message: PgoutputMessage) -> bytes:  # noqa: PLR0911 - one case per m
             head = b"T" + struct.pack("!iB", len(relation_ids), cascade | restart << 1)
             return head + struct.pack(f"!{len(relation_ids)}I", *relation_ids)
         case Message(transactional, lsn, prefix, content):
-            head = b"M" + struct.pack("!BQ", transactional, lsn) + string(prefix)
+            # Any bytes, in a SQL_ASCII database.
+            named = prefix.encode(errors="surrogateescape") + b"\0"
+            head = b"M" + struct.pack("!BQ", transactional, lsn) + named
             return head + struct.pack("!i", len(content)) + content
 
 
