@@ -220,6 +220,22 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
             assert await ids("picky") == [99]
 
 
+async def test_a_lock_that_somebody_holds_for_long_parks_nothing(client: Client, database: Database) -> None:
+    await publish_table(client, "public", "sound", SOUND)
+    await publish_table(client, "public", "held", SOUND)
+    await database.execute(f'ALTER DATABASE "{database.name}" SET lock_timeout = 50')
+    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
+        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        holder = await database.connect()
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE held IN EXCLUSIVE MODE")
+            await insert(client, "held", 100, {"id": 1, "t": "x"})
+            await until(lambda: "lock timeout" in mirror.trouble or bool(mirror.parked))
+        await until(lambda: applied(mirror) == 100)
+        assert mirror.parked == {}
+        assert await database.fetchval("SELECT count(*) FROM held") == 1
+
+
 async def test_a_change_of_shape_that_the_target_refuses_parks_its_table_and_the_others_go_on(
     client: Client, database: Database
 ) -> None:

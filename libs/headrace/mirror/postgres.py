@@ -46,6 +46,8 @@ _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 # What passes: connections, resources, an operator, and what a deadlock with a reader rolled back.
 _AWAY = frozenset({"08", "57", "53", "40"})
+# And a lock that somebody holds for longer than the role's lock_timeout, or a table in use.
+_BUSY = frozenset({"55P03", "55006"})
 _Statement = tuple[Table, str, list[str | None]]
 
 
@@ -163,7 +165,8 @@ async def _explained() -> AsyncIterator[None]:
 def error_of(error: psycopg.Error) -> TargetError:
     """What the server's error means for a mirror."""
     message = error.diag.message_primary or str(error).splitlines()[0]
-    if (error.sqlstate or "08")[:2] in _AWAY:
+    state = error.sqlstate or "08"
+    if state[:2] in _AWAY or state in _BUSY:
         return TargetAwayError(f"the mirror's PostgreSQL: {message}")
     return TargetError(
         f"the mirror's PostgreSQL: {message}", remedy="Check the role's rights there, and what else uses its tables."
