@@ -28,10 +28,12 @@ from headrace.mirror import (
     TargetError,
     Truncate,
     Update,
+    postgres,
+    sqlite,
 )
 from headrace.mirror.postgres import PostgresTarget
 from headrace.mirror.table import TableState
-from headrace.mirror.target import ReadableTarget, target_of
+from headrace.mirror.target import ReadableTarget, TakenOverError, TargetAwayError, target_of
 from headrace.postgres import catalog
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
@@ -46,6 +48,14 @@ async def target(
         made = target_of(f"sqlite:///{tmp_path}/t.db" if request.param == "sqlite" else database.dsn)
         yield made
         await made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def place(
+    request: pytest.FixtureRequest, postgres_server: Any, names: Names, tmp_path: Path
+) -> AsyncIterator[str]:
+    async with fresh_database(postgres_server, names.other("target")) as database:
+        yield f"sqlite:///{tmp_path}/t.db" if request.param == "sqlite" else database.dsn
 
 
 async def wire_rows(
@@ -142,6 +152,48 @@ async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(targ
     await target.commit({"other": None})
     async with target.reading() as reading:
         assert dict(reading.marks) == {"place": "1"}
+
+
+async def test_who_was_taken_over_writes_nothing_more(place: str) -> None:
+    """A mirror that was stopped for a while goes on from what the target no longer holds."""
+    table = Table("public", "t", (Column("id", "integer"),), ("id",), ("id",))
+    first, second = target_of(place), target_of(place)
+    assert await first.load() == {}
+    await first.write([Create(table)])
+    await first.commit({"place": "1"})
+    assert await first.load() == {"place": "1"}, "the same one may open it again"
+    assert await second.load() == {"place": "1"}
+    await second.write([Insert(table, [{"id": 1}])])
+    await second.commit({"place": "2"})
+    with pytest.raises(TakenOverError):
+        await first.write([Insert(table, [{"id": 1}])])
+    with pytest.raises(TakenOverError):
+        await first.commit({"place": "2"})
+    with pytest.raises(TakenOverError):
+        await first.load()
+    with pytest.raises(TakenOverError):
+        await first.commit({"place": "2"})
+    assert await second.load() == {"place": "2"}
+    async with second.reading() as reading:
+        assert [len(rows) async for rows in reading.rows(table, table.columns)] == [1]
+    await first.close()
+    await second.close()
+
+
+async def test_what_another_is_committing_is_waited_for(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows and marks are there afterwards, or never."""
+    monkeypatch.setattr(postgres, "TAKE_OVER_S", 1)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 1)
+    table = Table("public", "t", (Column("id", "integer"),), ("id",), ("id",))
+    first, second = target_of(place), target_of(place)
+    await first.load()
+    await first.write([Create(table), Insert(table, [{"id": 1}])])
+    with pytest.raises(TargetAwayError):
+        await second.load()
+    await first.commit({"place": "1"})
+    assert await second.load() == {"place": "1"}
+    await first.close()
+    await second.close()
 
 
 async def test_a_reading_stays_as_it_was_while_the_target_goes_on(target: ReadableTarget) -> None:

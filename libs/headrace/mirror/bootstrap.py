@@ -26,7 +26,16 @@ from headrace.mirror.changes import staged_steps
 from headrace.mirror.plan import Resync, shape
 from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
 from headrace.mirror.table import NEW, Column, Phase, Run, Table
-from headrace.mirror.target import Create, Drop, Insert, RowMissingError, Step, TargetAwayError, TargetError
+from headrace.mirror.target import (
+    Create,
+    Drop,
+    Insert,
+    RowMissingError,
+    Step,
+    TakenOverError,
+    TargetAwayError,
+    TargetError,
+)
 
 log = logs.logger("mirror")
 
@@ -81,7 +90,7 @@ class Bootstrap:
                 await self._attempt_or_refusal()
             except OvertakenError:
                 return
-            except TargetAwayError:
+            except (TargetAwayError, TakenOverError):
                 raise
             except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
                 log.warning("bootstrap_again", table=self._token, reason=str(error))

@@ -29,7 +29,7 @@ from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.hold import Hold
 from headrace.mirror.reach import Reach
 from headrace.mirror.table import Marks, TableState
-from headrace.mirror.target import RowMissingError, Step, TargetAwayError, TargetError
+from headrace.mirror.target import RowMissingError, Step, TakenOverError, TargetAwayError, TargetError
 
 log = logs.logger("mirror")
 
@@ -67,7 +67,7 @@ def _refusals(token: str) -> Iterator[None]:
     """Name the table that the target refuses; what passes, or a copy heals, stays what it is."""
     try:
         yield
-    except (TargetAwayError, RowMissingError):
+    except (TargetAwayError, TakenOverError, RowMissingError):
         raise
     except TargetError as error:
         raise TableRefusedError(token, error) from error
@@ -298,7 +298,7 @@ class Follower:
             return
         try:
             await self._book.write(steps)
-        except (TargetAwayError, RowMissingError):
+        except (TargetAwayError, TakenOverError, RowMissingError):
             raise
         except TargetError as error:
             self._suspect_seq = last_seq

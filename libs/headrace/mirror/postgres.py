@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror.kinds import (
@@ -33,6 +35,7 @@ from headrace.mirror.target import (
     RowMissingError,
     Step,
     Swap,
+    TakenOverError,
     TargetAwayError,
     TargetError,
     Truncate,
@@ -41,6 +44,10 @@ from headrace.mirror.target import (
 )
 
 SCHEMA = "headrace_mirror"
+# The mark that names who writes: each transaction holds it.
+WRITER = "writer"
+# How long another's transaction, which may be committing, is waited for before that is reported.
+TAKE_OVER_S = 10
 PIPELINED_MAX = 500
 _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -68,6 +75,8 @@ class PostgresTarget:
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._writer = uuid.uuid4().hex
+        self._has_opened = False
 
     async def load(self) -> dict[str, str]:
         await self.close()
@@ -76,10 +85,37 @@ class PostgresTarget:
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             await connection.execute(f"CREATE TABLE IF NOT EXISTS {SCHEMA}.marks (key text PRIMARY KEY, value text)")
             await connection.commit()
-            return await _marks(connection)
+            await self._take_over(connection)
+            marks = await _marks(connection)
+            await connection.commit()
+            self._has_opened = True
+            return marks
+
+    async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """From here on no other writes; what one was committing is committed, or never will be."""
+        await connection.execute(f"SET LOCAL lock_timeout = '{TAKE_OVER_S}s'")
+        if self._has_opened:
+            await self._check_writer(connection)
+        await connection.execute(
+            f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "  # noqa: S608  # a constant
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [WRITER, self._writer],
+        )
+
+    async def _check_writer(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        query = f"SELECT value FROM {SCHEMA}.marks WHERE key = %s FOR UPDATE"  # noqa: S608  # a constant
+        found = await (await connection.execute(query, [WRITER])).fetchone()
+        if found != (self._writer,):
+            await connection.rollback()
+            raise TakenOverError("the mirror's PostgreSQL")
+
+    async def _begin(self) -> None:
+        if self._open.info.transaction_status is TransactionStatus.IDLE:
+            await self._check_writer(self._open)
 
     async def write(self, steps: Sequence[Step]) -> None:
         async with _explained():
+            await self._begin()
             writer = _Writer(self._open)
             for step in steps:
                 await writer.do(step)
@@ -87,6 +123,7 @@ class PostgresTarget:
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
         async with _explained():
+            await self._begin()
             async with self._open.cursor() as cursor:
                 removed = [(key,) for key, value in marks.items() if value is None]
                 kept = [(key, value) for key, value in marks.items() if value is not None]
@@ -142,8 +179,8 @@ async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
 
 
 async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
-    cursor = await connection.execute(f"SELECT key, value FROM {SCHEMA}.marks")  # noqa: S608  # a constant
-    return dict(await cursor.fetchall())
+    query = f"SELECT key, value FROM {SCHEMA}.marks WHERE key <> %s"  # noqa: S608  # a constant
+    return dict(await (await connection.execute(query, [WRITER])).fetchall())
 
 
 async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import contextlib
 import math
 import sqlite3
 import string
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,7 @@ from headrace.mirror.target import (
     RowMissingError,
     Step,
     Swap,
+    TakenOverError,
     TargetAwayError,
     TargetError,
     Truncate,
@@ -39,6 +41,8 @@ from headrace.mirror.target import (
 T = TypeVar("T")
 
 MARKS = "headrace_mirror"
+# The mark that names who writes.
+WRITER = "writer"
 BUSY_TIMEOUT_S = 30.0
 _NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` makes a mirror there."
 READ_ROWS = 5000
@@ -83,6 +87,8 @@ class SqliteTarget:
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._writer = uuid.uuid4().hex
+        self._has_opened = False
         # One thread: what a cancelled caller has begun is done before what comes next.
         self._thread = ThreadPoolExecutor(1, "headrace-sqlite")
 
@@ -120,13 +126,27 @@ class SqliteTarget:
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
             self._connection = connection
-            return dict(connection.execute(f"SELECT key, value FROM {MARKS}"))  # noqa: S608  # a constant
+            connection.execute("BEGIN IMMEDIATE")
+            if self._has_opened:
+                self._check_writer(connection)
+            connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", [WRITER, self._writer])  # noqa: S608
+            marks = _marks(connection)
+            connection.execute("COMMIT")
+            self._has_opened = True
+            return marks
 
     def _begun(self) -> sqlite3.Connection:
         assert self._connection is not None, "load() comes first"
         if not self._connection.in_transaction:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._check_writer(self._connection)
         return self._connection
+
+    def _check_writer(self, connection: sqlite3.Connection) -> None:
+        query = f"SELECT value FROM {MARKS} WHERE key = ?"  # noqa: S608  # a constant
+        if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
+            connection.execute("ROLLBACK")
+            raise TakenOverError(f"SQLite file {self._path}")
 
     def _write(self, steps: Sequence[Step]) -> None:
         with _explained(self._path):
@@ -147,6 +167,11 @@ class SqliteTarget:
 def _connect(path: str) -> sqlite3.Connection:
     # Used by one thread at a time, though not always the same.
     return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+
+
+def _marks(connection: sqlite3.Connection) -> dict[str, str]:
+    query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"  # noqa: S608  # a constant
+    return dict(connection.execute(query, [WRITER]))
 
 
 @contextlib.contextmanager
@@ -331,8 +356,7 @@ class SqliteReading:
                 self._connection.close()
                 raise TargetError(f"SQLite file {path} holds no mirror", remedy=_NO_MIRROR_REMEDY)
             self._connection.execute("BEGIN")
-            query = f"SELECT key, value FROM {MARKS}"  # noqa: S608  # a constant
-            self.marks: dict[str, str] = dict(self._connection.execute(query))
+            self.marks = _marks(self._connection)
 
     def close(self) -> None:
         self._connection.close()

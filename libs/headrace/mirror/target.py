@@ -27,6 +27,15 @@ class TargetAwayError(TargetError):
     remedy = "The mirror tries again; check the server that --to names."
 
 
+class TakenOverError(TargetError):
+    """Another mirror has opened the target since: what this one goes on from is not what the target holds."""
+
+    remedy = "One mirror at a time writes to a target: stop one of them, or give it another target."
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"{place}: another mirror writes to it now")
+
+
 class RowMissingError(TargetError):
     """A change names a row that the target does not have exactly once: the table is not what the source's is."""
 
@@ -132,7 +141,10 @@ class Target(Protocol):
     """Three methods, called one at a time."""
 
     async def load(self) -> dict[str, str]:
-        """Open (or open again), forget what was written and not committed; the marks of the last commit."""
+        """Open (or open again), forget what was written and not committed; the marks of the last commit.
+
+        Whoever had it open before, and still runs, must write nothing from here on (`TakenOverError`).
+        """
         ...
 
     async def write(self, steps: Sequence[Step]) -> None:
