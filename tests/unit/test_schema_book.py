@@ -5,6 +5,7 @@ from __future__ import annotations
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.lsn import Position
 from headrace.postgres.facts import Snapshot, follows
+from headrace.publisher import storage
 from headrace.publisher.schemas import CatalogReading, CatalogTable, Looked, SchemaBook, Told
 
 INT4 = 23
@@ -18,10 +19,10 @@ def shape(*columns: str) -> TableShape:
     return TableShape("public", "t", 1, "d", (), 1, shapes)
 
 
-def reading(lsn: int, *columns: str, storage: str = "files", xid: int = 9) -> CatalogReading:
+def reading(lsn: int, *columns: str, files: str = "files", xid: int = 9) -> CatalogReading:
     """The catalog at a place of the log, where the next transaction would be `xid`: t has these columns."""
     seen = Snapshot(xid % 2**32, xid % 2**32)
-    return CatalogReading(lsn, (CatalogTable(shape(*columns), storage),), frozenset({1}), seen, read_lsn=lsn)
+    return CatalogReading(lsn, (CatalogTable(shape(*columns), files),), frozenset({1}), seen, read_lsn=lsn)
 
 
 def reported(book: SchemaBook, *readings: CatalogReading) -> list[Told]:
@@ -54,18 +55,18 @@ def test_a_reading_sees_what_an_earlier_one_saw_however_many_transactions_there_
 
 def test_a_file_from_long_ago_is_not_taken_for_a_later_one() -> None:
     """PostgreSQL's numbers of transactions come round: a small one may be older than any large one."""
-    storage, xid = "1:7:5:0/columns//", 3_000_000_000
+    kept, xid = "1:7:5:0/columns/", 3_000_000_000
     book = SchemaBook()
-    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(storage, 10, xid + 1)) is not None
-    assert reported(book, reading(20, "a", storage=storage, xid=xid + 2)) == []
+    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(kept, 10, xid + 1)) is not None
+    assert reported(book, reading(20, "a", files=kept, xid=xid + 2)) == []
 
 
 def test_a_file_of_a_later_transaction_is_told_as_rewritten_also_where_the_numbers_come_round() -> None:
     xid, later = 2**32 - 5, 7
-    storage = f"1:7:{later}:0/columns//"
+    kept = f"1:7:{later}:0/columns/"
     book = SchemaBook()
-    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(storage, 10, later + 1)) is not None
-    (told,) = reported(book, reading(20, "a", storage=storage, xid=later + 2))
+    assert book.check(shape("a"), Position(10, 0), 10, xid, Looked(kept, 10, later + 1)) is not None
+    (told,) = reported(book, reading(20, "a", files=kept, xid=later + 2))
     assert told.changes == [{"change": "table_rewritten"}]
 
 
@@ -77,3 +78,15 @@ def test_only_transactions_since_can_have_written_what_is_later() -> None:
     # The catalog was read before the transaction was seen in it.
     assert not follows(99, 100, 90)
     assert not follows(105, 100, 90)
+
+
+def test_what_an_earlier_version_reads_when_it_is_put_back_has_the_parts_that_it_expects() -> None:
+    kept = storage.as_of("u1:7:105:0,2:0:3:0/columns/2,3a", 100, 106)
+    assert kept == "u1:-1:105:0,2:0:3:0/-1/2,3a"
+    files, columns, partitions = kept.split("/")
+    assert storage.Storage.parse(kept) == storage.Storage(
+        {1: storage.File(-1, 105, 0), 2: storage.File(0, 3, 0)}, columns, frozenset(partitions.split(",")), exposed=True
+    )
+    # And what that version kept says nothing about single files.
+    assert storage.Storage.parse("d41d8cd98f00b204e9800998ecf8427e/d41d8cd98f00b204e9800998ecf8427e/2,3a") is None
+    assert files.startswith("u")

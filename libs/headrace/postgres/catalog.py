@@ -110,8 +110,10 @@ WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 
 # A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute: what it means is
 # the publisher's to judge. The partitions follow by OID, with an `a` where one was not made as a partition: what it had
-# when it was attached has no events. Last, whether the table may become unlogged, which no table of a list may.
+# when it was attached has no events. A `u` comes first where the table may become unlogged, which no table of a list
+# may. In three parts, as an earlier version kept it and expects it when it is put back.
 _STORAGE_OF = """
+CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END ||
 (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ',' ORDER BY p.oid) FROM pg_class p
         WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
        || '/' ||
@@ -120,7 +122,6 @@ _STORAGE_OF = """
        (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ',' ORDER BY i.inhrelid)
         FROM pg_partition_tree(c.oid) t JOIN pg_inherits i ON i.inhrelid = t.relid
         JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid' WHERE c.relkind = 'p'), '')
-       || '/' || CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END
 """
 
 _STORAGE = f"""

@@ -34,14 +34,15 @@ class Storage:
     @classmethod
     def parse(cls, text: str) -> Storage | None:
         """None for what was not read yet, or was kept by an earlier version."""
-        if text.count("/") != _PARTS - 1:
+        # What an earlier version kept is a checksum of the files.
+        if text.count("/") != _PARTS - 1 or ":" not in text:
             return None
-        files, columns, partitions, exposed = text.split("/")
+        files, columns, partitions = text.split("/")
         made = {}
-        for one in filter(None, files.split(",")):
+        for one in files.removeprefix(_EXPOSED).split(","):
             relation, *file = map(int, one.split(":"))
             made[relation] = File(*file)
-        return cls(made, columns, frozenset(filter(None, partitions.split(","))), bool(exposed))
+        return cls(made, columns, frozenset(filter(None, partitions.split(","))), files.startswith(_EXPOSED))
 
     @property
     def divided(self) -> bool:
@@ -49,7 +50,8 @@ class Storage:
         return any(not file.node for file in self.files.values())
 
 
-_PARTS = 4
+_PARTS = 3
+_EXPOSED = "u"
 # A file, or a definition of columns, that is no other's.
 _UNKNOWN = -1
 
@@ -62,13 +64,13 @@ def as_of(text: str, xid: int, next_xid: int) -> str:
     storage = Storage.parse(text)
     if storage is None or not any(follows(file.by, xid, next_xid) for file in storage.files.values()):
         return text
-    _, _, partitions, exposed = text.split("/")
+    partitions = text.rpartition("/")[2]
     files = {
         relation: file._replace(node=_UNKNOWN) if follows(file.by, xid, next_xid) else file
         for relation, file in storage.files.items()
     }
     listed = ",".join(f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items())
-    return f"{listed}/{_UNKNOWN}/{partitions}/{exposed}"
+    return f"{_EXPOSED if storage.exposed else ''}{listed}/{_UNKNOWN}/{partitions}"
 
 
 def same_files(before: str, now: str) -> bool:
