@@ -96,11 +96,17 @@ async def test_a_place_is_found_in_a_stream_that_begins_with_a_compressed_event(
     client = await nats.connect(compressed.nats_url)
     try:
         js = client.jetstream()
-        last = (await js.stream_info("CDC")).state.last_seq
-        await js.purge_stream("CDC", seq=last)
-        message = await js.get_msg("CDC", last)
-        assert (message.headers or {})["Content-Encoding"] == "zstd"
+        # The stream's last event may be another: a table's shape, or one from before its dictionary.
+        await compressed.source.execute(f"INSERT INTO a VALUES (-2, {NOTE})")
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                message = await js.get_last_msg("CDC", "cdc.a.insert")
+                if (message.headers or {}).get("Content-Encoding") == "zstd":
+                    break
+                await asyncio.sleep(0.05)
+        first = int(message.seq or 0)
+        await js.purge_stream("CDC", seq=first)
         snapshot = Snapshot("snap", "a", 1 << 62, 0, 0, compressed.environment["HEADRACE_SLOT"], note=None)
-        assert await Snapshots(client, "CDC", "INIT", BUCKET).place(snapshot) == last - 1
+        assert await Snapshots(client, "CDC", "INIT", BUCKET).place(snapshot) == first - 1
     finally:
         await client.close()
