@@ -39,16 +39,13 @@ class Batches(Delivery):
     def __init__(
         self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, settings: Settings, payload_bytes_max: int
     ) -> None:
-        super().__init__(pipe, large, place, stats)
-        self._source = settings.source.slot
+        super().__init__(pipe, large, place, stats, settings.source.slot)
         self._encoding = settings.format.encoding
         self._limits = settings.delivery
         self._bytes_max = min(settings.delivery.batch_bytes_max, payload_bytes_max)
         self._batches: dict[str, _Batch] = {}
         self._since = 0.0
         self._mark: Mark | None = None
-        # What the stream's last message says: everything up to here is in it.
-        self._floor = self.position
         # Every transaction that committed before it was given to `event`; and is in the stream, as of the last flush.
         self._given_lsn = 0
         self._complete_lsn = 0

@@ -8,14 +8,15 @@ before it is stored.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from headrace.contract.events import POSITION_HEADER, position_header
 from headrace.failpoint import failpoint
 from headrace.jetstream.large import LargeStore
-from headrace.jetstream.message import Message, Outgoing
+from headrace.jetstream.message import NO_HEADERS, Message, Outgoing
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics import Stats, count
 from headrace.publisher.assembler import Event, Mark
@@ -69,13 +70,16 @@ class _End(NamedTuple):
 class Delivery:
     """`--delivery event`: a message for each event, at once."""
 
-    def __init__(self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats) -> None:
+    def __init__(self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, source: str) -> None:
+        self._source = source
         self._pipe = pipe
         self._large = large
         self._stats = stats
         self._ids_after = place.ids_after
         self._lanes = place.lanes
         self._lanes_end = max(place.lanes.values(), default=ORIGIN)
+        # What the stream's last message says: everything up to here is in it.
+        self._floor = place.position
         self._ledger = Ledger()
         self._transactions = 0
         # Messages that advance, one behind the other, each run with how many were handed over before it.
@@ -165,6 +169,9 @@ class Delivery:
 
     async def _take(self, event: Event) -> None:
         """Take an event that is not in the stream."""
+        if self._is_behind_lanes(event):
+            await self._send_behind_lanes(event)
+            return
         if event.advances:
             self._sent.append((self._pipe.published, (event,)))
         await self._pipe.publish(event)
@@ -175,6 +182,18 @@ class Delivery:
         self.position = events[-1].position
         self._sent.append((self._pipe.published, events))
         await self._pipe.publish_all(events)
+
+    def _is_behind_lanes(self, event: Event) -> bool:
+        """Whether arrays that a crash cut off, in batches, go further: then its place is not how far the stream is."""
+        return event.advances and event.position < self._lanes_end
+
+    async def _send_behind_lanes(self, event: Event, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        """With the floor that the stream has: whoever goes on after a crash must meet those arrays again."""
+        floor = {POSITION_HEADER: position_header(self._source, self._floor)}
+        merged = {**event.headers, **headers, **floor}
+        await self._publish(
+            Outgoing(event.subject, event.msg_id, event.payload, merged, advances=False), event.position
+        )
 
     async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:
         if headers is None:

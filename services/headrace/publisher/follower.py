@@ -297,11 +297,11 @@ class Follower:
     def _new_delivery(self) -> Delivery:
         large = LargeStore(self._client.jetstream(), self._settings.streams.large, self._client.max_payload)
         if isinstance(self._pipe, AtomicPipe):
-            return Transactions(self._pipe, large, self._place, self._stats)
+            return Transactions(self._pipe, large, self._place, self._stats, self._source)
         if self._settings.delivery.mode is DeliveryMode.BATCH:
             room = self._client.max_payload - HEADERS_BYTES_MAX
             return Batches(self._pipe, large, self._place, self._stats, self._settings, room)
-        return Delivery(self._pipe, large, self._place, self._stats)
+        return Delivery(self._pipe, large, self._place, self._stats, self._source)
 
     async def _on_entries(self, entries: Sequence[Entry]) -> None:
         """All that needs no waiting is assembled in one go; then it is delivered, before what needs some."""

@@ -19,8 +19,8 @@ SPLIT_HEADER = {"Headrace-Transaction": "split"}
 
 
 class Transactions(Delivery):
-    def __init__(self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats) -> None:
-        super().__init__(pipe, large, place, stats)
+    def __init__(self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats, source: str) -> None:
+        super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe
         self._open: list[Event] = []
         self._open_bytes = 0
@@ -52,6 +52,13 @@ class Transactions(Delivery):
         await self._atomic.flush()
 
     async def _take(self, event: Event) -> None:
+        if self._is_behind_lanes(event):
+            # Of its transaction, or of a later one, some is in the stream.
+            await self._atomic.flush()
+            self._split = True
+            await self._hand_over(SPLIT_HEADER)
+            await self._send_behind_lanes(event, SPLIT_HEADER)
+            return
         if self._split:
             await self._send(event, SPLIT_HEADER)
             return
