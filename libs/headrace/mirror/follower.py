@@ -27,7 +27,7 @@ from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.hold import Hold
-from headrace.mirror.reach import Reach
+from headrace.mirror.reach import READ_S, Reach
 from headrace.mirror.table import Marks, TableState
 from headrace.mirror.target import RowMissingError, Step, TakenOverError, TargetAwayError, TargetError
 
@@ -102,7 +102,7 @@ class Follower:
         self._spilled: dict[str, int] = {}
         self._lanes: Marks = dict(self._book.lanes)
         self._look_s = LOOK_S
-        self._reach = Reach(self._client.jetstream(), self._streams.state)
+        self._reach = Reach(self._client.jetstream(timeout=READ_S), self._streams.state)
         tokens = frozenset(self._book.tables)
         dictionaries = DictionaryReader(self._client.jetstream(), self._streams.state)
         self._ahead = Ahead(self._client, self._streams.cdc, dictionaries, tokens)

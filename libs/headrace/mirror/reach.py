@@ -17,7 +17,8 @@ from headrace import log as logs
 log = logs.logger("mirror")
 
 LOOK_S, LOOK_S_MAX = 0.2, 5.0
-TIMEOUT_S = 2.0
+# A server that refuses says nothing, and the follower waits.
+READ_S = 2.0
 
 
 class Reach:
