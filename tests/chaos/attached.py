@@ -128,8 +128,9 @@ class AttachedWriter(Writer):
 class Watch:
     """Reads both mirrors while everything fails, and compares all that is attached when nothing does any more."""
 
-    def __init__(self, postgres: EmbeddedPostgres, folder: Path) -> None:
+    def __init__(self, postgres: EmbeddedPostgres, nats_url: str, folder: Path) -> None:
         self._postgres = postgres
+        self._nats_url = nats_url
         self._sqlite = folder / "mirror.db"
         self.readings = 0
 
@@ -170,6 +171,7 @@ class Watch:
             await asyncio.sleep(2)
 
     async def _differences(self, checker: Checker, archive: Path, delivery: str) -> list[str]:
+        await checker.follow(self._nats_url)
         found = [*await self._mirrors(), *await self._second(checker), *_archived(archive, checker)]
         return found if delivery == "batch" else [*found, *await self._trail(checker)]
 
@@ -196,7 +198,7 @@ class Watch:
             if not columns:
                 return "no table", []
             wanted = ", ".join(f'"{column}"::text' for column in columns)
-            rows = await connection.fetch(f"SELECT {wanted} FROM {table} ORDER BY id")
+            rows = await connection.fetch(f"SELECT {wanted} FROM {table} ORDER BY {table}.id")
             return _hashed(rows), columns
         finally:
             connection.terminate()
@@ -205,7 +207,9 @@ class Watch:
         try:
             with contextlib.closing(_opened(self._sqlite)) as connection:
                 wanted = ", ".join(f'CAST("{column}" AS TEXT)' for column in columns)
-                return _hashed(connection.execute(f"SELECT {wanted} FROM {table} ORDER BY id").fetchall()), columns
+                return _hashed(
+                    connection.execute(f"SELECT {wanted} FROM {table} ORDER BY {table}.id").fetchall()
+                ), columns
         except sqlite3.Error as error:
             return str(error), []
 

@@ -106,7 +106,7 @@ async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable
     writers: list[Writer] = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
     account, checker, enough = Account(made.postgres), Checker(verdict.delivery), asyncio.Event()
     verdict.faults = faults.count
-    watch = attached.Watch(made.postgres, made.folder) if made.archive is not None else None
+    watch = attached.Watch(made.postgres, made.nats.url, made.folder) if made.archive is not None else None
     supervisor = asyncio.create_task(made.supervise(), name="supervisor")
     if watch is not None:
         writers.append(attached.AttachedWriter(made.postgres, verdict.seed, rows_per_s))

@@ -117,12 +117,13 @@ async def world(delivery: str, *, own_network: bool, everything: bool = False) -
         await postgres.start()
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
+            if everything:
+                made.archive = folder / "archive"
+                made.archive.mkdir()
             for service in SERVICES:
                 for letter in "ab":
                     made.instances.append(await _instance(stack, made, f"{service}-{letter}", service, delivery))
             if everything:
-                made.archive = folder / "archive"
-                made.archive.mkdir()
                 for one in attached(folder, postgres, delivery):
                     made.instances.append(await _instance(stack, made, one.name, one.service, delivery, one))
             yield made
