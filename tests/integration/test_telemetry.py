@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -243,6 +244,11 @@ async def test_stream_info_is_jetstreams_own_and_refusals_say_what_to_do(
             assert json.loads(body)["remedy"]
 
 
+def all_stopped(pid: int) -> bool:
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 async def test_stream_info_names_missing_rights_only_where_nats_server_does(
     database: Database, own_nats: OwnNats, names: Names
 ) -> None:
@@ -256,6 +262,10 @@ async def test_stream_info_names_missing_rights_only_where_nats_server_does(
         code, body = await telemetry.get("/streams/info?stream=SECRET")
         assert (code, "$JS.API.STREAM.INFO.SECRET" in json.loads(body)["remedy"]) == (503, True)
         os.kill(server.pid, signal.SIGSTOP)
+        # Its threads stop one after the other, and the last may still answer.
+        async with asyncio.timeout(10):
+            while not all_stopped(server.pid):  # noqa: ASYNC110  # a process's state gives no event
+                await asyncio.sleep(0.01)
         try:
             code, body = await telemetry.get("/streams/info?stream=CDC")
         finally:
