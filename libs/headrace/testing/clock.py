@@ -45,8 +45,12 @@ def can_move_clocks() -> bool:
     """Whether this machine lets us: a kernel may be told to let nobody write into another process."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-I", "-S", "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        # Before it has begun its program, it has another's memory, or none that stays.
+        assert child.stdout is not None
+        child.stdout.readline()
         move_clock(child.pid, 0)
     except (OSError, ClockUnmovableError):
         return False
