@@ -1,7 +1,8 @@
-"""What the site needs beyond the pages: files of the repository that a page links to come along with it.
+"""What the site needs beyond the pages: files of the repository that a page links to come along
+with it.
 
-Loaded by mkdocs (mkdocs.yml names it). A link that leaves docs/ leads to the file itself in a checkout; in the site it
-leads to a copy, and where it names a folder its text alone stays.
+Loaded by mkdocs (mkdocs.yml names it). A link that leaves docs/ leads to the file itself in a
+checkout; in the site it leads to a copy, and where it names a folder its text alone stays.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a copy of each file outside docs/ that some page links to."""
     for page in files.documentation_pages():
         for _, link in OUTSIDE.findall(page.content_string):
-            if (target := _target(page.src_uri, link)) is not None and _copy(target) not in files.src_uris:
-                files.append(File.generated(config, _copy(target), content=(ROOT / target).read_bytes()))
+            if (target := _target(page.src_uri, link)) is not None and _copy(
+                target
+            ) not in files.src_uris:
+                files.append(
+                    File.generated(config, _copy(target), content=(ROOT / target).read_bytes())
+                )
     return files
 
 
@@ -49,7 +54,9 @@ def _target(page: str, link: str) -> str | None:
 
 
 def _stays(page: str, link: str) -> bool:
-    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link)).startswith("docs/")
+    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), link)).startswith(
+        "docs/"
+    )
 
 
 def _copy(target: str) -> str:

@@ -18,19 +18,27 @@ from skips import pytest_configure  # type: ignore[import-not-found]  # noqa: F4
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def lines(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lines]:
-    """A function that gives the module's line of this PostgreSQL, publication and settings; started at first use."""
+async def lines(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Lines]:
+    """A function that gives the module's line of this PostgreSQL, publication and settings; started
+    at first use.
+    """
     started: dict[object, Line] = {}
     async with contextlib.AsyncExitStack() as stack:
 
-        async def line(version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str) -> Line:
+        async def line(
+            version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str
+        ) -> Line:
             key = (version, publication, *sorted(settings.items()))
             if key not in started:
                 postgres = session_servers.shared_postgres(version)
                 nats_server = session_servers.new_nats()
                 stack.callback(session_servers.discard, nats_server)
                 await nats_server.start()
-                database = await stack.enter_async_context(fresh_database(postgres, Names.new().other("line")))
+                database = await stack.enter_async_context(
+                    fresh_database(postgres, Names.new().other("line"))
+                )
                 folder = tmp_path_factory.mktemp("line")
                 started[key] = await stack.enter_async_context(
                     running_line(database, nats_server, folder, settings, publication)
@@ -41,7 +49,9 @@ async def lines(session_servers: SessionServers, tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="session")
-def responder(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Responder]:
+def responder(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Responder]:
     """A snapshot-responder that all tests of snapshots share."""
     with running_responder(session_servers, tmp_path_factory.mktemp("responder")) as running:
         yield running

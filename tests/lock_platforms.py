@@ -1,7 +1,8 @@
 """`./taskw lock:platforms`: can everything in requirements.lock be installed where Headrace runs?
 
-Asks the package index, so it is no part of the tests. For each platform and Python it resolves the whole lock from
-wheels alone; the few packages that are published as source must be pure Python, and are named here.
+Asks the package index, so it is no part of the tests. For each platform and Python it resolves the
+whole lock from wheels alone; the few packages that are published as source must be pure Python, and
+are named here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "x86_64-apple-darwin", "aarch64-apple-darwin")
+PLATFORMS = (
+    "x86_64-manylinux_2_28",
+    "aarch64-manylinux_2_28",
+    "x86_64-apple-darwin",
+    "aarch64-apple-darwin",
+)
 # Published as source only; each is pure Python, so it installs wherever Python does.
 PURE_SOURCE = ("nkeys", "pyspark")
 
@@ -27,9 +33,23 @@ def from_wheels(lock: str) -> str:
 
 def missing(lock: Path, platform: str, python: str) -> str:
     """Why the lock can't be installed there; empty if it can."""
-    command = [str(Path(sys.executable).with_name("uv")), "pip", "install", "--dry-run", "--quiet", "--no-deps"]
+    command = [
+        str(Path(sys.executable).with_name("uv")),
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--no-deps",
+    ]
     command += ["--require-hashes", "--only-binary", ":all:", "--python-platform", platform]
-    command += ["--python-version", python, "--target", str(lock.parent / "nothing"), "-r", str(lock)]
+    command += [
+        "--python-version",
+        python,
+        "--target",
+        str(lock.parent / "nothing"),
+        "-r",
+        str(lock),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr.strip()
 
 

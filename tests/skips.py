@@ -1,7 +1,7 @@
 """Which tests CI may skip, and why: every other skipped test fails the run there.
 
-A test that is skipped without anybody noticing protects nothing. With `CI=true` the run ends as failed, and names each
-skipped test whose reason is not on the list.
+A test that is skipped without anybody noticing protects nothing. With `CI=true` the run ends as
+failed, and names each skipped test whose reason is not on the list.
 """
 
 from __future__ import annotations

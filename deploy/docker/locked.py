@@ -1,8 +1,10 @@
-"""What of requirements.lock an image needs: the core's packages, and those of chosen extras, with their hashes.
+"""What of requirements.lock an image needs: the core's packages, and those of chosen extras, with
+their hashes.
 
-Owns the reading of the lock: who wants whom is in its own comments, so that no index is asked. Promises that what it
-prints is a part of the lock, line for line. Used by the Dockerfile's build stage (hence the standard library alone),
-by `./taskw sbom` and by `./taskw audit`. Run as `python locked.py [EXTRA...]`.
+Owns the reading of the lock: who wants whom is in its own comments, so that no index is asked.
+Promises that what it prints is a part of the lock, line for line. Used by the Dockerfile's build
+stage (hence the standard library alone), by `./taskw sbom` and by `./taskw audit`. Run as `python
+locked.py [EXTRA...]`.
 """
 
 from __future__ import annotations
@@ -52,7 +54,12 @@ def packages(lock: str) -> list[Package]:
 def _package(block: list[str]) -> Package:
     name, _, rest = block[0].partition("==")
     wanted_by = {canonical(match[1]) for line in block if (match := _WANTED_BY.match(line))}
-    return Package(canonical(name), re.split(r"[ ;\\]", rest, maxsplit=1)[0], tuple(block), frozenset(wanted_by))
+    return Package(
+        canonical(name),
+        re.split(r"[ ;\\]", rest, maxsplit=1)[0],
+        tuple(block),
+        frozenset(wanted_by),
+    )
 
 
 def needed(lock: str, project: str, extras: list[str]) -> list[Package]:

@@ -1,8 +1,8 @@
 """A software bill of materials of an image, CycloneDX 1.5 in JSON, made from the lock.
 
-Promises that it lists what the Dockerfile installs from the lock, file hashes included, and nothing by guess: Debian's
-packages are in the image itself (usr/share/doc), not in here. The same lock gives the same bytes. Run as
-`python sbom.py [EXTRA...]`; it prints.
+Promises that it lists what the Dockerfile installs from the lock, file hashes included, and nothing
+by guess: Debian's packages are in the image itself (usr/share/doc), not in here. The same lock
+gives the same bytes. Run as `python sbom.py [EXTRA...]`; it prints.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def bill(lock: str, project: str, extras: list[str]) -> dict[str, Any]:
                 wanted.setdefault(refs[wanting], set()).add(refs[package.name])
             elif wanting == about["name"]:
                 wanted[itself].add(refs[package.name])
-    seed = hashlib.sha256(json.dumps([about["version"], sorted(extras), sorted(refs.values())]).encode())
+    seed = hashlib.sha256(
+        json.dumps([about["version"], sorted(extras), sorted(refs.values())]).encode()
+    )
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -62,7 +64,9 @@ def bill(lock: str, project: str, extras: list[str]) -> dict[str, Any]:
             }
         },
         "components": [component(package) for package in packages],
-        "dependencies": [{"ref": ref, "dependsOn": sorted(on)} for ref, on in sorted(wanted.items())],
+        "dependencies": [
+            {"ref": ref, "dependsOn": sorted(on)} for ref, on in sorted(wanted.items())
+        ],
     }
 
 

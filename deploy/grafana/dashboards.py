@@ -1,7 +1,8 @@
 """The Grafana dashboards, as code: each panel is a title, a unit and its queries.
 
-Owns what is on the dashboards. Promises the same bytes for the same code, so that a test can hold the committed JSON to
-it, and nothing that Grafana's provisioning would have to fill in but the data source. Run as `python dashboards.py`.
+Owns what is on the dashboards. Promises the same bytes for the same code, so that a test can hold
+the committed JSON to it, and nothing that Grafana's provisioning would have to fill in but the data
+source. Run as `python dashboards.py`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def _durations(share: float) -> str:
     return f"histogram_quantile({share}, sum by (le) (increase({buckets}[1h])))"
 
 
-_UNCONFIRMED = " - ".join(_of(f"headrace_{end}_lsn", service="wal-reader") for end in ("received", "confirmed"))
+_UNCONFIRMED = " - ".join(
+    _of(f"headrace_{end}_lsn", service="wal-reader") for end in ("received", "confirmed")
+)
 _PROGRESS = " / ".join(_of(f"headrace_snapshot_{rows}_rows") for rows in ("progress", "estimated"))
 
 
@@ -76,12 +79,18 @@ def _stat(title: str, unit: str, query: str, about: str = "", width: int = 4) ->
 
 
 def _instances(service: str) -> Panel:
-    """How many there are, as far as anybody counts them: telemetry no one of its own, and a mirror doesn't report."""
+    """How many there are, as far as anybody counts them: telemetry no one of its own, and a mirror
+    doesn't report.
+    """
     if service == "telemetry":
-        return _stat("Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6)
+        return _stat(
+            "Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6
+        )
     if service == "mirror":
         ready = _of("headrace_ready", service=service)
-        return _stat("Mirrors", "short", f"count by (source) ({ready})", "That Prometheus scrapes.", width=6)
+        return _stat(
+            "Mirrors", "short", f"count by (source) ({ready})", "That Prometheus scrapes.", width=6
+        )
     return _stat("Instances", "short", _of("headrace_instances", service=service), width=6)
 
 
@@ -93,12 +102,22 @@ def _away(service: str, part: str) -> str:
 def _process(service: str) -> tuple[Panel, ...]:
     """What every service's page begins with."""
     return (
-        _stat("Ready", "bool_yes_no", _of("headrace_ready", service=service), "What keeps it is in the next panel.", 6),
+        _stat(
+            "Ready",
+            "bool_yes_no",
+            _of("headrace_ready", service=service),
+            "What keeps it is in the next panel.",
+            6,
+        ),
         _instances(service),
         _stat("Up for", "s", _of("headrace_uptime_seconds", service=service), width=6),
         _stat("NATS", "bool_yes_no", _of("headrace_nats_connected", service=service), width=6),
         Panel("Memory", "bytes", {"{{source}}": _of("headrace_memory_bytes", service=service)}),
-        Panel("Processor", "percentunit", {"{{source}}": _rate("headrace_cpu_seconds_total", service=service)}),
+        Panel(
+            "Processor",
+            "percentunit",
+            {"{{source}}": _rate("headrace_cpu_seconds_total", service=service)},
+        ),
         Panel(
             "Warnings and errors by kind",
             "short",
@@ -107,7 +126,9 @@ def _process(service: str) -> tuple[Panel, ...]:
         Panel(
             "What keeps it from its work",
             "short",
-            {"{{part}}": f"max by (part) ({_of('headrace_not_ready', service=service)}) or on () vector(0)"},
+            {
+                "{{part}}": f"max by (part) ({_of('headrace_not_ready', service=service)}) or on () vector(0)"
+            },
         ),
     )
 
@@ -121,7 +142,9 @@ OVERVIEW = Dashboard(
         _stat("Lag of delivery", "s", _of("headrace_lag_seconds")),
         _stat("Slot read", "bool_yes_no", _of("headrace_slot_active")),
         _stat("Services ready", "short", f"sum by (source) ({_of('headrace_ready')})"),
-        _stat("Gaps", "short", _rare("headrace_gaps_total"), "Changes that are lost: see runbooks."),
+        _stat(
+            "Gaps", "short", _rare("headrace_gaps_total"), "Changes that are lost: see runbooks."
+        ),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
         Panel(
             "From commit to acknowledgement",
@@ -134,16 +157,29 @@ OVERVIEW = Dashboard(
         Panel(
             "WAL behind, and kept",
             "bytes",
-            {"behind {{source}}": _of("headrace_lag_bytes"), "kept {{source}}": _of("headrace_retained_bytes")},
+            {
+                "behind {{source}}": _of("headrace_lag_bytes"),
+                "kept {{source}}": _of("headrace_retained_bytes"),
+            },
         ),
-        Panel("Busiest tables", "ops", {"{{table}}": f"topk(10, {_rate('headrace_table_events_total', by='table')})"}),
+        Panel(
+            "Busiest tables",
+            "ops",
+            {"{{table}}": f"topk(10, {_rate('headrace_table_events_total', by='table')})"},
+        ),
         Panel(
             "Consumers: share of the retention left",
             "percentunit",
             {"{{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"},
         ),
         Panel("Memory", "bytes", {"{{service}}": _of("headrace_memory_bytes")}),
-        Panel("Ready", "bool_yes_no", {"{{service}}": _of("headrace_ready")}, kind="state-timeline", width=24),
+        Panel(
+            "Ready",
+            "bool_yes_no",
+            {"{{service}}": _of("headrace_ready")},
+            kind="state-timeline",
+            width=24,
+        ),
     ),
 )
 
@@ -176,7 +212,11 @@ READER = Dashboard(
             "bytes",
             {"{{source}}": _UNCONFIRMED},
         ),
-        Panel("Optional confirmers given up", "short", {"{{source}}": _rare("headrace_confirmers_dropped_total")}),
+        Panel(
+            "Optional confirmers given up",
+            "short",
+            {"{{source}}": _rare("headrace_confirmers_dropped_total")},
+        ),
     ),
 )
 
@@ -186,13 +226,20 @@ PUBLISHER = Dashboard(
     (
         *_process("publisher"),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
-        Panel("Events by operation", "ops", {"{{operation}}": _rate("headrace_table_events_total", by="operation")}),
+        Panel(
+            "Events by operation",
+            "ops",
+            {"{{operation}}": _rate("headrace_table_events_total", by="operation")},
+        ),
         Panel("Transactions", "ops", {"{{source}}": _rate("headrace_transactions_total")}),
         Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_published_bytes_total")}),
         Panel(
             "From commit to acknowledgement",
             "s",
-            {f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_seconds") for share in (50, 90, 99)},
+            {
+                f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_seconds")
+                for share in (50, 90, 99)
+            },
         ),
         Panel(
             "WAL received and not acknowledged",
@@ -218,8 +265,15 @@ PUBLISHER = Dashboard(
                 "recoveries {{source}}": _rare("headrace_recoveries_total"),
             },
         ),
-        Panel("Way of publishing", "short", {"{{mode}}": _of("headrace_ingest_mode")}, kind="state-timeline"),
-        Panel("Paused", "bool_yes_no", {"{{source}}": _of("headrace_paused")}, kind="state-timeline"),
+        Panel(
+            "Way of publishing",
+            "short",
+            {"{{mode}}": _of("headrace_ingest_mode")},
+            kind="state-timeline",
+        ),
+        Panel(
+            "Paused", "bool_yes_no", {"{{source}}": _of("headrace_paused")}, kind="state-timeline"
+        ),
     ),
 )
 
@@ -276,11 +330,15 @@ TELEMETRY = Dashboard(
     "Headrace: telemetry",
     (
         *_process("telemetry"),
-        Panel("Who reports", "bool_yes_no", {"{{service}}": _of("headrace_up")}, kind="state-timeline"),
+        Panel(
+            "Who reports", "bool_yes_no", {"{{service}}": _of("headrace_up")}, kind="state-timeline"
+        ),
         Panel(
             "Versions",
             "short",
-            {"{{service}} {{version}}": f"count by (service, version) ({_of('headrace_build_info')})"},
+            {
+                "{{service}} {{version}}": f"count by (service, version) ({_of('headrace_build_info')})"
+            },
         ),
         Panel("Scrapes take", "s", {"{{instance}}": 'scrape_duration_seconds{job="headrace"}'}),
         Panel("Series", "short", {"{{instance}}": 'scrape_samples_scraped{job="headrace"}'}),
@@ -298,10 +356,18 @@ SLOT = Dashboard(
         Panel(
             "Behind, and kept",
             "bytes",
-            {"behind {{source}}": _of("headrace_lag_bytes"), "kept {{source}}": _of("headrace_retained_bytes")},
+            {
+                "behind {{source}}": _of("headrace_lag_bytes"),
+                "kept {{source}}": _of("headrace_retained_bytes"),
+            },
         ),
         Panel("WAL written", "Bps", {"{{source}}": _of("headrace_wal_rate_bytes")}),
-        Panel("WAL status", "short", {"{{status}}": _of("headrace_slot_wal_status")}, kind="state-timeline"),
+        Panel(
+            "WAL status",
+            "short",
+            {"{{status}}": _of("headrace_slot_wal_status")},
+            kind="state-timeline",
+        ),
         Panel("Verdict", "short", {"{{level}}": _of("headrace_wal_alarm")}, kind="state-timeline"),
         Panel(
             "Until the slot is lost",
@@ -318,7 +384,10 @@ SLOT = Dashboard(
         Panel(
             "Lag at each look",
             "bytes",
-            {f"p{share:g}": _quantile(share / 100, "headrace_slot_lag_bytes") for share in (50, 99)},
+            {
+                f"p{share:g}": _quantile(share / 100, "headrace_slot_lag_bytes")
+                for share in (50, 99)
+            },
         ),
         Panel("End of the log", "short", {"{{source}}": _of("headrace_wal_lsn")}),
     ),
@@ -333,7 +402,9 @@ JETSTREAM = Dashboard(
         Panel(
             "Published",
             "ops",
-            {"{{stream}}": f"sum by (stream) (rate({_of('headrace_stream_last_seq')}[$__rate_interval]))"},
+            {
+                "{{stream}}": f"sum by (stream) (rate({_of('headrace_stream_last_seq')}[$__rate_interval]))"
+            },
         ),
         Panel("Bytes it may hold", "bytes", {"{{stream}}": _of("headrace_stream_max_bytes")}),
         Panel("Keeps a message for", "s", {"{{stream}}": _of("headrace_stream_max_age_seconds")}),
@@ -341,32 +412,44 @@ JETSTREAM = Dashboard(
         Panel(
             "Durable consumers: not given yet",
             "short",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_pending_messages')} or on () vector(0)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_pending_messages')} or on () vector(0)"
+            },
         ),
         Panel(
             "Durable consumers: not acknowledged",
             "short",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_unacknowledged_messages')} or on () vector(0)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_unacknowledged_messages')} or on () vector(0)"
+            },
         ),
         Panel(
             "Durable consumers: behind by",
             "s",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_lag_seconds')} or on () vector(0)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_lag_seconds')} or on () vector(0)"
+            },
         ),
         Panel(
             "Durable consumers: share of the retention left",
             "percentunit",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"
+            },
         ),
         Panel(
             "Durable consumers: until events are lost",
             "s",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_seconds')} or on () vector(Inf)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_seconds')} or on () vector(Inf)"
+            },
         ),
         Panel(
             "Durable consumers: lost",
             "short",
-            {"{{stream}} {{consumer}}": f"{_of('headrace_consumer_lost_messages')} or on () vector(0)"},
+            {
+                "{{stream}} {{consumer}}": f"{_of('headrace_consumer_lost_messages')} or on () vector(0)"
+            },
         ),
     ),
 )
@@ -379,13 +462,24 @@ ARCHIVE = Dashboard(
         Panel("Files", "ops", {"{{source}}": _rate("headrace_archive_files_total")}),
         Panel("Changes", "ops", {"{{source}}": _rate("headrace_archive_rows_total")}),
         Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_archive_bytes_total")}),
-        Panel("Changes not in a file yet", "short", {"{{source}}": _of("headrace_archive_waiting_rows")}),
+        Panel(
+            "Changes not in a file yet",
+            "short",
+            {"{{source}}": _of("headrace_archive_waiting_rows")},
+        ),
         Panel("Last file", "short", {"{{source}}": _of("headrace_archive_file_id")}),
-        Panel("Everything is kept up to", "short", {"{{source}}": _of("headrace_archive_confirmed_lsn")}),
+        Panel(
+            "Everything is kept up to",
+            "short",
+            {"{{source}}": _of("headrace_archive_confirmed_lsn")},
+        ),
         Panel(
             "Gaps, and places found again",
             "short",
-            {"gaps": _rare("headrace_archive_gaps_total"), "found again": _rare("headrace_archive_recoveries_total")},
+            {
+                "gaps": _rare("headrace_archive_gaps_total"),
+                "found again": _rare("headrace_archive_recoveries_total"),
+            },
         ),
     ),
 )
@@ -401,8 +495,14 @@ AUDIT = Dashboard(
             {"{{source}}": _of("headrace_audit_behind_messages")},
             "Also those that have no row in it.",
         ),
-        Panel("Age of the oldest of them", "s", {"{{source}}": _of("headrace_audit_behind_seconds")}),
-        Panel("Changes read", "ops", {"{{operation}}": _rate("headrace_audit_rows_total", by="operation")}),
+        Panel(
+            "Age of the oldest of them", "s", {"{{source}}": _of("headrace_audit_behind_seconds")}
+        ),
+        Panel(
+            "Changes read",
+            "ops",
+            {"{{operation}}": _rate("headrace_audit_rows_total", by="operation")},
+        ),
         Panel(
             "Transactions and commits",
             "ops",
@@ -411,7 +511,11 @@ AUDIT = Dashboard(
                 "commits {{source}}": _rate("headrace_audit_commits_total"),
             },
         ),
-        Panel("From commit to row, of the latest", "s", {"{{source}}": _of("headrace_audit_lag_seconds")}),
+        Panel(
+            "From commit to row, of the latest",
+            "s",
+            {"{{source}}": _of("headrace_audit_lag_seconds")},
+        ),
         Panel(
             "Destination away",
             "bool_yes_no",
@@ -450,9 +554,13 @@ MIRROR = Dashboard(
             {"{{source}}": _of("headrace_mirror_behind_messages")},
             "Also those of tables that it doesn't follow.",
         ),
-        Panel("Age of the oldest of them", "s", {"{{source}}": _of("headrace_mirror_behind_seconds")}),
+        Panel(
+            "Age of the oldest of them", "s", {"{{source}}": _of("headrace_mirror_behind_seconds")}
+        ),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_mirror_events_total")}),
-        Panel("Rows copied by bootstraps", "ops", {"{{source}}": _rate("headrace_mirror_rows_total")}),
+        Panel(
+            "Rows copied by bootstraps", "ops", {"{{source}}": _rate("headrace_mirror_rows_total")}
+        ),
         Panel(
             "Tables",
             "short",
@@ -478,7 +586,12 @@ MIRROR = Dashboard(
                 "done {{source}}": _rare("headrace_mirror_bootstraps_total"),
             },
         ),
-        Panel("Target away", "bool_yes_no", {"{{source}}": _away("mirror", "target")}, kind="state-timeline"),
+        Panel(
+            "Target away",
+            "bool_yes_no",
+            {"{{source}}": _away("mirror", "target")},
+            kind="state-timeline",
+        ),
         Panel(
             "Copied again",
             "short",
@@ -492,7 +605,19 @@ MIRROR = Dashboard(
     ),
 )
 
-DASHBOARDS = (OVERVIEW, READER, PUBLISHER, SNAPSHOTS, SCHEMAS, TELEMETRY, SLOT, JETSTREAM, ARCHIVE, AUDIT, MIRROR)
+DASHBOARDS = (
+    OVERVIEW,
+    READER,
+    PUBLISHER,
+    SNAPSHOTS,
+    SCHEMAS,
+    TELEMETRY,
+    SLOT,
+    JETSTREAM,
+    ARCHIVE,
+    AUDIT,
+    MIRROR,
+)
 
 
 def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]:
@@ -508,7 +633,12 @@ def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]
 
 def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
     targets = [
-        {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "datasource": SOURCE}
+        {
+            "refId": chr(ord("A") + index),
+            "expr": query,
+            "legendFormat": legend,
+            "datasource": SOURCE,
+        }
         for index, (legend, query) in enumerate(panel.queries.items())
     ]
     return {
@@ -519,7 +649,9 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "datasource": SOURCE,
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-        "options": {"legend": {"showLegend": True, "displayMode": "list"}} if panel.kind == "timeseries" else {},
+        "options": {"legend": {"showLegend": True, "displayMode": "list"}}
+        if panel.kind == "timeseries"
+        else {},
         "targets": targets,
     }
 
@@ -548,7 +680,9 @@ def rendered(dashboard: Dashboard) -> str:
         "editable": False,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "links": [{"type": "dashboards", "tags": ["headrace"], "asDropdown": True, "title": "Headrace"}],
+        "links": [
+            {"type": "dashboards", "tags": ["headrace"], "asDropdown": True, "title": "Headrace"}
+        ],
         "templating": {"list": [variable]},
         "panels": panels,
     }

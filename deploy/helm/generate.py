@@ -1,7 +1,9 @@
-"""The chart's values.schema.json and README.md, made from values.yaml: its comments are the descriptions.
+"""The chart's values.schema.json and README.md, made from values.yaml: its comments are the
+descriptions.
 
-Owns the form of both and the few bounds that a default can't tell; a test keeps the files up to date. Also copies
-what the chart ships of other folders (alerts, dashboards): it has only its own files. Run as `python generate.py`.
+Owns the form of both and the few bounds that a default can't tell; a test keeps the files up to
+date. Also copies what the chart ships of other folders (alerts, dashboards): it has only its own
+files. Run as `python generate.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _KEY = re.compile(r"^( *)(?:- )?([A-Za-z][\w-]*):")
 # What no default tells.
 _BOUNDS: dict[str, dict[str, Any]] = {
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
-    "postgres.sslmode": {"enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]},
+    "postgres.sslmode": {
+        "enum": ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"]
+    },
     "postgres.port": {"minimum": 1, "maximum": 65535},
     "nats.url": {"pattern": r"^$|^((nats|tls|ws|wss)://[^,\s]+)(,(nats|tls|ws|wss)://[^,\s]+)*$"},
     "spark.remote": {"pattern": "^$|^sc://"},
@@ -59,7 +63,10 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "archive.secrets": _STRINGS,
     "audit.settings": _AUDIT_SETTINGS,
     "mirror.tables": _STRINGS,
-    "networkPolicy.egressPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "networkPolicy.egressPorts": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1, "maximum": 65535},
+    },
     "tolerations": {"type": "array", "items": {"type": "object"}},
 }
 _OPEN = re.compile(
@@ -106,7 +113,9 @@ def schema(value: Any, path: str, told: dict[str, str]) -> dict[str, Any]:
     if isinstance(value, dict):
         if _OPEN.search(path):
             return about | {"type": "object"}
-        children = {key: schema(child, f"{path}.{key}".lstrip("."), told) for key, child in value.items()}
+        children = {
+            key: schema(child, f"{path}.{key}".lstrip("."), told) for key, child in value.items()
+        }
         return about | {"type": "object", "additionalProperties": False, "properties": children}
     kind = {bool: "boolean", int: "integer", str: "string"}[type(value)]
     least = {"minimum": 0} if path.endswith("replicas") else {}
@@ -117,7 +126,10 @@ def values_schema() -> str:
     """The text of values.schema.json."""
     text = (CHART / "values.yaml").read_text()
     made = schema(yaml.safe_load(text), "", comments(text))
-    made = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart headrace"} | made
+    made = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart headrace",
+    } | made
     # Helm hands `global` to every chart.
     made["properties"]["global"] = {"type": "object"}
     return json.dumps(made, indent=2) + "\n"

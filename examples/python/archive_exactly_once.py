@@ -1,8 +1,10 @@
-"""A table kept from the archive in SQLite, exactly once: the position is stored with the rows, in one transaction.
+"""A table kept from the archive in SQLite, exactly once: the position is stored with the rows, in
+one transaction.
 
     python archive_exactly_once.py file:///var/lib/headrace/archive orders.db public.orders
 
-Kill it anywhere, start it again: it goes on behind the last change that it committed. Needs `headrace[archive]` alone.
+Kill it anywhere, start it again: it goes on behind the last change that it committed. Needs
+`headrace[archive]` alone.
 """
 
 from __future__ import annotations
@@ -34,16 +36,21 @@ def apply(database: sqlite3.Connection, file: WalFile) -> None:
                 continue
             if entry.kind is RowKind.PUT:
                 if entry.before_json is not None:
-                    # The old key, where an update changed it; the whole old row under REPLICA IDENTITY FULL.
+                    # The old key, where an update changed it; the whole old row under REPLICA
+                    # IDENTITY FULL.
                     old_key = {name: (entry.before or {}).get(name) for name in entry.key or {}}
                     database.execute("DELETE FROM rows WHERE key = ?", (_text(old_key),))
-                database.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (entry.key_json, entry.after_json))
+                database.execute(
+                    "INSERT OR REPLACE INTO rows VALUES (?, ?)", (entry.key_json, entry.after_json)
+                )
             elif entry.kind is RowKind.DELETE:
                 database.execute("DELETE FROM rows WHERE key = ?", (entry.key_json,))
             elif entry.kind is RowKind.TRUNCATE:
                 database.execute("DELETE FROM rows")
         last = file.info.last
-        database.execute("UPDATE place SET next_id = ?, lsn = ?, ordinal = ?", (file.next_id, last.lsn, last.seq))
+        database.execute(
+            "UPDATE place SET next_id = ?, lsn = ?, ordinal = ?", (file.next_id, last.lsn, last.seq)
+        )
 
 
 def _text(key: dict[str, object]) -> str:
@@ -59,7 +66,8 @@ def main(url: str, path: str, table: str, *, wait: bool = True) -> None:
     reader, store = WalReader(url, WalReaderOptions(tables=(table,))), Store(url)
     for file in reader.files(from_id=next_id, wait=wait):
         apply(database, file)
-        # After the commit: garbage collection may have what was read. This is no part of the exactness.
+        # After the commit: garbage collection may have what was read. This is no part of the
+        # exactness.
         register(store, READER, file.next_id)
 
 

@@ -1,6 +1,8 @@
-"""Orders with an audit trail: who placed and shipped each, told by `headrace.context` and read back from the trail.
+"""Orders with an audit trail: who placed and shipped each, told by `headrace.context` and read back
+from the trail.
 
-Run beside `headrace audit up` on the same database: `python examples/python/audit_context.py postgresql://…`.
+Run beside `headrace audit up` on the same database: `python examples/python/audit_context.py
+postgresql://…`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A copy of a table in SQLite that is exactly-once: whatever happens to this process, no change is lost or doubled.
+"""A copy of a table in SQLite that is exactly-once: whatever happens to this process, no change is
+lost or doubled.
 
     python exactly_once.py nats://127.0.0.1:4222 users copy.db        Ctrl-C ends
 
-The trick is one line long: the position of the last change is stored in the same transaction as the data. Kill it at
-any moment, start it again, compare the tables.
+The trick is one line long: the position of the last change is stored in the same transaction as the
+data. Kill it at any moment, start it again, compare the tables.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from headrace.lsn import Position
 
 
 class Copy:
-    """The copy, and how far it came. It is also the consumer's store of watermarks: two methods make one."""
+    """The copy, and how far it came. It is also the consumer's store of watermarks: two methods
+    make one.
+    """
 
     def __init__(self, path: str, key: str = "id") -> None:
         self._key = key
@@ -33,11 +36,16 @@ class Copy:
 
     async def load(self) -> dict[str, Watermark]:
         rows = self._db.execute("SELECT lane, lsn, seq, stream_seq FROM marks")
-        return {lane: Watermark(Position(lsn, seq), stream_seq) for lane, lsn, seq, stream_seq in rows}
+        return {
+            lane: Watermark(Position(lsn, seq), stream_seq) for lane, lsn, seq, stream_seq in rows
+        }
 
     async def save(self, lane: str, watermark: Watermark) -> None:
         """Called by `done`, after `apply`: both are one transaction of SQLite."""
-        self._db.execute("REPLACE INTO marks VALUES (?, ?, ?, ?)", (lane, *watermark.position, watermark.stream_seq))
+        self._db.execute(
+            "REPLACE INTO marks VALUES (?, ?, ?, ?)",
+            (lane, *watermark.position, watermark.stream_seq),
+        )
         self._db.execute("COMMIT")
 
     def apply(self, event: Event) -> None:

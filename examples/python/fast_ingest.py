@@ -1,9 +1,11 @@
-"""The lines of a file in a JetStream stream: each once, in order, as fast as nats-server takes them.
+"""The lines of a file in a JetStream stream: each once, in order, as fast as nats-server takes
+them.
 
     python fast_ingest.py nats://127.0.0.1:4222 LINES lines.txt
 
-`headrace.jetstream.fast` by itself, with nothing of PostgreSQL: any numbered source will do. Kill it at any moment,
-or the server, and start it again: it asks the stream how far it came, and goes on behind that.
+`headrace.jetstream.fast` by itself, with nothing of PostgreSQL: any numbered source will do. Kill
+it at any moment, or the server, and start it again: it asks the stream how far it came, and goes on
+behind that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PAUSE_S = 0.5
 
 
 def mark(_payload: bytes, headers: dict[str, str]) -> Mark | None:
-    """What a message of the stream says of how far this source came; None for one that is somebody else's."""
+    """What a message of the stream says of how far this source came; None for one that is somebody
+    else's.
+    """
     msg_id = headers.get("Nats-Msg-Id", "")
     source, _, number = msg_id.partition("-")
     return Mark(msg_id, Position(int(number), 0)) if source == "line" else None
@@ -46,7 +50,9 @@ async def publish(client: Client, stream: str, path: Path) -> int:
     tail = StreamTail(js, stream, mark)
     end = await tail.after(0)
     there = (end.position or ORIGIN).lsn
-    ingest = FastIngest(client, tail, {}, Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5))
+    ingest = FastIngest(
+        client, tail, {}, Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5)
+    )
     await ingest.open(end)
     try:
         async for message in numbered(path, there):
@@ -62,7 +68,9 @@ async def lost(error: Exception) -> None:
 
 
 async def main(url: str, stream: str, path: Path) -> None:
-    client = await nats.connect(url.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=lost)
+    client = await nats.connect(
+        url.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=lost
+    )
     while True:
         try:
             if not await offers_fast_ingest(client.jetstream(), client, stream):

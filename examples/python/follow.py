@@ -2,7 +2,8 @@
 
     python follow.py nats://127.0.0.1:4222 users        Ctrl-C ends
 
-Remembers how far it came in follow.marks (a small file), so that a second start goes on where the first one ended.
+Remembers how far it came in follow.marks (a small file), so that a second start goes on where the
+first one ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Who may come in at an HTTP port, and how long anyone may stay: bounds that hold whoever is outside.
+"""Who may come in at an HTTP port, and how long anyone may stay: bounds that hold whoever is
+outside.
 
-Promises: no more than `CONNECTIONS_MAX` connections; one that has not sent a request's head in time is closed; a
-request that takes too long is answered with 503; no answer tells a version. Bodies are bounded by the application.
+Promises: no more than `CONNECTIONS_MAX` connections; one that has not sent a request's head in time
+is closed; a request that takes too long is answered with 503; no answer tells a version. Bodies are
+bounded by the application.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class _Refused(asyncio.Protocol):
 class Door:
     """Makes the protocol of each connection to an application."""
 
-    def __init__(self, *, head_timeout_s: float = HEAD_TIMEOUT_S, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self, *, head_timeout_s: float = HEAD_TIMEOUT_S, connections_max: int = CONNECTIONS_MAX
+    ) -> None:
         self._head_timeout_s = head_timeout_s
         self._connections_max = connections_max
         # Those that have not sent a head yet.
@@ -46,15 +50,19 @@ class Door:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     return await handler(request)
             except TimeoutError:
-                body = {"error": "it took too long", "remedy": "Ask again; see /readyz for what is away."}
+                body = {
+                    "error": "it took too long",
+                    "remedy": "Ask again; see /readyz for what is away.",
+                }
                 return web.json_response(body, status=503)
 
         app.middlewares.append(in_time)
 
     async def open(self, runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
         """Listen for the application."""
-        # No answer tells a version. aiohttp has no setting for it, and no signal for answers to what it can't parse.
-        # Not at import: a program that imports the library may have a web server of its own.
+        # No answer tells a version. aiohttp has no setting for it, and no signal for answers to
+        # what it can't parse. Not at import: a program that imports the library may have a web
+        # server of its own.
         web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
         loop = asyncio.get_running_loop()
         server = runner.server

@@ -1,8 +1,8 @@
 """Errors that say what to do.
 
-Every error a user can meet derives from `HeadraceError`: its message says what was wrong (naming the setting or the
-object), `remedy` says what to do about it, and `retry` says whether waiting and trying again can help. Nothing here
-does I/O.
+Every error a user can meet derives from `HeadraceError`: its message says what was wrong (naming
+the setting or the object), `remedy` says what to do about it, and `retry` says whether waiting and
+trying again can help. Nothing here does I/O.
 """
 
 from __future__ import annotations

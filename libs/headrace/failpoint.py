@@ -1,6 +1,8 @@
-"""Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` ends the process by SIGKILL at the third hit.
+"""Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` ends the process by SIGKILL at the
+third hit.
 
-With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is ended: the one that makes that file.
+With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is ended: the one that
+makes that file.
 
 For tests alone; without the variable a failpoint costs one dictionary look-up.
 """

@@ -1,7 +1,8 @@
-"""Health of one process: alive while the loop turns, ready while nothing stands in the way of its work.
+"""Health of one process: alive while the loop turns, ready while nothing stands in the way of its
+work.
 
-Serves `/livez`, `/readyz` (503 with the reasons; warnings either way) and `/metrics` on the service's own port. Never
-answers with more than names, counts and reasons.
+Serves `/livez`, `/readyz` (503 with the reasons; warnings either way) and `/metrics` on the
+service's own port. Never answers with more than names, counts and reasons.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def application(
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(
-            body=exposition({health.service: health.refreshed()}, source), headers={"Content-Type": CONTENT_TYPE}
+            body=exposition({health.service: health.refreshed()}, source),
+            headers={"Content-Type": CONTENT_TYPE},
         )
 
     app = web.Application(client_max_size=BODY_BYTES_MAX)

@@ -1,8 +1,8 @@
 """What the process does with memory that it gave back.
 
-Frames of half a megabyte come and go a hundred times a second. By its defaults glibc returns each to the kernel, and
-every page of the next is a fault: half of the wal-reader's processor time with rows of 10 kB. So as much as a few
-frames need is kept. Does nothing where the C library is another.
+Frames of half a megabyte come and go a hundred times a second. By its defaults glibc returns each
+to the kernel, and every page of the next is a fault: half of the wal-reader's processor time with
+rows of 10 kB. So as much as a few frames need is kept. Does nothing where the C library is another.
 """
 
 from __future__ import annotations
@@ -21,4 +21,6 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES))
+    return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)) and bool(
+        mallopt(_M_MMAP_THRESHOLD, PIECE_BYTES)
+    )

@@ -1,7 +1,8 @@
 """A service's life: start in two phases, run under one TaskGroup, stop in order and in time.
 
-Promises: every task has a name and an owner, a task that dies takes the process down visibly, the first SIGTERM or
-SIGINT asks for an ordered stop, a stop that takes too long says what it is waiting for and ends the process anyway.
+Promises: every task has a name and an owner, a task that dies takes the process down visibly, the
+first SIGTERM or SIGINT asks for an ordered stop, a stop that takes too long says what it is waiting
+for and ends the process anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from headrace.settings import ProcessSettings
 
 log = logs.logger("lifecycle")
 
-# Messages in flight are many small tuples without cycles: looking through them every 700 took a seventh of the time.
+# Messages in flight are many small tuples without cycles: looking through them every 700 took a
+# seventh of the time.
 _COLLECT_AFTER = 50_000
 
 EXIT_ERROR, EXIT_CRASH, EXIT_LATE = 1, 70, 75
@@ -49,14 +51,17 @@ class Scope:
         return self.health.refreshers
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part of the service; its death is the service's, within the time that a stop may take."""
+        """Run a part of the service; its death is the service's, within the time that a stop may
+        take.
+        """
         return self.tasks.create_task(self._guarded(work), name=name)
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except Exception:
-            # From here on the shutdown's deadline runs: nothing that hangs may keep a dead service alive.
+            # From here on the shutdown's deadline runs: nothing that hangs may keep a dead service
+            # alive.
             self.stopping.set()
             raise
 
@@ -96,8 +101,12 @@ class Scope:
 Main = Callable[[Scope], Awaitable[None]]
 
 
-def run(service: str, process: ProcessSettings, main: Main, tell: Callable[[str], None] | None = None) -> int:
-    """Run a service to its end; the process's exit code. A person is told a foreseen error by `tell`, not by a log."""
+def run(
+    service: str, process: ProcessSettings, main: Main, tell: Callable[[str], None] | None = None
+) -> int:
+    """Run a service to its end; the process's exit code. A person is told a foreseen error by
+    `tell`, not by a log.
+    """
     logs.configure(service, level=process.log_level, form=process.log_format)
     keep_freed_memory()
     gc.freeze()
@@ -141,7 +150,9 @@ async def _supervised(service: str, process: ProcessSettings, main: Main) -> int
 
 def _ask_to_stop(scope: Scope, number: signal.Signals) -> None:
     if scope.stopping.is_set():
-        log.warning("second_signal", signal=number.name, outcome="waiting for the shutdown deadline")
+        log.warning(
+            "second_signal", signal=number.name, outcome="waiting for the shutdown deadline"
+        )
         return
     log.info("stop_requested", signal=number.name)
     scope.stopping.set()

@@ -1,8 +1,10 @@
-"""Structured logs: an event's name plus fields, as logfmt or JSON lines, coloured only on a terminal.
+"""Structured logs: an event's name plus fields, as logfmt or JSON lines, coloured only on a
+terminal.
 
-Promises that everything on the logging tree, the libraries' own records included, leaves in one form. Never logs a
-row's values or a secret: callers pass names, counts and positions. Hand-written on the standard library because the
-asyncio services have a memory budget that structlog's import alone would take a twelfth of (docs/adr/0007).
+Promises that everything on the logging tree, the libraries' own records included, leaves in one
+form. Never logs a row's values or a secret: callers pass names, counts and positions. Hand-written
+on the standard library because the asyncio services have a memory budget that structlog's import
+alone would take a twelfth of (docs/adr/0007).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import orjson
 
 from headrace.plain import plain
 
-# How often what grave event was told, under "{level} {event}" and whatever level is shown. Events are names in the
-# code, so there is a bounded number of them.
+# How often what grave event was told, under "{level} {event}" and whatever level is shown. Events
+# are names in the code, so there is a bounded number of them.
 told: dict[str, float] = {}
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
@@ -34,7 +36,9 @@ class EventLogger:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
-    def _emit(self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None) -> None:
+    def _emit(
+        self, level: int, event: str, fields: dict[str, object], error: BaseException | None = None
+    ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", event, extra={"fields": fields}, exc_info=error)
 
@@ -78,8 +82,17 @@ class _LineFormatter(logging.Formatter):
         fields = dict(getattr(record, "fields", {}))
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        head = {"time": time, "level": record.levelname.lower(), "service": self._service, "event": record.getMessage()}
+        time = (
+            datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
+        head = {
+            "time": time,
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "event": record.getMessage(),
+        }
         if self._form is LogFormat.JSON:
             return plain(orjson.dumps(head | fields, default=str).decode())
         return self._logfmt(head, fields, record.levelname)

@@ -1,8 +1,8 @@
 """Places in PostgreSQL's write-ahead log: the LSN, and the position of a change.
 
-A change's *position* is `(commit LSN of its transaction, ordinal within it)`. Positions strictly increase in stream
-order; LSNs of single changes do not, and repeat, so nothing may be filtered, deduplicated or resumed by them.
-Pure: no I/O.
+A change's *position* is `(commit LSN of its transaction, ordinal within it)`. Positions strictly
+increase in stream order; LSNs of single changes do not, and repeat, so nothing may be filtered,
+deduplicated or resumed by them. Pure: no I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How services count, and how Prometheus sees it.
 
-Services count in plain dictionaries of figures (`Stats`): a counter in the hot path is one addition. What may be in one
-is declared in `headrace.figures`; Prometheus sees it through `exposition`, named `headrace_*` with the labels `service`
-and `source`. Never a label whose values grow without bound: beyond `SERIES_MAX` series are added up in one.
+Services count in plain dictionaries of figures (`Stats`): a counter in the hot path is one
+addition. What may be in one is declared in `headrace.figures`; Prometheus sees it through
+`exposition`, named `headrace_*` with the labels `service` and `source`. Never a label whose values
+grow without bound: beyond `SERIES_MAX` series are added up in one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from headrace.figures import BRIDGE_FIGURES, FIGURES, Figure
 
-# A number; a text that is no figure of its own; the series of a figure with labels, by their values joined with blanks;
-# a histogram: the sum, then how many were in each bucket, the last without a bound.
+# A number; a text that is no figure of its own; the series of a figure with labels, by their values
+# joined with blanks; a histogram: the sum, then how many were in each bucket, the last without a
+# bound.
 Value = int | float | str | dict[str, float] | list[float]
 Stats = dict[str, Value]
 
@@ -60,7 +67,9 @@ def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
     if isinstance(family, HistogramMetricFamily):
         if isinstance(value, list) and len(value) == len(figure.bounds) + 2:
             bounds = [*(f"{bound:g}" for bound in figure.bounds), "+Inf"]
-            family.add_metric(own, list(zip(bounds, accumulate(value[1:]), strict=True)), sum_value=value[0])
+            family.add_metric(
+                own, list(zip(bounds, accumulate(value[1:]), strict=True)), sum_value=value[0]
+            )
     elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
         for labels, number in series(figure, value):
             family.add_metric([*own, *labels], number)
@@ -108,7 +117,9 @@ def count(stats: Stats, key: str, by: float = 1) -> None:
 
 
 def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:
-    """Add to one series of a declared figure, named by the values of its labels, joined with blanks."""
+    """Add to one series of a declared figure, named by the values of its labels, joined with
+    blanks.
+    """
     held = stats.setdefault(key, {})
     assert key in _BY_KEY, key
     assert isinstance(held, dict), key

@@ -1,7 +1,8 @@
 """The reference page of all metrics, docs/metrics.md, made from their declarations.
 
-Owns the page's form and none of its facts: names, kinds, labels and explanations are `headrace.figures`'. Run as
-`python -m headrace.metrics_page PATH` it writes the page; a test keeps it up to date. Nothing else imports it.
+Owns the page's form and none of its facts: names, kinds, labels and explanations are
+`headrace.figures`'. Run as `python -m headrace.metrics_page PATH` it writes the page; a test keeps
+it up to date. Nothing else imports it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def _of(service: str) -> Iterator[Figure]:
 
 def _table(figures: Iterable[Figure]) -> str:
     rows = "\n".join(
-        f"| `{figure.metric}` | {figure.kind} | {', '.join(f'`{label}`' for label in figure.labels)} "
+        f"| `{figure.metric}` | {figure.kind} | "
+        f"{', '.join(f'`{label}`' for label in figure.labels)} "
         f"| {figure.explain} |"
         for figure in figures
     )

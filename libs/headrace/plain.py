@@ -1,8 +1,9 @@
 """Text that came from outside, as a terminal may be shown it. Pure.
 
-Names and values are whatever somebody wrote into a database: an escape sequence among them would be obeyed by the
-terminal of whoever looks (titles, colours, the clipboard, lines that overwrite others), a mark of direction would make
-a line read as another. Both are shown as what they are: `\\u001b`.
+Names and values are whatever somebody wrote into a database: an escape sequence among them would be
+obeyed by the terminal of whoever looks (titles, colours, the clipboard, lines that overwrite
+others), a mark of direction would make a line read as another. Both are shown as what they are:
+`\\u001b`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What every service does around its own work: health port, NATS connection, reports, an orderly end."""
+"""What every service does around its own work: health port, NATS connection, reports, an orderly
+end.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ async def on_the_bus(
 ) -> None:
     """Do the work of a service while its port is served and its figures are reported.
 
-    `extend` adds routes of its own to that port. The service stops when its work is done. Told to stop before NATS was
-    ever there, it ends like any other.
+    `extend` adds routes of its own to that port. The service stops when its work is done. Told to
+    stop before NATS was ever there, it ends like any other.
     """
     scope.health.traces.every = settings.otel.trace_every if settings.otel.endpoint else 0
     port = http_port if settings.process.http_port is None else settings.process.http_port
@@ -34,7 +36,9 @@ async def on_the_bus(
     async with serving(app, settings.process.http_host, port):
         try:
             async with connected(scope, settings.nats) as client:
-                reports = scope.spawn("reports", link.take_part(scope, client, settings.source.slot))
+                reports = scope.spawn(
+                    "reports", link.take_part(scope, client, settings.source.slot)
+                )
                 await work(client)
                 scope.stopping.set()
                 await reports

@@ -1,7 +1,8 @@
 """The reference page of all settings, docs/settings.md, made from their declarations.
 
-Owns the page's form and none of its facts: names, defaults, bounds and explanations are `headrace.settings`'. Run as
-`python -m headrace.settings_page PATH` it writes the page; a test keeps it up to date. Nothing else imports it.
+Owns the page's form and none of its facts: names, defaults, bounds and explanations are
+`headrace.settings`'. Run as `python -m headrace.settings_page PATH` it writes the page; a test
+keeps it up to date. Nothing else imports it.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ def page() -> str:
     """The whole page."""
     parts = [_PARAGRAPH]
     for name, kind in groups().items():
-        parts.append(f"## {_TITLES.get(name, name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n")
-        parts.append("\n".join(["| variable | default | what it is |", "|---|---|---|", *_rows(kind)]) + "\n")
+        parts.append(
+            f"## {_TITLES.get(name, name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n"
+        )
+        parts.append(
+            "\n".join(["| variable | default | what it is |", "|---|---|---|", *_rows(kind)]) + "\n"
+        )
     return "\n".join(parts)
 
 
@@ -85,7 +90,11 @@ def _rows(kind: type) -> Iterator[str]:
 
 
 def _notes(declared: Field[Any], hint: Any) -> Iterator[str]:
-    kind: Any = next(t for t in get_args(hint) if t is not type(None)) if isinstance(hint, UnionType) else hint
+    kind: Any = (
+        next(t for t in get_args(hint) if t is not type(None))
+        if isinstance(hint, UnionType)
+        else hint
+    )
     if isinstance(kind, type) and issubclass(kind, Enum):
         yield "one of " + ", ".join(f"`{member.value}`" for member in kind)
     if declared.metadata["least"] is not None and declared.metadata["least"] > 0:

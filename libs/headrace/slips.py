@@ -1,7 +1,7 @@
 """Slips of the pen in the environment: a variable that no setting has, but nearly. Pure.
 
-Promises silence about anything that may be meant for others: Kubernetes names services of a cluster in every
-environment, and images have variables of their own.
+Promises silence about anything that may be meant for others: Kubernetes names services of a cluster
+in every environment, and images have variables of their own.
 """
 
 from __future__ import annotations
@@ -36,16 +36,25 @@ def names() -> frozenset[str]:
     groups = [get_type_hints(Settings)[group.name] for group in fields(Settings)]
     declared = [field.metadata for group in (*groups, AuditSettings) for field in fields(group)]
     return frozenset(
-        [one["env"] for one in declared] + [f"{one['env']}_FILE" for one in declared if one["secret"]],
+        [one["env"] for one in declared]
+        + [f"{one['env']}_FILE" for one in declared if one["secret"]],
     )
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that looks like a setting and is none."""
     known = names()
-    strange = sorted(name for name in environ if name.startswith(_PREFIXES) and name not in known | _MEANT)
-    found = ((name, _meant(name, known)) for name in strange if not environ[name].startswith("tcp://"))
-    return [f"{name} is no setting: did you mean {meant}?" for name, meant in found if meant and meant not in environ]
+    strange = sorted(
+        name for name in environ if name.startswith(_PREFIXES) and name not in known | _MEANT
+    )
+    found = (
+        (name, _meant(name, known)) for name in strange if not environ[name].startswith("tcp://")
+    )
+    return [
+        f"{name} is no setting: did you mean {meant}?"
+        for name, meant in found
+        if meant and meant not in environ
+    ]
 
 
 def _meant(name: str, known: frozenset[str]) -> str | None:

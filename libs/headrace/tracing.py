@@ -1,7 +1,9 @@
-"""What one frame in so many took on its way, part by part: what telemetry sends as OpenTelemetry traces.
+"""What one frame in so many took on its way, part by part: what telemetry sends as OpenTelemetry
+traces.
 
-A frame's epoch and number are its trace's id, so nothing has to travel with it, and each service chooses the same
-frames by itself. Spans go to telemetry with the reports. Holds a bounded number of them; the oldest go first. Pure.
+A frame's epoch and number are its trace's id, so nothing has to travel with it, and each service
+chooses the same frames by itself. Spans go to telemetry with the reports. Holds a bounded number of
+them; the oldest go first. Pure.
 """
 
 from __future__ import annotations

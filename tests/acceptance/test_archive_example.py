@@ -35,6 +35,10 @@ async def test_the_recipe_is_exactly_once_through_hard_kills(tmp_path: Path) -> 
         (next_id,) = database.execute("SELECT next_id FROM place").fetchone()
     database.close()
     entries = list(WalReader(made.url).follow(wait=False))
-    assert found == {entry.key_json: entry.after_json for entry in entries if entry.table == "orders"}
+    assert found == {
+        entry.key_json: entry.after_json for entry in entries if entry.table == "orders"
+    }
     assert next_id == 31
-    assert [(reader.name, reader.next_id) for reader in registered(made.store)] == [("sqlite_example", 31)]
+    assert [(reader.name, reader.next_id) for reader in registered(made.store)] == [
+        ("sqlite_example", 31)
+    ]

@@ -1,4 +1,6 @@
-"""`headrace audit up` in the environment of a running suite: its stream is followed, its slot is left alone."""
+"""`headrace audit up` in the environment of a running suite: its stream is followed, its slot is
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -76,16 +78,21 @@ async def test_in_a_suites_environment_the_trail_follows_the_suites_stream(
     await database.execute("INSERT INTO orders VALUES (1, 'before')")
     before = await database.fetch(READERS)
     environment = await sourced(suite.folder)
-    async with Up(suite.folder, command=("audit", "up"), **environment, CLEANUP_ON_SHUTDOWN="true") as trail:
+    async with Up(
+        suite.folder, command=("audit", "up"), **environment, CLEANUP_ON_SHUTDOWN="true"
+    ) as trail:
         await trail.says("follows the suite of slot headrace, through its stream CDC")
         await trail.says("is written to")
         await database.execute("UPDATE orders SET what = 'after'")
         await written(database, 2)
         trail.process.send_signal(signal.SIGINT)
         assert await trail.ends() == 0, trail.output
-    assert await database.fetch(READERS) == before, "the suite's slot has had the same reader all the time"
+    assert await database.fetch(READERS) == before, (
+        "the suite's slot has had the same reader all the time"
+    )
     assert await database.fetchval("SELECT count(*) FROM pg_publication") == 1
-    # The address of the suite's page is that of the next start, too: what is kept is the trail's place.
+    # The address of the suite's page is that of the next start, too: what is kept is the trail's
+    # place.
     await database.execute("DELETE FROM orders")
     async with Up(suite.folder, command=("audit", "up"), **environment) as trail:
         await written(database, 3)

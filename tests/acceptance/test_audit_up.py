@@ -1,4 +1,6 @@
-"""`headrace audit up` with Zemi's variables alone, and what the commands tell of the trail it writes."""
+"""`headrace audit up` with Zemi's variables alone, and what the commands tell of the trail it
+writes.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ class Running:
         return outcome.out
 
     async def log(self, *arguments: str) -> list[dict[str, object]]:
-        return [json.loads(line) for line in (await self.audit("log", "--json", *arguments)).splitlines()]
+        return [
+            json.loads(line)
+            for line in (await self.audit("log", "--json", *arguments)).splitlines()
+        ]
 
     async def until(self, rows: int) -> None:
         deadline = time.monotonic() + 60
@@ -84,22 +89,33 @@ async def running(database: Database, tmp_path: Path) -> AsyncIterator[Running]:
     async with asyncio.timeout(60):
         rest, _ = await process.communicate()
     assert process.returncode == 0, rest.decode()
-    assert await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", slot) == 0
+    assert (
+        await database.fetchval(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", slot
+        )
+        == 0
+    )
     assert await database.fetchval("SELECT count(*) FROM pg_publication") == 0
 
 
 @pytest.mark.slow
-async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_read_and_undo(running: Running) -> None:
+async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_read_and_undo(
+    running: Running,
+) -> None:
     execute = running.database.execute
-    await execute("CREATE TABLE users (id bigint PRIMARY KEY, name text, age int, tags text[], doc jsonb)")
     await execute(
-        "INSERT INTO users VALUES (42, 'Ann', 30, '{a,\"b c\"}', '{\"x\": 1.5}'), (43, 'Bob', 40, NULL, NULL)"
+        "CREATE TABLE users (id bigint PRIMARY KEY, name text, age int, tags text[], doc jsonb)"
+    )
+    await execute(
+        "INSERT INTO users VALUES (42, 'Ann', 30, '{a,\"b c\"}', '{\"x\": 1.5}'), (43, 'Bob', 40, "
+        "NULL, NULL)"
     )
     await running.until(2)
     before = await running.database.fetchval("SELECT max(committed_at) FROM changes")
     await execute(
         "BEGIN; SELECT pg_logical_emit_message(true, '_bemi', '{\"user_id\": 7}');"
-        "UPDATE users SET name = 'O''Brien', age = 31 WHERE id = 42; UPDATE users SET id = 44 WHERE id = 43; COMMIT"
+        "UPDATE users SET name = 'O''Brien', age = 31 WHERE id = 42; UPDATE users SET id = 44 "
+        "WHERE id = 43; COMMIT"
     )
     await execute("DELETE FROM users WHERE id = 42")
     await running.until(5)
@@ -123,9 +139,13 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert "\n+ " not in await running.audit("diff", str(deleted["id"]))
     slip = await command(running.environment, "audit", "show", "42")
     assert (slip.code, slip.err.startswith("headrace: '42' is no change's id. ")) == (1, True)
-    was = json.loads(await running.audit("at", before.isoformat(), "--table", "users", "--key", "42"))
+    was = json.loads(
+        await running.audit("at", before.isoformat(), "--table", "users", "--key", "42")
+    )
     assert was == {"id": 42, "name": "Ann", "age": 30, "tags": '{a,"b c"}', "doc": {"x": 1.5}}
-    gone = await command(running.environment, "audit", "at", "0s", "--table", "users", "--key", "42")
+    gone = await command(
+        running.environment, "audit", "at", "0s", "--table", "users", "--key", "42"
+    )
     assert (gone.code, "was not there" in gone.err) == (1, True)
     assert "users" in await running.audit("stats")
 
@@ -153,6 +173,9 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert "UPDATE: shipped, by bob in POST /shipments" in out.decode()
 
     async with aiohttp.ClientSession() as http:
-        for port, path, words in (("HEALTH_PORT", "/any", "ok"), ("METRICS_PORT", "/metrics", "headrace_audit_rows")):
+        for port, path, words in (
+            ("HEALTH_PORT", "/any", "ok"),
+            ("METRICS_PORT", "/metrics", "headrace_audit_rows"),
+        ):
             async with http.get(f"http://127.0.0.1:{running.environment[port]}{path}") as answer:
                 assert (answer.status, words in await answer.text()) == (200, True)

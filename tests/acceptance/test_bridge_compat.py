@@ -1,6 +1,8 @@
-"""A consumer written from the PG→NATS bridge's README alone, and nothing of Headrace's, against `--compat bridge`.
+"""A consumer written from the PG→NATS bridge's README alone, and nothing of Headrace's, against
+`--compat bridge`.
 
-It knows the bridge's subjects, keys, ids, bucket, paths and lines. Whatever it doesn't expect is an error to it.
+It knows the bridge's subjects, keys, ids, bucket, paths and lines. Whatever it doesn't expect is an
+error to it.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ OLDER_KEYS = {"columns"}
 
 @dataclass
 class BridgeConsumer:
-    """Schemas from the bucket, rows from INIT, changes from CDC by a durable consumer; an id is applied once."""
+    """Schemas from the bucket, rows from INIT, changes from CDC by a durable consumer; an id is
+    applied once.
+    """
 
     client: Client
     decode: Any = msgpack.unpackb
@@ -80,13 +84,19 @@ class BridgeConsumer:
         return found
 
     async def follow(self, changes: int, durable: str = "elixir") -> None:
-        config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=60, max_deliver=3)
-        pull = await self.client.jetstream().pull_subscribe("cdc.>", durable=durable, stream="CDC", config=config)
+        config = ConsumerConfig(
+            durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=60, max_deliver=3
+        )
+        pull = await self.client.jetstream().pull_subscribe(
+            "cdc.>", durable=durable, stream="CDC", config=config
+        )
         async with asyncio.timeout(30):
             while len(self.events) < changes:
                 with contextlib.suppress(NatsTimeoutError):
                     for message in await pull.fetch(100, timeout=1):
-                        self.apply(message.subject, (message.headers or {})["Nats-Msg-Id"], message.data)
+                        self.apply(
+                            message.subject, (message.headers or {})["Nats-Msg-Id"], message.data
+                        )
                         await message.ack()
         await pull.unsubscribe()
 
@@ -132,7 +142,10 @@ class Bridge:
             await client.close()
 
     async def get(self, path: str) -> str:
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}{path}") as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{self.port}{path}") as answer,
+        ):
             assert answer.status == 200
             return await answer.text()
 
@@ -161,7 +174,9 @@ async def bridge(
     }
     async with Suite(environment, folder, services=("wal-reader", "publisher")) as suite:
         for service in services:
-            await suite.start(service, HEADRACE_HTTP_PORT=str(port) if service == "telemetry" else "0")
+            await suite.start(
+                service, HEADRACE_HTTP_PORT=str(port) if service == "telemetry" else "0"
+            )
         await suite.logged("publisher", "epoch_joined")
         yield Bridge(database, server.url, suite, port)
 
@@ -174,7 +189,9 @@ async def test_a_bridges_consumer_reads_inserts_updates_and_deletes(
         await database.execute(f"UPDATE {TABLE} SET age = 31 WHERE id = 1")
         await database.execute(f"DELETE FROM {TABLE} WHERE id = 2")
         await consumer.follow(4)
-        subjects = [f"cdc.{TABLE}.{operation}" for operation in ("insert", "insert", "update", "delete")]
+        subjects = [
+            f"cdc.{TABLE}.{operation}" for operation in ("insert", "insert", "update", "delete")
+        ]
         assert [event["subject"] for event in consumer.events] == subjects
         assert consumer.events[0]["data"] == {"id": 1, **DATA}
         assert consumer.events[2]["data"] == {"id": 1, **DATA, "age": 31}
@@ -182,9 +199,14 @@ async def test_a_bridges_consumer_reads_inserts_updates_and_deletes(
         assert consumer.rows == {1: {"id": 1, **DATA, "age": 31}}
 
 
-async def test_json_has_the_same_structure(database: Database, own_nats: OwnNats, tmp_path: Path) -> None:
+async def test_json_has_the_same_structure(
+    database: Database, own_nats: OwnNats, tmp_path: Path
+) -> None:
     settings = {"HEADRACE_ENCODING": "json"}
-    async with bridge(database, own_nats, tmp_path, **settings) as running, running.consumer(json.loads) as consumer:
+    async with (
+        bridge(database, own_nats, tmp_path, **settings) as running,
+        running.consumer(json.loads) as consumer,
+    ):
         await database.execute(f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {ROW}")
         await consumer.follow(1)
         assert consumer.rows == {1: {"id": 1, **DATA}}
@@ -213,13 +235,16 @@ async def test_nothing_is_lost_doubled_or_out_of_order_over_kills(
 ) -> None:
     async with bridge(database, own_nats, tmp_path) as running, running.consumer() as consumer:
         for first in range(0, 3000, 500):
-            await database.execute(f"INSERT INTO {TABLE} (age) SELECT generate_series({first}, {first + 499})")
+            await database.execute(
+                f"INSERT INTO {TABLE} (age) SELECT generate_series({first}, {first + 499})"
+            )
             if first % 1000:
                 await running.suite.kill("publisher")
                 await running.suite.start("publisher")
         await consumer.follow(3000)
         assert [event["data"]["age"] for event in consumer.events] == list(range(3000))
-        # The stream itself has no doubles for the consumer to sort out: its duplicate window is at its minimum.
+        # The stream itself has no doubles for the consumer to sort out: its duplicate window is at
+        # its minimum.
         info = await consumer.client.jetstream().stream_info("CDC")
         assert info.state.messages == 3000
 
@@ -227,7 +252,10 @@ async def test_nothing_is_lost_doubled_or_out_of_order_over_kills(
 async def test_schemas_are_in_the_bucket_at_the_start_and_on_a_change(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path, "schema-publisher") as running, running.consumer() as consumer:
+    async with (
+        bridge(database, own_nats, tmp_path, "schema-publisher") as running,
+        running.consumer() as consumer,
+    ):
         schema = await schema_with(consumer, 11)
         assert (schema["table"], schema["schema"]) == (TABLE, f"public.{TABLE}")
         assert isinstance(schema["timestamp"], int)
@@ -255,7 +283,10 @@ async def schema_with(consumer: BridgeConsumer, columns: int) -> dict[str, Any]:
 async def test_the_operators_paths_names_and_lines_are_the_bridges(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path, "telemetry") as running, running.consumer() as consumer:
+    async with (
+        bridge(database, own_nats, tmp_path, "telemetry") as running,
+        running.consumer() as consumer,
+    ):
         await database.execute(f"INSERT INTO {TABLE} (age) SELECT generate_series(1, 7)")
         await consumer.follow(7)
         async with asyncio.timeout(15):
@@ -276,9 +307,17 @@ async def test_the_operators_paths_names_and_lines_are_the_bridges(
             "wal_lag_bytes",
             "wal_lag_mb",
         ]
-        assert (status["status"], status["is_connected"], status["slot_active"]) == ("connected", True, True)
+        assert (status["status"], status["is_connected"], status["slot_active"]) == (
+            "connected",
+            True,
+            True,
+        )
         assert re.fullmatch(r"[0-9a-f]+/[0-9a-f]+", status["current_lsn"])
-        samples = {line.split(" ")[0] for line in (await running.get("/metrics")).splitlines() if line[:1] != "#"}
+        samples = {
+            line.split(" ")[0]
+            for line in (await running.get("/metrics")).splitlines()
+            if line[:1] != "#"
+        }
         assert samples >= {
             "bridge_uptime_seconds",
             "bridge_wal_messages_received_total",
@@ -317,8 +356,13 @@ async def status_of(running: Bridge) -> dict[str, Any]:
 async def test_a_snapshot_has_copys_texts_in_the_bridges_chunks(
     database: Database, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    async with bridge(database, own_nats, tmp_path, "snapshot-responder") as running, running.consumer() as consumer:
-        await database.execute(f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {ROW}; INSERT INTO {TABLE} DEFAULT VALUES")
+    async with (
+        bridge(database, own_nats, tmp_path, "snapshot-responder") as running,
+        running.consumer() as consumer,
+    ):
+        await database.execute(
+            f"INSERT INTO {TABLE} ({COLUMNS}) VALUES {ROW}; INSERT INTO {TABLE} DEFAULT VALUES"
+        )
         await running.suite.logged("snapshot-responder", "nats_connected")
         js = consumer.client.jetstream()
         await requests_taken(consumer.client)
@@ -327,11 +371,20 @@ async def test_a_snapshot_has_copys_texts_in_the_bridges_chunks(
         await consumer.client.publish("snapshot.request.nosuch", b"")
         metas = await js.subscribe(f"init.meta.{TABLE}", ordered_consumer=True)
         meta = msgpack.unpackb((await metas.next_msg(timeout=120)).data)
-        assert list(meta) == ["snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table"]
+        assert list(meta) == [
+            "snapshot_id",
+            "lsn",
+            "timestamp",
+            "batch_count",
+            "row_count",
+            "table",
+        ]
         assert re.fullmatch(r"[0-9A-F]+/[0-9A-F]+", meta["lsn"])
         assert isinstance(meta["timestamp"], int)
         assert (meta["batch_count"], meta["row_count"], meta["table"]) == (1, 2, TABLE)
-        chunks = await js.subscribe(f"init.snap.{TABLE}.{meta['snapshot_id']}.0", ordered_consumer=True)
+        chunks = await js.subscribe(
+            f"init.snap.{TABLE}.{meta['snapshot_id']}.0", ordered_consumer=True
+        )
         chunk = msgpack.unpackb((await chunks.next_msg(timeout=10)).data)
         assert list(chunk) == ["table", "operation", "snapshot_id", "chunk", "lsn", "data"]
         assert {**chunk, "data": None} == {
@@ -347,7 +400,11 @@ async def test_a_snapshot_has_copys_texts_in_the_bridges_chunks(
         assert second == {"id": "2", **dict.fromkeys(TEXTS)}
         errors = await js.subscribe("init.error.nosuch", ordered_consumer=True)
         error = msgpack.unpackb((await errors.next_msg(timeout=10)).data)
-        assert error == {"error": "table_not_in_publication", "table": "nosuch", "available_tables": [TABLE]}
+        assert error == {
+            "error": "table_not_in_publication",
+            "table": "nosuch",
+            "available_tables": [TABLE],
+        }
 
 
 async def requests_taken(client: Client) -> None:

@@ -1,8 +1,9 @@
-"""Every command of the pages on deployment, in order: run where no container engine or cluster is needed, else checked.
+"""Every command of the pages on deployment, in order: run where no container engine or cluster is
+needed, else checked.
 
-`docker`, `kubectl` and `curl` are stand-ins that write down how they were called; what they name (files, profiles,
-services, targets, ports, secrets) must be there, and SQL that goes through them is run. `psql`, `helm` and the shell
-are real.
+`docker`, `kubectl` and `curl` are stand-ins that write down how they were called; what they name
+(files, profiles, services, targets, ports, secrets) must be there, and SQL that goes through them
+is run. `psql`, `helm` and the shell are real.
 """
 
 from __future__ import annotations
@@ -45,20 +46,35 @@ class Shell:
     server: EmbeddedPostgres
 
     def run(self, commands: str) -> str:
-        tools = [self.folder / "bin", postgres_binaries(18, None), Path(sys.executable).parent, os.environ["PATH"]]
+        tools = [
+            self.folder / "bin",
+            postgres_binaries(18, None),
+            Path(sys.executable).parent,
+            os.environ["PATH"],
+        ]
         # libpq's names, for psql.
         server = {"PGHOST": "127.0.0.1", "PGPORT": str(self.server.port), "PGUSER": SUPERUSER}
         environment = {**server, "PATH": ":".join(map(str, tools)), "HOME": str(self.folder)}
         command = ["bash", "-euo", "pipefail", "-c", commands]
         done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=90, check=False
+            command,
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
         )
         assert done.returncode == 0, f"{commands}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def calls(self, *programs: str) -> list[list[str]]:
         """How the stand-ins were called."""
-        lines = (self.folder / "calls").read_text().splitlines() if (self.folder / "calls").exists() else []
+        lines = (
+            (self.folder / "calls").read_text().splitlines()
+            if (self.folder / "calls").exists()
+            else []
+        )
         return [call[1:] for call in map(json.loads, lines) if call[0] in programs]
 
 
@@ -91,7 +107,10 @@ def check_build(words: list[str], shell: Shell) -> None:
     targets = re.findall(r"^FROM \S+ AS (\S+)$", text, re.MULTILINE)
     (target,) = [*options(words, "--target")] or targets[-1:]
     (tag,) = options(words, "-t")
-    images = {service.body["image"]: service.body.get("build", {}).get("target") for service in services().values()}
+    images = {
+        service.body["image"]: service.body.get("build", {}).get("target")
+        for service in services().values()
+    }
     wanted = {name: into for name, into in images.items() if into is not None}
     assert wanted[tag] == target
 
@@ -99,7 +118,9 @@ def check_build(words: list[str], shell: Shell) -> None:
 def check_compose(words: list[str], shell: Shell) -> list[str]:
     """A call of Compose: what it names is there. The SQL that it would run."""
     known = services()
-    profiles = {profile for service in known.values() for profile in service.body.get("profiles", [])}
+    profiles = {
+        profile for service in known.values() for profile in service.body.get("profiles", [])
+    }
     assert set(options(words, "--profile")) <= profiles
     assert all((shell.folder / file).exists() for file in options(words, "-f"))
     at = next(index for index, word in enumerate(words) if word in {"up", "exec", "logs", "down"})
@@ -129,14 +150,20 @@ async def test_every_command_of_the_page_on_compose_is_one_that_works(shell: She
             assert kind == "compose"
             statements += check_compose(words, shell)
     assert {"build", "compose"} == {call[0] for call in calls}
-    for (url,) in ([word for word in call if word.startswith("http")] for call in shell.calls("curl")):
+    for (url,) in (
+        [word for word in call if word.startswith("http")] for call in shell.calls("curl")
+    ):
         port = re.search(r":(\d+)/", url)
         assert port
-        assert f"127.0.0.1:{port[1]}" in [":".join(p.split(":")[:2]) for s in services().values() for p in s.published]
+        assert f"127.0.0.1:{port[1]}" in [
+            ":".join(p.split(":")[:2]) for s in services().values() for p in s.published
+        ]
 
     session = await asyncpg.connect(shell.server.dsn())
     trail = load_audit(services()["audit-writer"].environment)
-    await session.execute(f"CREATE SCHEMA {trail.schema}; CREATE TABLE {trail.schema}.{trail.table} (LIKE pg_class)")
+    await session.execute(
+        f"CREATE SCHEMA {trail.schema}; CREATE TABLE {trail.schema}.{trail.table} (LIKE pg_class)"
+    )
     await session.execute(
         f'ALTER TABLE {trail.schema}.{trail.table} ADD operation text, ADD "table" text, ADD after jsonb'
     )
@@ -163,7 +190,9 @@ needs_helm = pytest.mark.skipif(
 
 
 @needs_helm
-async def test_every_command_of_the_page_on_kubernetes_works_or_names_what_the_chart_needs(shell: Shell) -> None:
+async def test_every_command_of_the_page_on_kubernetes_works_or_names_what_the_chart_needs(
+    shell: Shell,
+) -> None:
     session = await asyncpg.connect(shell.server.dsn())
     await session.execute("CREATE DATABASE app")
     await session.close()
@@ -172,27 +201,50 @@ async def test_every_command_of_the_page_on_kubernetes_works_or_names_what_the_c
     rendered = ""
     for commands in blocks("docs/deploy-kubernetes.md", "sh"):
         # Without a cluster, what would be installed is rendered.
-        rendered += shell.run(commands.replace("| less", "").replace("helm install", "helm template"))
+        rendered += shell.run(
+            commands.replace("| less", "").replace("helm install", "helm template")
+        )
     assert "kind: Deployment" in rendered
 
     made: dict[str, list[str]] = {}
     for words in shell.calls("kubectl"):
         assert "-n" not in words or words[words.index("-n") + 1] == "headrace"
         if "secret" in words:
-            made[words[words.index("generic") + 1]] = [word for word in words if word.startswith("--from-")]
+            made[words[words.index("generic") + 1]] = [
+                word for word in words if word.startswith("--from-")
+            ]
     assert secrets_of(rendered) <= made.keys()
-    files = {source.rpartition("=")[2] for sources in made.values() for source in sources if "--from-file" in source}
-    # The certificates are the reader's own; the passwords are those that the page's first command wrote.
-    passwords = [(shell.folder / file).read_text() for file in files if not file.endswith("-ca.crt")]
+    files = {
+        source.rpartition("=")[2]
+        for sources in made.values()
+        for source in sources
+        if "--from-file" in source
+    }
+    # The certificates are the reader's own; the passwords are those that the page's first command
+    # wrote.
+    passwords = [
+        (shell.folder / file).read_text() for file in files if not file.endswith("-ca.crt")
+    ]
     assert [password for password in passwords if not re.fullmatch("h[0-9a-f]{40}", password)] == []
     assert len(set(passwords)) == len(passwords) == len(made) - 2
     session = await asyncpg.connect(shell.server.dsn("app"))
-    roles = await session.fetch("SELECT rolname::text AS name FROM pg_roles WHERE rolname LIKE 'headrace\\_%'")
+    roles = await session.fetch(
+        "SELECT rolname::text AS name FROM pg_roles WHERE rolname LIKE 'headrace\\_%'"
+    )
     await session.close()
-    users = {source.rpartition("=")[2] for sources in made.values() for source in sources if "username=" in source}
-    assert {user for user in users if user.startswith("headrace_")} <= {row["name"] for row in roles}
+    users = {
+        source.rpartition("=")[2]
+        for sources in made.values()
+        for source in sources
+        if "username=" in source
+    }
+    assert {user for user in users if user.startswith("headrace_")} <= {
+        row["name"] for row in roles
+    }
     shipped = (ROOT / "deploy/nats/nats.conf").read_text()
-    assert [u for u in users if not u.startswith("headrace_") and f"{{user: {u}," not in shipped] == []
+    assert [
+        u for u in users if not u.startswith("headrace_") and f"{{user: {u}," not in shipped
+    ] == []
 
     (shell.folder / "more.yaml").write_text(slots)
     assert len(yaml.safe_load(slots)["slots"]) > 1

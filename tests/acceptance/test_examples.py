@@ -1,4 +1,5 @@
-"""The examples, run as their readers run them: against the real suite, in two languages and a browser.
+"""The examples, run as their readers run them: against the real suite, in two languages and a
+browser.
 
 What npm installs is kept once for the module, in a folder of its own: the repository stays clean.
 """
@@ -52,7 +53,8 @@ async def line(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> 
     postgres, nats = await own_postgres(), await own_nats(websocket_port=0)
     database = Database(postgres, "postgres")
     await database.execute(
-        "CREATE TABLE users (id bigint PRIMARY KEY, name text, price numeric, born timestamptz, photo bytea, bio text, "
+        "CREATE TABLE users (id bigint PRIMARY KEY, name text, price numeric, born timestamptz, "
+        "photo bytea, bio text, "
         "tags jsonb, big bigint); ALTER TABLE users ALTER bio SET STORAGE EXTERNAL"
     )
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
@@ -68,7 +70,11 @@ async def running(*command: str | Path, folder: Path) -> AsyncIterator[asyncio.s
     """A command for as long as the block lasts."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        cwd=folder,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -103,7 +109,9 @@ def javascript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("Node.js with npm is not installed")
     folder = tmp_path_factory.mktemp("javascript") / "examples"
-    shutil.copytree(EXAMPLES / "javascript", folder, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    shutil.copytree(
+        EXAMPLES / "javascript", folder, ignore=shutil.ignore_patterns("node_modules", "dist")
+    )
     npm(folder, "ci", "--no-audit", "--no-fund")
     return folder
 
@@ -120,7 +128,9 @@ def npm(folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_lock_of_the_javascript_examples_names_no_host_and_knows_every_file_by_its_hash() -> None:
+def test_the_lock_of_the_javascript_examples_names_no_host_and_knows_every_file_by_its_hash() -> (
+    None
+):
     lock = json.loads((EXAMPLES / "javascript/package-lock.json").read_text())
     wanted = json.loads((EXAMPLES / "javascript/package.json").read_text())
     assert "://" not in json.dumps(lock)
@@ -132,7 +142,8 @@ def test_the_lock_of_the_javascript_examples_names_no_host_and_knows_every_file_
 
 async def write_awkward_rows(database: Database) -> None:
     await database.execute(
-        "INSERT INTO users VALUES (1, 'Ada', 19.90, '2025-12-12 12:00:00+00', '\\xdeadbeef', repeat('x', 3000), "
+        "INSERT INTO users VALUES (1, 'Ada', 19.90, '2025-12-12 12:00:00+00', '\\xdeadbeef', "
+        "repeat('x', 3000), "
         '\'{"a": [1, null, "ü"]}\', 9007199254740993), (2, NULL, NULL, NULL, NULL, NULL, NULL, NULL)'
     )
     await database.execute("UPDATE users SET name = 'Grace' WHERE id = 1")
@@ -145,7 +156,9 @@ async def test_an_event_read_with_clients_of_two_languages_decodes_to_the_docume
     line: Line, javascript: Path
 ) -> None:
     await write_awkward_rows(line.database)
-    async with running("node", "follow.mjs", line.nats.url, "users", "7", folder=javascript) as process:
+    async with running(
+        "node", "follow.mjs", line.nats.url, "users", "7", folder=javascript
+    ) as process:
         by_javascript = [json.loads(text) for text in await lines(process, 7)]
         async with asyncio.timeout(TIMEOUT_S):
             assert await process.wait() == 0
@@ -160,7 +173,10 @@ async def test_an_event_read_with_clients_of_two_languages_decodes_to_the_docume
     first_update = by_python[3]["data"]
     assert first_update.pop("photo") == b"\xde\xad\xbe\xef"
     assert by_javascript[3]["data"].pop("photo") == "3q2+7w=="
-    assert (first_update.pop("big"), by_javascript[3]["data"].pop("big")) == (9007199254740993, "9007199254740993")
+    assert (first_update.pop("big"), by_javascript[3]["data"].pop("big")) == (
+        9007199254740993,
+        "9007199254740993",
+    )
     assert by_javascript == by_python
     operations = ["SCHEMA", "INSERT", "INSERT", "UPDATE", "UPDATE", "DELETE", "TRUNCATE"]
     assert [payload["operation"] for payload in by_python] == operations
@@ -176,9 +192,13 @@ async def test_an_event_read_with_clients_of_two_languages_decodes_to_the_docume
     assert by_python[4]["old"] == {"id": 2}
 
 
-async def test_the_python_follower_prints_changes_and_goes_on_where_it_ended(line: Line, tmp_path: Path) -> None:
+async def test_the_python_follower_prints_changes_and_goes_on_where_it_ended(
+    line: Line, tmp_path: Path
+) -> None:
     command = (sys.executable, EXAMPLES / "python/follow.py", line.nats.url, "users")
-    await line.database.execute("INSERT INTO users (id, name) VALUES (1, 'Ada'), (2, 'Lin'), (3, 'Zoë')")
+    await line.database.execute(
+        "INSERT INTO users (id, name) VALUES (1, 'Ada'), (2, 'Lin'), (3, 'Zoë')"
+    )
     async with running(*command, folder=tmp_path) as process:
         first = await lines(process, 4)
     assert [text.split(",")[0] for text in first] == [
@@ -194,7 +214,9 @@ async def test_the_python_follower_prints_changes_and_goes_on_where_it_ended(lin
 
 def copied(path: Path) -> dict[int, dict[str, Any]]:
     with contextlib.closing(sqlite3.connect(path)) as db:
-        return {int(key): json.loads(data) for key, data in db.execute("SELECT key, data FROM copy")}
+        return {
+            int(key): json.loads(data) for key, data in db.execute("SELECT key, data FROM copy")
+        }
 
 
 async def source(database: Database) -> dict[int, dict[str, Any]]:
@@ -202,7 +224,9 @@ async def source(database: Database) -> dict[int, dict[str, Any]]:
     return {row["id"]: dict(row) for row in rows}
 
 
-async def test_the_sqlite_copy_is_exact_although_it_is_killed_again_and_again(line: Line, tmp_path: Path) -> None:
+async def test_the_sqlite_copy_is_exact_although_it_is_killed_again_and_again(
+    line: Line, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy.db"
     command = (sys.executable, EXAMPLES / "python/exactly_once.py", line.nats.url, "users", copy)
     for turn in range(4):
@@ -227,7 +251,10 @@ async def make_changes(database: Database, base: int) -> None:
 
 def has_moved(copy: Path, beyond: int) -> bool:
     """Whether so many messages of the stream have been applied: then it is killed in the middle."""
-    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(copy)) as db:
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(copy)) as db,
+    ):
         row = db.execute("SELECT max(stream_seq) FROM marks").fetchone()
         return bool(row and row[0] and row[0] > beyond)
     return False
@@ -257,7 +284,9 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @pytest.mark.skipif(chromium() is None, reason="Chromium is not installed")
-async def test_a_page_in_a_browser_shows_the_table_live_over_websocket(line: Line, page: str, tmp_path: Path) -> None:
+async def test_a_page_in_a_browser_shows_the_table_live_over_websocket(
+    line: Line, page: str, tmp_path: Path
+) -> None:
     await line.database.execute(
         "INSERT INTO users (id, name, bio) VALUES (1, 'Ada', repeat('x', 3000)), (2, 'Lin', '')"
     )
@@ -299,7 +328,8 @@ async def test_the_snippets_of_a_page_run_as_they_stand(
         for number, snippet in enumerate(snippets(page, "python"))
     ]
     commands += [
-        ("node", prepared(snippet, line, javascript / "snippet.mjs")) for snippet in snippets(page, "javascript")
+        ("node", prepared(snippet, line, javascript / "snippet.mjs"))
+        for snippet in snippets(page, "javascript")
     ]
     assert len(commands) == count
     for program, path in commands:

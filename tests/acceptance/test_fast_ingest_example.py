@@ -1,4 +1,6 @@
-"""Fast ingest as a library, by the program in examples/: whatever is killed, every line is there once, in order."""
+"""Fast ingest as a library, by the program in examples/: whatever is killed, every line is there
+once, in order.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +96,12 @@ async def stored_now(client: Client) -> int:
 
 
 async def struck_under_way(urls: str, lines: Path, faults: Iterable[Fault]) -> Process:
-    """Let each fault hit a program that is storing lines; on a machine that is faster than the fault, give it more."""
-    client = await nats.connect(urls.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=quiet)
+    """Let each fault hit a program that is storing lines; on a machine that is faster than the
+    fault, give it more.
+    """
+    client = await nats.connect(
+        urls.split(","), max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=quiet
+    )
     program = await started(urls, lines)
     for fault in faults:
         hit = False

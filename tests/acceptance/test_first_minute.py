@@ -27,7 +27,9 @@ ORDER = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "t
 
 @pytest.fixture
 def empty_folder(session_servers: SessionServers, names: Names) -> Path:
-    """A folder with a space in its name, which another user may enter, as PostgreSQL must under root."""
+    """A folder with a space in its name, which another user may enter, as PostgreSQL must under
+    root.
+    """
     folder = session_servers.folder / f"first minute {names.unique}"
     folder.mkdir(mode=0o711)
     return folder
@@ -52,13 +54,22 @@ def stopped_at(folder: Path, service: str) -> str:
     return next(line.split()[0] for line in reversed(lines) if "event=service_stopped" in line)
 
 
-async def test_up_shows_changes_and_a_table_and_a_second_one_goes_on_with_the_data(empty_folder: Path) -> None:
+async def test_up_shows_changes_and_a_table_and_a_second_one_goes_on_with_the_data(
+    empty_folder: Path,
+) -> None:
     async with Up(empty_folder, "--once") as first:
         assert await first.ends() == 0, first.output
     for operation in ("insert", "update", "delete"):
         assert f"cdc.headrace_demo.{operation}" in first.output
     assert '{"id": 1, "name": "lamp", "price": "17.50", "tags": ["new"]}' in first.output
-    for what in ("PostgreSQL", "NATS", *ORDER, "psql 'postgresql://", "nats --server nats://", "Ctrl-C"):
+    for what in (
+        "PostgreSQL",
+        "NATS",
+        *ORDER,
+        "psql 'postgresql://",
+        "nats --server nats://",
+        "Ctrl-C",
+    ):
         assert what in first.output
     assert "\x1b" not in first.output, "no colours where there is no terminal"
     assert first.survivors() == []
@@ -98,7 +109,9 @@ async def test_a_second_ctrl_c_kills_what_still_runs_and_says_so(running: Up) ->
 
 async def test_the_doctor_warns_of_nothing_on_the_servers_of_up(running: Up) -> None:
     command = ". .headrace/env && headrace doctor"
-    shell = await asyncio.create_subprocess_shell(command, cwd=running.folder, stdout=asyncio.subprocess.PIPE)
+    shell = await asyncio.create_subprocess_shell(
+        command, cwd=running.folder, stdout=asyncio.subprocess.PIPE
+    )
     said, _ = await shell.communicate()
     assert shell.returncode == 0, said.decode()
     assert re.search(r"^All \d+ checks passed\.$", said.decode(), re.MULTILINE), said.decode()
@@ -138,14 +151,18 @@ async def test_the_psql_command_that_up_shows_connects_and_no_secret_is_shown(ru
     secret = (running.folder / ".headrace/postgres.password").read_text()
     assert secret not in running.output
     for name in ("postgres.password", "pgpass", "env"):
-        assert (running.folder / ".headrace" / name).stat().st_mode & 0o077 == 0, f"{name} is for its owner only"
+        assert (running.folder / ".headrace" / name).stat().st_mode & 0o077 == 0, (
+            f"{name} is for its owner only"
+        )
 
 
 async def test_the_archive_that_up_keeps_is_found_from_another_terminal(empty_folder: Path) -> None:
     async with Up(empty_folder, "--once", "--archive", f"file://{empty_folder}/archive") as up:
         assert await up.ends() == 0, up.output
     command = ". .headrace/env && headrace archive cat"
-    shell = await asyncio.create_subprocess_shell(command, cwd=empty_folder, stdout=asyncio.subprocess.PIPE)
+    shell = await asyncio.create_subprocess_shell(
+        command, cwd=empty_folder, stdout=asyncio.subprocess.PIPE
+    )
     said, _ = await shell.communicate()
     assert shell.returncode == 0
     assert b'"lamp"' in said
@@ -174,8 +191,12 @@ async def test_servers_that_the_environment_names_are_used_and_none_is_started(
     assert nats.running
 
 
-async def test_a_server_that_can_not_be_reached_is_one_line_with_the_remedy(empty_folder: Path) -> None:
-    async with Up(empty_folder, "--once", NATS_URL="nats://127.0.0.1:9", PG_HOST="127.0.0.1", PG_PORT="9") as up:
+async def test_a_server_that_can_not_be_reached_is_one_line_with_the_remedy(
+    empty_folder: Path,
+) -> None:
+    async with Up(
+        empty_folder, "--once", NATS_URL="nats://127.0.0.1:9", PG_HOST="127.0.0.1", PG_PORT="9"
+    ) as up:
         assert await up.ends() == 1
     last = up.output.splitlines()[-1]
     assert last.startswith("headrace: PostgreSQL at 127.0.0.1:9 can't be used now")

@@ -28,7 +28,15 @@ SERVICES = ("wal-reader", "publisher", "schema-publisher", "telemetry")
 
 async def run(commands: str, environment: Mapping[str, str]) -> str:
     process = await asyncio.create_subprocess_exec(
-        "bash", "-euo", "pipefail", "-c", commands, env=environment, stdout=-1, stderr=-2, start_new_session=True
+        "bash",
+        "-euo",
+        "pipefail",
+        "-c",
+        commands,
+        env=environment,
+        stdout=-1,
+        stderr=-2,
+        start_new_session=True,
     )
     async with asyncio.timeout(90):
         output, _ = await process.communicate()
@@ -54,13 +62,18 @@ async def test_every_recipe_works_as_it_is_written(
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
     await database.execute(
-        "CREATE ROLE cdc LOGIN REPLICATION PASSWORD 'the-old-one'; CREATE TABLE users (id bigint PRIMARY KEY);"
+        "CREATE ROLE cdc LOGIN REPLICATION PASSWORD 'the-old-one'; CREATE TABLE users (id bigint "
+        "PRIMARY KEY);"
         "GRANT SELECT ON users TO cdc; CREATE PUBLICATION headrace FOR TABLE users"
     )
     (secret := tmp_path / "secret").write_text("the-old-one")
     psql = postgres_binaries(18, None) / "psql"
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PG", "NATS", "HEADRACE_"))},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PG", "NATS", "HEADRACE_"))
+        },
         **SETTINGS,
         "HEADRACE_CATALOG_INTERVAL_S": "1",
         **postgres.environment(),
@@ -76,7 +89,9 @@ async def test_every_recipe_works_as_it_is_written(
     ran = []
     async with Suite({**environment, "HEADRACE_HTTP_PORT": "0"}, tmp_path, services=()) as suite:
         for service in SERVICES:
-            await suite.start(service, **({"HEADRACE_HTTP_PORT": port} if service == "telemetry" else {}))
+            await suite.start(
+                service, **({"HEADRACE_HTTP_PORT": port} if service == "telemetry" else {})
+            )
         await suite.logged("publisher", "epoch_joined")
         for title, text in RECIPE.findall(PAGE.read_text()):
             if title == "Recover a lost slot":
@@ -99,6 +114,8 @@ async def test_every_recipe_works_as_it_is_written(
                     while not await gaps(server.url):  # noqa: ASYNC110  # a stream that may not be there yet
                         await asyncio.sleep(0.2)
     assert len(set(ran)) >= 6
-    left = await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headrace'")
+    left = await database.fetchval(
+        "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headrace'"
+    )
     await database.close()
     assert left == 0

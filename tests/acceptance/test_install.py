@@ -1,4 +1,6 @@
-"""What `pip install .` gives: a wheel with everything in it, and a `headrace` command that runs from it."""
+"""What `pip install .` gives: a wheel with everything in it, and a `headrace` command that runs
+from it.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,51 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    ended = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, f"{command}: {ended.stdout}{ended.stderr}"
     return ended.stdout
 
 
 @pytest.fixture(scope="module")
 def clean_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with Headrace from its wheel, and the dependencies of this one: no index is asked."""
+    """A virtual environment with Headrace from its wheel, and the dependencies of this one: no
+    index is asked.
+    """
     folder = tmp_path_factory.mktemp("install")
-    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        folder,
+        cwd=ROOT,
+    )
     [wheel] = folder.glob("*.whl")
     venv = folder / "venv"
     uv = Path(sys.executable).with_name("uv")
     run(uv, "venv", "--quiet", "--python", sys.executable, venv, cwd=folder)
-    run(uv, "pip", "install", "--quiet", "--offline", "--no-deps", "--python", venv / "bin/python", wheel, cwd=folder)
-    # A path file of a folder that a path file adds isn't read: so this checkout, installed here editable, isn't seen.
+    run(
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--offline",
+        "--no-deps",
+        "--python",
+        venv / "bin/python",
+        wheel,
+        cwd=folder,
+    )
+    # A path file of a folder that a path file adds isn't read: so this checkout, installed here
+    # editable, isn't seen.
     [site] = (venv / "lib").glob("python*/site-packages")
     (site / "dependencies.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
     return venv
@@ -38,7 +68,14 @@ def clean_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_installed_command_explains_itself(clean_venv: Path) -> None:
     shown = run(clean_venv / "bin/headrace", "--help", cwd=clean_venv)
-    for command in ("up", "wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry"):
+    for command in (
+        "up",
+        "wal-reader",
+        "publisher",
+        "snapshot-responder",
+        "schema-publisher",
+        "telemetry",
+    ):
         assert command in shown
 
 

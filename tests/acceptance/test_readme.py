@@ -1,8 +1,9 @@
-"""Every block of commands of the README runs as it is printed, in the order of the page, in one shell.
+"""Every block of commands of the README runs as it is printed, in the order of the page, in one
+shell.
 
-Commands that follow something are ended as a reader ends them, with Ctrl-C, when they have shown what they promise.
-`./taskw up`, which needs a clone of its own, is `headrace up` here; the block about servers of one's own has names of
-servers that nobody has.
+Commands that follow something are ended as a reader ends them, with Ctrl-C, when they have shown
+what they promise. `./taskw up`, which needs a clone of its own, is `headrace up` here; the block
+about servers of one's own has names of servers that nobody has.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ UNATTENDED = {"headrace doctor": " || test $? = 1", "headrace teardown": " --yes
 def lines_of(block: str) -> list[str]:
     """The commands of a block, without comments; one that goes on in the next line is one."""
     joined = block.replace("\\\n", " ")
-    return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines()) if line]
+    return [
+        line
+        for line in (re.sub(r"\s+#.*", "", line).strip() for line in joined.splitlines())
+        if line
+    ]
 
 
 class Shell:
@@ -128,7 +133,9 @@ class Shell:
 
 @pytest.fixture
 def clone(session_servers: SessionServers, names: Names) -> Path:
-    """A folder with what the blocks use of a clone, which another user may enter, as PostgreSQL must under root."""
+    """A folder with what the blocks use of a clone, which another user may enter, as PostgreSQL
+    must under root.
+    """
     folder = session_servers.folder / f"readme {names.unique}"
     folder.mkdir(mode=0o711)
     (folder / "deploy").symlink_to(ROOT / "deploy")
@@ -139,7 +146,11 @@ def clone(session_servers: SessionServers, names: Names) -> Path:
 def environment() -> dict[str, str]:
     foreign = ("PG", "NATS", "HEADRACE_", "POSTGRES_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    return {**kept, "HEADRACE_SPARK_START_TIMEOUT_S": "250", "PATH": f"/usr/bin:/bin:{os.environ['PATH']}"}
+    return {
+        **kept,
+        "HEADRACE_SPARK_START_TIMEOUT_S": "250",
+        "PATH": f"/usr/bin:/bin:{os.environ['PATH']}",
+    }
 
 
 @pytest.fixture
@@ -178,16 +189,32 @@ async def test_every_block_runs_as_it_is_printed_in_order_in_one_shell(
     assert {*SHOWN, *SAID} <= {*ran}, "a block that this test waits for is in the README no more"
 
 
-async def own_servers(clone: Path, block: list[str], names: Names, database: Database, nats_url: str) -> None:
-    """The block about one's own servers, in another shell, on servers that are there in place of the named ones."""
-    await database.execute("CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE orders (id int PRIMARY KEY)")
+async def own_servers(
+    clone: Path, block: list[str], names: Names, database: Database, nats_url: str
+) -> None:
+    """The block about one's own servers, in another shell, on servers that are there in place of
+    the named ones.
+    """
+    await database.execute(
+        "CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE orders (id int PRIMARY KEY)"
+    )
     values = {"PG_HOST": "127.0.0.1", "PG_DB": database.name, "POSTGRES_BRIDGE_USER": database.user}
     values |= {"NATS_URL": nats_url, "PG_PORT": str(database.port)}
-    values |= {"HEADRACE_SLOT": names.slot, "HEADRACE_PUB": names.publication, "HEADRACE_HTTP_PORT": "0"}
-    environment = {**os.environ, **values, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    values |= {
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        "HEADRACE_HTTP_PORT": "0",
+    }
+    environment = {
+        **os.environ,
+        **values,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     async with Shell(clone, environment) as shell:
         for line in block:
             if line.startswith("export "):
                 continue
             serves = line in ("headrace wal-reader", "headrace publisher")
-            await shell.run(f"{line}{UNATTENDED.get(line, '')}", "nats_connected" if serves else None)
+            await shell.run(
+                f"{line}{UNATTENDED.get(line, '')}", "nats_connected" if serves else None
+            )

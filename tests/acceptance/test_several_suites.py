@@ -1,4 +1,6 @@
-"""`headrace up` with several slots: suites of their own beside each other, on shared servers and streams."""
+"""`headrace up` with several slots: suites of their own beside each other, on shared servers and
+streams.
+"""
 
 from __future__ import annotations
 
@@ -65,16 +67,27 @@ def test_slots_and_publications_that_do_not_pair_are_refused_by_name(
 @pytest.mark.parametrize(
     ("made", "word"),
     [
-        ("CREATE PUBLICATION {p1} FOR TABLE t; CREATE PUBLICATION {p2} FOR TABLE t, u", "table public.t is in the pub"),
-        ("CREATE PUBLICATION {p1} FOR TABLE t; CREATE PUBLICATION {p2} FOR ALL TABLES", "{p2} is of all tables"),
+        (
+            "CREATE PUBLICATION {p1} FOR TABLE t; CREATE PUBLICATION {p2} FOR TABLE t, u",
+            "table public.t is in the pub",
+        ),
+        (
+            "CREATE PUBLICATION {p1} FOR TABLE t; CREATE PUBLICATION {p2} FOR ALL TABLES",
+            "{p2} is of all tables",
+        ),
         ("CREATE PUBLICATION {p1} FOR TABLE t", "publication {p2} does not exist"),
     ],
 )
 async def test_suites_that_would_deliver_a_table_twice_are_one_error_and_make_nothing(
     made: str, word: str, empty_folder: Path, database: Database, own_nats: OwnNats, names: Names
 ) -> None:
-    server, pubs = await own_nats(), {"p1": f"{names.publication}_1", "p2": f"{names.publication}_2"}
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+    server, pubs = (
+        await own_nats(),
+        {"p1": f"{names.publication}_1", "p2": f"{names.publication}_2"},
+    )
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)"
+    )
     await database.execute(made.format(**pubs))
     environment = {**database.server.environment(), "PG_DB": database.name, "NATS_URL": server.url}
     one, two = f"{names.slot}_1", f"{names.slot}_2"
@@ -86,7 +99,10 @@ async def test_suites_that_would_deliver_a_table_twice_are_one_error_and_make_no
     assert word.format(**pubs) in last
     assert "CREATE PUBLICATION" in last
     assert (
-        await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ($1, $2)", one, two) == 0
+        await database.fetchval(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ($1, $2)", one, two
+        )
+        == 0
     )
 
 
@@ -99,7 +115,9 @@ async def test_an_audit_trail_of_several_suites_is_refused(empty_folder: Path) -
 async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
     database: Database, own_nats: OwnNats, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
     environment = {
         "PG_HOST": "127.0.0.1",
         "PG_PORT": str(database.port),
@@ -116,14 +134,17 @@ async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
     async with service(environment, "wal-reader"), service(environment, "publisher") as publisher:
         await publisher.logs("epoch_joined")
         with pytest.raises(
-            SlotInUseError, match=r"is read by another suite \(application \"headrace wal-reader [0-9a-f]{16}\""
+            SlotInUseError,
+            match=r"is read by another suite \(application \"headrace wal-reader [0-9a-f]{16}\"",
         ):
             await require_free_slot(settings)
 
 
 def rows(output: str) -> Iterator[tuple[str, str, str, int]]:
     """The table's services: suite, service, address, process."""
-    for slot, name, url, pid in re.findall(r"^([ab]) (\S+) +(http://\S+) +(\d+)", output, re.MULTILINE):
+    for slot, name, url, pid in re.findall(
+        r"^([ab]) (\S+) +(http://\S+) +(\d+)", output, re.MULTILINE
+    ):
         yield slot, name, url, int(pid)
 
 
@@ -131,7 +152,10 @@ async def insert(dsn: str, slot: str, first: int) -> None:
     connection = await asyncpg.connect(dsn)
     for start in range(first, first + ROWS, PER_TRANSACTION):
         await connection.execute(
-            f"INSERT INTO headrace_demo_{slot} (name) SELECT 'row ' || g FROM generate_series($1::int, $2) g",
+            (
+                f"INSERT INTO headrace_demo_{slot} (name) SELECT 'row ' || g FROM "
+                "generate_series($1::int, $2) g"
+            ),
             start,
             start + PER_TRANSACTION - 1,
         )
@@ -155,7 +179,9 @@ class Stream:
 
     def names(self, slot: str) -> list[str]:
         """Of the rows that `insert` wrote, in the stream's order."""
-        found = [event["data"]["name"] for event in self.events[slot] if event["operation"] == "INSERT"]
+        found = [
+            event["data"]["name"] for event in self.events[slot] if event["operation"] == "INSERT"
+        ]
         return [name for name in found if name.startswith("row ")]
 
     async def until(self, slot: str, count: int) -> None:
@@ -195,7 +221,10 @@ async def test_two_suites_deliver_complete_and_in_order_and_one_that_ends_leaves
             assert {event["table"] for event in stream.events[slot]} == {f"headrace_demo_{slot}"}
 
         await ready(services["a", "publisher"][0])
-        async with aiohttp.ClientSession() as http, http.post(f"{services['a', 'telemetry'][0]}/shutdown") as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{services['a', 'telemetry'][0]}/shutdown") as answer,
+        ):
             assert answer.status == 200
         await up.says(r"suite a stopped")
         await insert(dsn[1], "b", ROWS)

@@ -1,4 +1,6 @@
-"""What `./taskw` says when it can't install: the reason, and what to do; nothing is downloaded here."""
+"""What `./taskw` says when it can't install: the reason, and what to do; nothing is downloaded
+here.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,8 @@ def clone(tmp_path: Path) -> Clone:
 def test_too_little_room_is_said_before_anything_is_made(clone: Clone) -> None:
     clone.tool("df", DF.format(free=60_000))
     assert clone.fails() == (
-        f"taskw: it needs 2 GB, and the disk of {clone.folder} has 60 MB left. Make room, or clone elsewhere.\n"
+        f"taskw: it needs 2 GB, and the disk of {clone.folder} has 60 MB left. Make room, or clone "
+        "elsewhere.\n"
     )
     assert not (clone.folder / ".venv").exists()
 
@@ -96,20 +99,29 @@ def test_a_folder_that_can_not_be_written_is_said_first() -> None:
         clone.folder.chmod(0o555)
         # To root no folder is closed.
         said = clone.fails(user="nobody" if os.geteuid() == 0 else None)
-        assert said == f"taskw: it can't write in {clone.folder}. Clone Headrace into a folder of yours.\n"
+        assert (
+            said
+            == f"taskw: it can't write in {clone.folder}. Clone Headrace into a folder of yours.\n"
+        )
         clone.folder.chmod(0o755)
 
 
 def test_a_disk_that_is_full_in_the_middle_is_named_and_pip_is_not_tried(clone: Clone) -> None:
     said = clone.fails()
-    assert "taskw: the disk is full: Caused by: failed to write to file: No space left on device (os error 28)." in said
+    assert (
+        "taskw: the disk is full: Caused by: failed to write to file: No space left on device (os error 28)."
+        in said
+    )
     assert "pip" not in said.replace("pip's", "")
 
 
 def test_what_uv_said_last_stands_before_pip_is_tried(clone: Clone) -> None:
     clone.tool("uv", "#!/bin/sh\necho 'error: no such index' >&2\necho >&2\nexit 2\n")
     said = clone.fails()
-    assert "taskw: uv could not install them: error: no such index\ntaskw: Trying pip, which takes longer.\n" in said
+    assert (
+        "taskw: uv could not install them: error: no such index\ntaskw: Trying pip, which takes longer.\n"
+        in said
+    )
 
 
 def test_an_install_that_is_interrupted_says_so(clone: Clone) -> None:

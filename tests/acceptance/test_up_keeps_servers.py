@@ -1,4 +1,6 @@
-"""Embedded servers that die under `headrace up` and `headrace audit up` come back, and nothing is lost."""
+"""Embedded servers that die under `headrace up` and `headrace audit up` come back, and nothing is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def empty_folder(session_servers: SessionServers, names: Names) -> Path:
 
 
 class Writer:
-    """Commits rows one by one, whatever becomes of the server, until it is told that this was enough."""
+    """Commits rows one by one, whatever becomes of the server, until it is told that this was
+    enough.
+    """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
@@ -75,7 +79,9 @@ class Writer:
     async def committed(self) -> list[int]:
         connection = await asyncpg.connect(self._dsn)
         try:
-            return [row["id"] for row in await connection.fetch("SELECT id FROM orders ORDER BY id")]
+            return [
+                row["id"] for row in await connection.fetch("SELECT id FROM orders ORDER BY id")
+            ]
         finally:
             await connection.close()
 
@@ -101,7 +107,9 @@ def children(pid: int) -> dict[int, tuple[str, str]]:
 
 
 def child(pid: int, name: str) -> int:
-    (found,) = [one for one, (called, state) in children(pid).items() if called == name and state != "Z"]
+    (found,) = [
+        one for one, (called, state) in children(pid).items() if called == name and state != "Z"
+    ]
     return found
 
 
@@ -119,18 +127,26 @@ async def inserted(nats_url: str, count: int) -> list[int]:
         while len(found) < count:
             with contextlib.suppress(OSError):
                 events = [event.payload for event in await stored(nats_url)]
-                found = [e["data"]["id"] for e in events if e["table"] == "orders" and e["operation"] == "INSERT"]
+                found = [
+                    e["data"]["id"]
+                    for e in events
+                    if e["table"] == "orders" and e["operation"] == "INSERT"
+                ]
             await asyncio.sleep(0.2)
     return found
 
 
-async def test_servers_of_up_that_are_killed_come_back_and_every_row_arrives_once(running: Up) -> None:
+async def test_servers_of_up_that_are_killed_come_back_and_every_row_arrives_once(
+    running: Up,
+) -> None:
     dsn = re.search(r"psql '(postgresql://[^']+)'", running.output)
     url = re.search(r"nats --server (\S+)", running.output)
     assert dsn
     assert url
     connection = await asyncpg.connect(dsn[1])
-    await connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+    await connection.execute(
+        "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+    )
     await connection.close()
     writer = Writer(dsn[1])
     await writer.goes_on()
@@ -150,7 +166,9 @@ async def test_servers_of_up_that_are_killed_come_back_and_every_row_arrives_onc
     assert running.survivors() == []
 
 
-async def test_a_server_that_dies_three_times_within_a_minute_ends_up_with_its_log(running: Up) -> None:
+async def test_a_server_that_dies_three_times_within_a_minute_ends_up_with_its_log(
+    running: Up,
+) -> None:
     for death in range(1, 4):
         os.kill(child(running.process.pid, "nats-server"), signal.SIGKILL)
         if death < 3:
@@ -166,7 +184,9 @@ async def test_a_server_that_dies_three_times_within_a_minute_ends_up_with_its_l
 async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_trail_is_whole(
     database: Database, names: Names, tmp_path: Path
 ) -> None:
-    await database.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+    await database.execute(
+        "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+    )
     environment = {
         "DB_HOST": "127.0.0.1",
         "DB_PORT": str(database.port),
@@ -180,7 +200,9 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
     }
     async with Up(tmp_path, command=("audit", "up"), **environment) as up:
         await up.says("is written to")
-        slots = await database.fetch("SELECT slot_name FROM pg_replication_slots WHERE database = $1", database.name)
+        slots = await database.fetch(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = $1", database.name
+        )
         assert [row["slot_name"] for row in slots] == [f"{names.slot}_trail"]
         writer = Writer(database.dsn)
         await writer.goes_on()
@@ -194,8 +216,10 @@ async def test_the_nats_server_of_audit_up_that_is_killed_comes_back_and_the_tra
             while await database.fetchval("SELECT count(*) FROM changes") < rows:  # noqa: ASYNC110  # no event
                 await asyncio.sleep(0.1)
         missing = await database.fetchval(
-            "SELECT count(*) FROM orders FULL JOIN (SELECT after ->> 'id' AS id, count(*) AS n FROM changes "
-            "WHERE \"table\" = 'orders' GROUP BY 1) c ON c.id = orders.id::text WHERE n IS DISTINCT FROM 1"
+            "SELECT count(*) FROM orders FULL JOIN (SELECT after ->> 'id' AS id, count(*) AS n "
+            "FROM changes "
+            "WHERE \"table\" = 'orders' GROUP BY 1) c ON c.id = orders.id::text WHERE n IS "
+            "DISTINCT FROM 1"
         )
         assert missing == 0
         up.process.send_signal(signal.SIGTERM)
@@ -231,7 +255,11 @@ async def test_health_fails_while_the_trail_stands_still_where_that_was_asked_fo
     async with Up(tmp_path, command=("audit", "up"), **environment) as up:
         await up.says("is written to")
         assert await answers(port, 200) == "ok\n"
-        (reader,) = [int(line.split()[0]) for line in up.survivors() if line.endswith("headrace.cli wal-reader")]
+        (reader,) = [
+            int(line.split()[0])
+            for line in up.survivors()
+            if line.endswith("headrace.cli wal-reader")
+        ]
         # Whoever is the first to notice says so.
         for pid, reason in ((reader, "wal-reader"), (child(up.process.pid, "nats-server"), ": ")):
             os.kill(pid, signal.SIGSTOP)

@@ -7,7 +7,18 @@ import asyncio
 import os
 
 from rich.console import Console
-from tests.bench import audit, backlog, latency, plots, result, snapshot, snapshot_memory, startup, suites, workloads
+from tests.bench import (
+    audit,
+    backlog,
+    latency,
+    plots,
+    result,
+    snapshot,
+    snapshot_memory,
+    startup,
+    suites,
+    workloads,
+)
 from tests.bench.machine import Machine, machine
 from tests.bench.result import Figure
 
@@ -37,7 +48,9 @@ async def _part(
         "start": lambda: startup.measure(servers, environment),
         "snapshot": lambda: snapshot.measure(servers, rows, environment),
         "snapshot-memory": lambda: snapshot_memory.measure(servers, 10 * rows, environment),
-        "workloads": lambda: workloads.measure(servers, share, arguments.workloads.split(","), environment),
+        "workloads": lambda: workloads.measure(
+            servers, share, arguments.workloads.split(","), environment
+        ),
         "audit": lambda: audit.measure(servers, rows, environment),
         "suites": lambda: suites.measure(servers, rows, environment),
     }
@@ -46,17 +59,31 @@ async def _part(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./taskw bench --", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything, in under two minutes")
-    parser.add_argument("--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000")
+    parser.add_argument(
+        "--quick", action="store_true", help="less of everything, in under two minutes"
+    )
+    parser.add_argument(
+        "--rows", type=int, help="rows of the backlog and of the snapshot, a multiple of 1,000"
+    )
     parser.add_argument("--seconds", type=float, help="how long latency is measured")
-    parser.add_argument("--parts", help=f"of {', '.join(PARTS)}; snapshot-memory too, ten times the rows")
+    parser.add_argument(
+        "--parts", help=f"of {', '.join(PARTS)}; snapshot-memory too, ten times the rows"
+    )
     every = ",".join(workload.name for workload in workloads.WORKLOADS)
     parser.add_argument("--workloads", default=every, help="workloads to drain")
     parser.add_argument("--plot", action="store_true", help="draw the run into docs/pictures")
-    parser.add_argument("--delivery", default=",".join(backlog.TARGETS), help="ways of delivery to drain with")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the suite")
-    parser.add_argument("--json", action="store_true", help="print the run as a line of JSON instead")
-    parser.add_argument("--save", action="store_true", help="add the run to docs/benchmarks/history.jsonl")
+    parser.add_argument(
+        "--delivery", default=",".join(backlog.TARGETS), help="ways of delivery to drain with"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the suite"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the run as a line of JSON instead"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="add the run to docs/benchmarks/history.jsonl"
+    )
     arguments = parser.parse_args()
     arguments.rows = arguments.rows or (200_000 if arguments.quick else FULL_ROWS)
     arguments.parts = arguments.parts or ",".join(QUICK_PARTS if arguments.quick else PARTS)

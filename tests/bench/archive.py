@@ -1,7 +1,8 @@
 """How fast the archive is written beside the publisher, and read: `python -m tests.bench.archive`.
 
-Publisher and archiver drain one backlog in one run, on the same cores: the archive's speed is held against the
-publisher's. Then a blocking `WalReader` goes through it, and Spark, in a process of its own.
+Publisher and archiver drain one backlog in one run, on the same cores: the archive's speed is held
+against the publisher's. Then a blocking `WalReader` goes through it, and Spark, in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ SPARK_READER = ", Spark's Parquet reader"
 
 
 async def _backlog(servers: Machine, rows: int) -> None:
-    for statement in (TABLE_SQL, PUBLICATION_SQL, f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')"):
+    for statement in (
+        TABLE_SQL,
+        PUBLICATION_SQL,
+        f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+    ):
         await servers.database.execute(statement)
     for first in range(1, rows + 1, TRANSACTION_ROWS):
         await servers.database.execute(INSERT_SQL, first, first + TRANSACTION_ROWS - 1)
@@ -80,7 +85,9 @@ async def _until(work: object) -> float:
 
 
 async def _drain(servers: Machine, url: str, rows: int) -> list[Figure]:
-    """Both services on one backlog; the archive is required, so that neither runs away from the other."""
+    """Both services on one backlog; the archive is required, so that neither runs away from the
+    other.
+    """
     more = {
         "HEADRACE_ARCHIVE_URL": url,
         "HEADRACE_ARCHIVE_REQUIRED": "true",
@@ -94,7 +101,9 @@ async def _drain(servers: Machine, url: str, rows: int) -> list[Figure]:
         await suite.start("wal-reader")
         await suite.logged("wal-reader", "epoch_opened")
         began = time.monotonic()
-        ended = await asyncio.gather(_until(_published(servers.nats.url, rows)), _until(_archived(url, rows)))
+        ended = await asyncio.gather(
+            _until(_published(servers.nats.url, rows)), _until(_archived(url, rows))
+        )
         cpu = {name: (cpu_s(suite.pid(name)) - before[name]) / rows * 1e6 for name in confirmers}
         rss = {name: rss_max_mib(suite.pid(name)) for name in confirmers}
     published, archived = (rows / (at - began) for at in ended)
@@ -110,7 +119,9 @@ def _read(url: str) -> Figure:
         count = sum(1 for _ in WalReader(url).follow(wait=False))
         rate = count / (time.monotonic() - began)
         figure = Figure("WalReader", rate, "rows/s", target="≥ 500,000", met=rate >= 500_000)
-        figures.append(replace(figure, cpu_us={"reader": (time.process_time() - cpu) / count * 1e6}))
+        figures.append(
+            replace(figure, cpu_us={"reader": (time.process_time() - cpu) / count * 1e6})
+        )
     return max(figures, key=lambda figure: figure.value)
 
 

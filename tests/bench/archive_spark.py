@@ -1,7 +1,9 @@
-"""How fast Spark reads an archive on this machine's cores, beside its own Parquet reader on the same files, in turns.
+"""How fast Spark reads an archive on this machine's cores, beside its own Parquet reader on the
+same files, in turns.
 
-`python -m tests.bench.archive_spark URL` prints a line of JSON: rows per second, the best of some rounds, for
-each query and reader. The session is an ordinary one: that of snapshots is made to start fast and stay small.
+`python -m tests.bench.archive_spark URL` prints a line of JSON: rows per second, the best of some
+rounds, for each query and reader. The session is an ordinary one: that of snapshots is made to
+start fast and stay small.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def _queries(spark: Any, url: str) -> dict[str, Callable[[], object]]:
         "every column": lambda: all_of(archive.load(url)),
         "every column, Spark's Parquet reader": lambda: all_of(spark.read.parquet(files)),
         "two columns": lambda: two.load(url).selectExpr(*AGGREGATES).collect(),
-        "two columns, Spark's Parquet reader": lambda: spark.read.parquet(files).selectExpr(*AGGREGATES).collect(),
+        "two columns, Spark's Parquet reader": lambda: (
+            spark.read.parquet(files).selectExpr(*AGGREGATES).collect()
+        ),
     }
 
 
@@ -63,7 +67,9 @@ def main(url: str) -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         spark = _session(Path(folder))
         queries = _queries(spark, url)
-        rows = spark.read.format("headrace.archive").option("columns", "commit_lsn").load(url).count()
+        rows = (
+            spark.read.format("headrace.archive").option("columns", "commit_lsn").load(url).count()
+        )
         best = dict.fromkeys(queries, 0.0)
         for _ in range(ROUNDS):
             for name, query in queries.items():

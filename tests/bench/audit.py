@@ -1,8 +1,10 @@
-"""The audit trail: how fast a backlog is written, how fast and how late the line is followed, and in what memory.
+"""The audit trail: how fast a backlog is written, how fast and how late the line is followed, and
+in what memory.
 
-Backlogs lie in the stream before the writer starts: single-row transactions, transactions of 1,000 rows. Their limit is
-a COPY of the rows that it wrote into a table with the same indexes, by PostgreSQL alone. Then everything at once, from
-single-row autocommit inserts to rows of the trail, one commit at a time on an idle line, and one huge transaction.
+Backlogs lie in the stream before the writer starts: single-row transactions, transactions of 1,000
+rows. Their limit is a COPY of the rows that it wrote into a table with the same indexes, by
+PostgreSQL alone. Then everything at once, from single-row autocommit inserts to rows of the trail,
+one commit at a time on an idle line, and one huge transaction.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ class Trail:
 
     async def pids(self, *services: str) -> dict[str, int]:
         """Of these services, the servers, and of the audit-writer's own backend."""
-        backend = "SELECT pid FROM pg_stat_activity WHERE application_name = 'headrace audit-writer'"
+        backend = (
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'headrace audit-writer'"
+        )
         found = {name: self.suite.pid(name) for name in services}
         return found | {
             "postgres (trail)": await self.machine.database.fetchval(backend),
@@ -89,16 +93,24 @@ async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> l
 
 
 def _by_thousands(rows: int) -> list[str]:
-    return [_ROWS.format(first=first, last=min(first + 999, rows)) for first in range(1, rows + 1, 1000)]
+    return [
+        _ROWS.format(first=first, last=min(first + 999, rows)) for first in range(1, rows + 1, 1000)
+    ]
 
 
 @contextlib.asynccontextmanager
 async def _line(machine: Machine, name: str, environment: dict[str, str]) -> AsyncIterator[Trail]:
     """wal-reader and publisher with an empty table; all of it gone afterwards."""
     database, slot = machine.database, f"audited_{name}"
-    await database.execute(f"DROP TABLE IF EXISTS {TABLE}; DROP PUBLICATION IF EXISTS {TABLE}; {_SETUP}")
+    await database.execute(
+        f"DROP TABLE IF EXISTS {TABLE}; DROP PUBLICATION IF EXISTS {TABLE}; {_SETUP}"
+    )
     await database.execute(f"CREATE PUBLICATION {TABLE} FOR TABLE {TABLE}")
-    more = {"HEADRACE_PUB": TABLE, "HEADRACE_AUDIT_SCHEMA": f"audit_{name}", "HEADRACE_CDC_BYTES_MAX": str(1 << 33)}
+    more = {
+        "HEADRACE_PUB": TABLE,
+        "HEADRACE_AUDIT_SCHEMA": f"audit_{name}",
+        "HEADRACE_CDC_BYTES_MAX": str(1 << 33),
+    }
     folder = machine.folder / slot
     folder.mkdir()
     async with Suite(machine.environment(slot, **more, **environment), folder) as suite:
@@ -142,7 +154,12 @@ async def _backlog(
 
 
 def _figure(
-    title: str, speed: float, least: int, cpu: dict[str, float], rss: dict[str, float], limit: float | None = None
+    title: str,
+    speed: float,
+    least: int,
+    cpu: dict[str, float],
+    rss: dict[str, float],
+    limit: float | None = None,
 ) -> Figure:
     return Figure(
         title,
@@ -162,7 +179,9 @@ async def _copied(machine: Machine, table: str) -> float:
     """Seconds that PostgreSQL takes to COPY the trail's rows into a table like it."""
     file = machine.postgres.pgdata / "audit-bench.copy"
     database = machine.database
-    await database.execute(f"CREATE TABLE {table}_again (LIKE {table} INCLUDING ALL); COPY {table} TO '{file}'")
+    await database.execute(
+        f"CREATE TABLE {table}_again (LIKE {table} INCLUDING ALL); COPY {table} TO '{file}'"
+    )
     began = time.monotonic()
     await database.execute(f"COPY {table}_again FROM '{file}'")
     seconds = time.monotonic() - began
@@ -183,7 +202,14 @@ async def _live(machine: Machine, rows: int, environment: dict[str, str]) -> lis
         await trail.reaches(rows)
         seconds = time.monotonic() - began
         cpu = {one: (cpu_s(pid) - before[one]) / rows * 1e6 for one, pid in pids.items()}
-    made = _figure("audit, end to end, single-row autocommit", rows / seconds, LIVE_PER_S, cpu, {}, rows / inserted)
+    made = _figure(
+        "audit, end to end, single-row autocommit",
+        rows / seconds,
+        LIVE_PER_S,
+        cpu,
+        {},
+        rows / inserted,
+    )
     return [replace(made, limit_name="the inserts beside it")]
 
 
@@ -193,14 +219,25 @@ async def _idle(machine: Machine, environment: dict[str, str]) -> list[Figure]:
         await trail.writes()
         samples = []
         async with machine.database.acquire() as session:
-            seen = await session.prepare(f"SELECT count(*) FROM {trail.table} WHERE primary_key = $1")
+            seen = await session.prepare(
+                f"SELECT count(*) FROM {trail.table} WHERE primary_key = $1"
+            )
             for number in range(IDLE_COMMITS):
                 await session.execute(_ROWS.format(first=number, last=number))
                 began = time.monotonic()
                 while not await seen.fetchval(str(number)):
                     assert time.monotonic() - began < TIMEOUT_S
                 samples.append((time.monotonic() - began) * 1000)
-    return [within("audit, commit to row, idle, p50", statistics.median(samples), "ms", ZEMI_MS, "Zemi elsewhere", 5.0)]
+    return [
+        within(
+            "audit, commit to row, idle, p50",
+            statistics.median(samples),
+            "ms",
+            ZEMI_MS,
+            "Zemi elsewhere",
+            5.0,
+        )
+    ]
 
 
 async def _huge(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
@@ -214,7 +251,9 @@ async def _huge(machine: Machine, rows: int, environment: dict[str, str]) -> lis
             began = time.monotonic()
             while True:
                 for name in SERVICES:
-                    series[name].append((round(time.monotonic() - began, 1), round(rss_mib(pids[name]), 1)))
+                    series[name].append(
+                        (round(time.monotonic() - began, 1), round(rss_mib(pids[name]), 1))
+                    )
                 await asyncio.sleep(_LOOK_S)
 
         before = {one: cpu_s(pid) for one, pid in pids.items()}
@@ -228,12 +267,17 @@ async def _huge(machine: Machine, rows: int, environment: dict[str, str]) -> lis
         peaks = {name: rss_max_mib(pids[name]) for name in SERVICES}
     title = f"audit, one transaction of {rows:,} rows"
     grown = [_half(title, name, series[name]) for name in SERVICES]
-    return [Figure(title, rows / seconds, "changes/s", cpu_us=cpu, rss_mib=peaks, rss_series=series), *grown]
+    return [
+        Figure(title, rows / seconds, "changes/s", cpu_us=cpu, rss_mib=peaks, rss_series=series),
+        *grown,
+    ]
 
 
 def _half(title: str, name: str, samples: list[tuple[float, float]]) -> Figure:
     middle = len(samples) // 2
-    first, second = (max(value for _, value in part) for part in (samples[:middle], samples[middle:]))
+    first, second = (
+        max(value for _, value in part) for part in (samples[:middle], samples[middle:])
+    )
     return within(f"{title}: {name}, second half", second, "MiB", first, "first half", 1.1)
 
 
@@ -244,7 +288,9 @@ async def _delivered(machine: Machine, rows: int) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             while True:
                 with contextlib.suppress(NotFoundError):
-                    info = await client.jetstream().stream_info("CDC", subjects_filter=f"cdc.{TABLE}.insert")
+                    info = await client.jetstream().stream_info(
+                        "CDC", subjects_filter=f"cdc.{TABLE}.insert"
+                    )
                     if sum((info.state.subjects or {}).values()) >= rows:
                         return
                 await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,6 @@
-"""How fast a backlog of single-row inserts is drained, in each way of delivery, held against pg_recvlogical."""
+"""How fast a backlog of single-row inserts is drained, in each way of delivery, held against
+pg_recvlogical.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ async def make(machine: Machine, rows: int) -> Backlog:
     return await draining.ended(machine, "rows", rows)
 
 
-async def measure(machine: Machine, rows: int, modes: list[str], environment: dict[str, str]) -> list[Figure]:
+async def measure(
+    machine: Machine, rows: int, modes: list[str], environment: dict[str, str]
+) -> list[Figure]:
     """A figure for each way of delivery."""
     backlog = await make(machine, rows)
     # A first reading warms the page cache for everyone.
@@ -40,7 +44,21 @@ async def measure(machine: Machine, rows: int, modes: list[str], environment: di
         after = await draining.limit_s(machine, backlog)
         limit_s, before = (before + after) / 2, after
         speed = backlog.events / drained.seconds
-        made = against(f"drain, {mode}", speed, "events/s", backlog.events / limit_s, "pg_recvlogical", TARGETS[mode])
-        figures.append(replace(made, cpu_us=drained.cpu_us, rss_mib=drained.rss_max_mib, rss_series=drained.rss_series))
+        made = against(
+            f"drain, {mode}",
+            speed,
+            "events/s",
+            backlog.events / limit_s,
+            "pg_recvlogical",
+            TARGETS[mode],
+        )
+        figures.append(
+            replace(
+                made,
+                cpu_us=drained.cpu_us,
+                rss_mib=drained.rss_max_mib,
+                rss_series=drained.rss_series,
+            )
+        )
     await draining.forget(machine, backlog)
     return figures

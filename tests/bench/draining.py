@@ -1,8 +1,9 @@
-"""A backlog behind a slot, and how fast it is drained: by the suite, and by pg_recvlogical, its limit.
+"""A backlog behind a slot, and how fast it is drained: by the suite, and by pg_recvlogical, its
+limit.
 
-Both read copies of one slot that was made before the changes, in turns, so that what else the machine does hits both.
-The clock runs from the moment PostgreSQL is asked to stream until JetStream has stored the last event, which is a row
-of a table of its own.
+Both read copies of one slot that was made before the changes, in turns, so that what else the
+machine does hits both. The clock runs from the moment PostgreSQL is asked to stream until JetStream
+has stored the last event, which is a row of a table of its own.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ async def prepare(machine: Machine, name: str, setup: str, tables: str) -> None:
     """Tables, their publication, and the slot that keeps what is written from here on."""
     empty = Backlog(name, 0, "")
     await machine.database.execute(f"CREATE TABLE {empty.last_table} (id int PRIMARY KEY); {setup}")
-    await machine.database.execute(f"CREATE PUBLICATION {empty.publication} FOR TABLE {tables}, {empty.last_table}")
-    await machine.database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", empty.template)
+    await machine.database.execute(
+        f"CREATE PUBLICATION {empty.publication} FOR TABLE {tables}, {empty.last_table}"
+    )
+    await machine.database.execute(
+        "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", empty.template
+    )
 
 
 async def ended(machine: Machine, name: str, events: int) -> Backlog:
@@ -85,21 +90,44 @@ async def limit_s(machine: Machine, backlog: Backlog) -> float:
     """The seconds that pg_recvlogical takes."""
     slot = f"bench_{backlog.name}_limit"
     await _copy_slot(machine, backlog, slot)
-    arguments = ["-d", machine.postgres.dsn(), "--slot", slot, "--start", "--no-loop", "--endpos", backlog.end_lsn]
-    options = ["-o", "proto_version=1", "-o", f"publication_names={backlog.publication}", "-f", "/dev/null"]
+    arguments = [
+        "-d",
+        machine.postgres.dsn(),
+        "--slot",
+        slot,
+        "--start",
+        "--no-loop",
+        "--endpos",
+        backlog.end_lsn,
+    ]
+    options = [
+        "-o",
+        "proto_version=1",
+        "-o",
+        f"publication_names={backlog.publication}",
+        "-f",
+        "/dev/null",
+    ]
     seconds = await machine.run("pg_recvlogical", *arguments, *options)
     await machine.drop_slot(slot)
     return seconds
 
 
 async def _copy_slot(machine: Machine, backlog: Backlog, name: str) -> None:
-    await machine.database.execute("SELECT pg_copy_logical_replication_slot($1, $2)", backlog.template, name)
+    await machine.database.execute(
+        "SELECT pg_copy_logical_replication_slot($1, $2)", backlog.template, name
+    )
 
 
 async def drain(
-    machine: Machine, backlogs: list[Backlog], mode: str, environment: dict[str, str], urls: list[str] | None = None
+    machine: Machine,
+    backlogs: list[Backlog],
+    mode: str,
+    environment: dict[str, str],
+    urls: list[str] | None = None,
 ) -> list[Drained]:
-    """Let suites, one for each backlog, drain them at once into one stream, or each into that of its account.
+    """Let suites, one for each backlog, drain them at once into one stream, or each into that of
+    its account.
 
     The streams are removed afterwards.
     """
@@ -107,7 +135,9 @@ async def drain(
     clients = {url: await nats.connect(url) for url in set(own)}
     async with asyncio.TaskGroup() as tasks:
         draining = [
-            tasks.create_task(_drain(machine, clients[url], one, mode, {**environment, "NATS_URL": url}))
+            tasks.create_task(
+                _drain(machine, clients[url], one, mode, {**environment, "NATS_URL": url})
+            )
             for one, url in zip(backlogs, own, strict=True)
         ]
     if mode != "batch":
@@ -121,16 +151,27 @@ async def drain(
     return [task.result() for task in draining]
 
 
-async def _drain(machine: Machine, client: Client, backlog: Backlog, mode: str, environment: dict[str, str]) -> Drained:
+async def _drain(
+    machine: Machine, client: Client, backlog: Backlog, mode: str, environment: dict[str, str]
+) -> Drained:
     # A name of its own each time: a source whose stream was removed tells that as a gap.
     slot = f"bench_{backlog.name}_{mode}_{next(_RUNS)}"
     await _copy_slot(machine, backlog, slot)
     folder = machine.folder / slot
     folder.mkdir()
-    more = {"HEADRACE_DELIVERY": mode, "HEADRACE_CDC_BYTES_MAX": str(1 << 33), "HEADRACE_PUB": backlog.publication}
-    async with Suite(machine.environment(slot, **(more | environment)), folder, ["publisher"]) as suite:
+    more = {
+        "HEADRACE_DELIVERY": mode,
+        "HEADRACE_CDC_BYTES_MAX": str(1 << 33),
+        "HEADRACE_PUB": backlog.publication,
+    }
+    async with Suite(
+        machine.environment(slot, **(more | environment)), folder, ["publisher"]
+    ) as suite:
         await suite.logged("publisher", "lease_acquired")
-        before = {"publisher": cpu_s(suite.pid("publisher")), "nats-server": cpu_s(machine.nats.pid)}
+        before = {
+            "publisher": cpu_s(suite.pid("publisher")),
+            "nats-server": cpu_s(machine.nats.pid),
+        }
         await suite.start("wal-reader")
         await suite.logged("wal-reader", "epoch_opened")
         # What a process takes to start is no part of what an event costs.
@@ -140,7 +181,10 @@ async def _drain(machine: Machine, client: Client, backlog: Backlog, mode: str, 
         pids |= {"nats-server": machine.nats.pid, "walsender": await machine.walsender(slot)}
         async with _watched(pids) as series:
             end = await _last_stored(client.jetstream(), backlog, mode)
-        cpu = {name: (cpu_s(pid) - before.get(name, 0.0)) / backlog.events * 1e6 for name, pid in pids.items()}
+        cpu = {
+            name: (cpu_s(pid) - before.get(name, 0.0)) / backlog.events * 1e6
+            for name, pid in pids.items()
+        }
         rss = {name: rss_max_mib(pids[name]) for name in SERVICES}
         # That server has served other suites before.
         rss["nats-server"] = max(mib for _, mib in series["nats-server"])

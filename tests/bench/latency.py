@@ -1,8 +1,10 @@
-"""How long a commit takes to become readable by a JetStream consumer, with the suite and on the bare path.
+"""How long a commit takes to become readable by a JetStream consumer, with the suite and on the
+bare path.
 
-The bare path: pg_recvlogical writes to a pipe, and what it writes of a commit is published to JetStream at once, as is,
-in as many messages as the suite makes of it. Both run beside each other's writer in the same process, at the same rate,
-one after the other, and are read by the same consumer. The clock starts at PostgreSQL's commit time, which both carry.
+The bare path: pg_recvlogical writes to a pipe, and what it writes of a commit is published to
+JetStream at once, as is, in as many messages as the suite makes of it. Both run beside each other's
+writer in the same process, at the same rate, one after the other, and are read by the same
+consumer. The clock starts at PostgreSQL's commit time, which both carry.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _PG_EPOCH_S = 946_684_800
 
 async def measure(machine: Machine, seconds: float, environment: dict[str, str]) -> list[Figure]:
     """Median and 99th percentile, each beside the bare path's."""
-    await machine.database.execute(f"CREATE TABLE {_TABLE} (id bigserial PRIMARY KEY, n int, name text)")
+    await machine.database.execute(
+        f"CREATE TABLE {_TABLE} (id bigserial PRIMARY KEY, n int, name text)"
+    )
     await machine.database.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
     await machine.database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_TABLE}")
     bare = await _sampled(machine, seconds, _bare(machine))
@@ -107,7 +111,9 @@ async def _bare(machine: Machine) -> AsyncIterator[list[float]]:
             samples.append(arrived - _PG_EPOCH_S - int.from_bytes(message.data[18:26], "big") / 1e6)
 
     slot = "bench_bare"
-    await machine.database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+    await machine.database.execute(
+        "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot
+    )
     client = await nats.connect(machine.nats.url)
     await client.jetstream().add_stream(name="BARE", subjects=["bare.>"])
     arguments = ["-d", machine.postgres.dsn(), "--slot", slot, "--start", "--no-loop", "-f", "-"]
@@ -128,7 +134,9 @@ async def _bare(machine: Machine) -> AsyncIterator[list[float]]:
 
 
 async def _relay(lines: asyncio.StreamReader, client: Client) -> None:
-    """Publish each transaction as soon as pg_recvlogical has written all of it: its bytes in parts, then its commit."""
+    """Publish each transaction as soon as pg_recvlogical has written all of it: its bytes in parts,
+    then its commit.
+    """
     data = b""
     while chunk := await lines.read(65536):
         data += chunk

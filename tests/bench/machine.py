@@ -1,7 +1,7 @@
 """The servers that a benchmark runs on, and what their processes cost.
 
-Real servers with their durable, file-backed defaults on a disk, never the tests' (which live in memory without fsync).
-Figures of a process come from /proc, so that measuring costs nothing in it.
+Real servers with their durable, file-backed defaults on a disk, never the tests' (which live in
+memory without fsync). Figures of a process come from /proc, so that measuring costs nothing in it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from headrace.embedded.nats import GROUP_MESSAGES_MAX, EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 
-POSTGRES_SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+POSTGRES_SETTINGS = {
+    "shared_buffers": "256MB",
+    "max_wal_size": "8GB",
+    "checkpoint_timeout": "30min",
+}
 PUBLICATION = "bench"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -36,7 +40,9 @@ def cpu_s(pid: int) -> float:
 
 
 def family_cpu_s(pid: int) -> dict[str, float]:
-    """Processor time of the process and all that descend from it, those that ended too, by the name of the program."""
+    """Processor time of the process and all that descend from it, those that ended too, by the name
+    of the program.
+    """
     parents, names, seconds = {}, {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -100,7 +106,10 @@ class Machine:
         """Run a program of PostgreSQL to its end, its output thrown away; the seconds it took."""
         began = time.monotonic()
         process = await asyncio.create_subprocess_exec(
-            self.binary(program), *arguments, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+            self.binary(program),
+            *arguments,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
         )
         _, said = await process.communicate()
         if process.returncode != 0:
@@ -110,7 +119,9 @@ class Machine:
     async def walsender(self, slot: str) -> int:
         """The process of PostgreSQL that serves the wal-reader of this slot."""
         return int(
-            await self.database.fetchval("SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", slot)
+            await self.database.fetchval(
+                "SELECT active_pid FROM pg_replication_slots WHERE slot_name = $1", slot
+            )
         )
 
     async def _active(self, slot: str) -> bool:
@@ -141,7 +152,9 @@ async def machine() -> AsyncIterator[Machine]:
     try:
         await postgres.start()
         await nats.start()
-        async with asyncpg.create_pool(postgres.dsn(), min_size=1, max_size=4, command_timeout=600) as database:
+        async with asyncpg.create_pool(
+            postgres.dsn(), min_size=1, max_size=4, command_timeout=600
+        ) as database:
             yield Machine(folder, postgres, nats, database)
     finally:
         await nats.stop("immediate")

@@ -1,4 +1,6 @@
-"""Pictures of a run for the docs: what an event costs in each process, and memory over time. SVG, by hand."""
+"""Pictures of a run for the docs: what an event costs in each process, and memory over time. SVG,
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from pathlib import Path
 from tests.bench.result import Figure
 
 FOLDER = Path(__file__).parents[2] / "docs/pictures"
-_COLOURS = {"walsender": "#8da0b3", "wal-reader": "#2f6f9f", "publisher": "#e07a3f", "nats-server": "#3f9f6f"}
+_COLOURS = {
+    "walsender": "#8da0b3",
+    "wal-reader": "#2f6f9f",
+    "publisher": "#e07a3f",
+    "nats-server": "#3f9f6f",
+}
 _STYLE = "font-family='sans-serif' font-size='13' fill='#445'"
 _WIDTH, _LEFT, _RIGHT, _BAR, _GAP = 820, 250, 60, 20, 10
 _TOP = 50
@@ -19,10 +26,18 @@ def draw(figures: list[Figure]) -> None:
     """Write what there are figures for."""
     costs = [figure for figure in figures if "publisher" in figure.cpu_us]
     if costs:
-        (FOLDER / "performance-cpu.svg").write_text(_bars("CPU µs for each event, by process", costs))
-    longest = max(figures, key=lambda figure: max((at for at, _ in _points(figure)), default=0.0), default=None)
+        (FOLDER / "performance-cpu.svg").write_text(
+            _bars("CPU µs for each event, by process", costs)
+        )
+    longest = max(
+        figures,
+        key=lambda figure: max((at for at, _ in _points(figure)), default=0.0),
+        default=None,
+    )
     if longest is not None and _points(longest):
-        (FOLDER / "performance-memory.svg").write_text(_lines(f"Memory over time: {longest.name}", longest))
+        (FOLDER / "performance-memory.svg").write_text(
+            _lines(f"Memory over time: {longest.name}", longest)
+        )
 
 
 def _points(figure: Figure) -> list[tuple[float, float]]:
@@ -30,9 +45,13 @@ def _points(figure: Figure) -> list[tuple[float, float]]:
 
 
 def _picture(height: float, title: str, body: list[str]) -> str:
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height:.0f}' role='img'>"
+    head = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {height:.0f}' role='img'>"
+    )
     back = f"<rect width='{_WIDTH}' height='{height:.0f}' fill='#fff'/>"
-    return "\n".join([head, f"<title>{escape(title)}</title>", back, _text(16, 22, title), *body, "</svg>", ""])
+    return "\n".join(
+        [head, f"<title>{escape(title)}</title>", back, _text(16, 22, title), *body, "</svg>", ""]
+    )
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
@@ -57,7 +76,10 @@ def _bars(title: str, figures: list[Figure]) -> str:
         body.append(_text(_LEFT - 8, y + 15, figure.name, "end"))
         for name in names:
             width = figure.cpu_us.get(name, 0.0) * scale
-            body.append(f"<rect x='{x:.1f}' y='{y:.0f}' width='{width:.1f}' height='{_BAR}' fill='{_COLOURS[name]}'/>")
+            body.append(
+                f"<rect x='{x:.1f}' y='{y:.0f}' width='{width:.1f}' height='{_BAR}' "
+                f"fill='{_COLOURS[name]}'/>"
+            )
             x += width
         body.append(_text(x + 6, y + 15, f"{sum(figure.cpu_us.values()):.1f}"))
         y += _BAR + _GAP
@@ -76,6 +98,8 @@ def _lines(title: str, figure: Figure) -> str:
         body.append(_text(52, y + 4, f"{level} MiB", "end"))
     for name, series in figure.rss_series.items():
         path = " ".join(f"{60 + at * across:.1f},{bottom - mib * down:.1f}" for at, mib in series)
-        body.append(f"<polyline points='{path}' fill='none' stroke='{_COLOURS[name]}' stroke-width='2'/>")
+        body.append(
+            f"<polyline points='{path}' fill='none' stroke='{_COLOURS[name]}' stroke-width='2'/>"
+        )
     body.append(_text(_WIDTH - 60, bottom + 20, f"{seconds:.0f} s", "end"))
     return _picture(_HEIGHT, title, body)

@@ -1,4 +1,6 @@
-"""What a benchmark found: each figure beside its limit, as a table for people and as a line for history."""
+"""What a benchmark found: each figure beside its limit, as a table for people and as a line for
+history.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HISTORY = Path(__file__).parents[2] / "docs/benchmarks/history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line: what was measured, and what it is held against; `ratio` and `target` only where there is a limit."""
+    """One line: what was measured, and what it is held against; `ratio` and `target` only where
+    there is a limit.
+    """
 
     name: str
     value: float
@@ -39,7 +43,9 @@ class Figure:
     rss_series: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
 
-def against(name: str, value: float, unit: str, limit: float, limit_name: str, least: float) -> Figure:
+def against(
+    name: str, value: float, unit: str, limit: float, limit_name: str, least: float
+) -> Figure:
     """A figure that must reach a share of its limit."""
     ratio = value / limit
     return Figure(name, value, unit, limit, limit_name, ratio, f"≥ {least:g}", ratio >= least)
@@ -50,7 +56,9 @@ def beside(name: str, value: float, unit: str, limit: float, limit_name: str) ->
     return Figure(name, value, unit, limit, limit_name, value / limit)
 
 
-def within(name: str, value: float, unit: str, limit: float, limit_name: str, most: float) -> Figure:
+def within(
+    name: str, value: float, unit: str, limit: float, limit_name: str, most: float
+) -> Figure:
     """A figure that must stay within a multiple of its limit."""
     ratio = value / limit
     return Figure(name, value, unit, limit, limit_name, ratio, f"≤ {most:g}", ratio <= most)
@@ -69,8 +77,19 @@ def plain(name: str, value: float, unit: str, most: float | None = None) -> Figu
 
 def show(figures: list[Figure], title: str, console: Console) -> None:
     table = Table(title=title)
-    for heading in ("what", "figure", "limit", "ratio", "target", "", "CPU µs per event", "RSS max, MiB"):
-        table.add_column(heading, justify="right" if heading in ("figure", "limit", "ratio") else "left")
+    for heading in (
+        "what",
+        "figure",
+        "limit",
+        "ratio",
+        "target",
+        "",
+        "CPU µs per event",
+        "RSS max, MiB",
+    ):
+        table.add_column(
+            heading, justify="right" if heading in ("figure", "limit", "ratio") else "left"
+        )
     for figure in figures:
         limit = "" if figure.limit is None else f"{_number(figure.limit)} ({figure.limit_name})"
         table.add_row(
@@ -94,12 +113,16 @@ def line(figures: list[Figure], rows: int) -> str:
             "version": metadata.version("headrace"),
             "python": platform.python_version(),
             # A Python that was built without it is a quarter slower.
-            "python_optimized": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
+            "python_optimized": "--enable-optimizations"
+            in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
             "cores": len(os.sched_getaffinity(0)),
             # Beyond the cores there are, others took part of the machine, and of the figures.
             "load": round(os.getloadavg()[0], 1),
             "rows": rows,
-            "figures": [asdict(replace(figure, rss_series=_thinned(figure.rss_series))) for figure in figures],
+            "figures": [
+                asdict(replace(figure, rss_series=_thinned(figure.rss_series)))
+                for figure in figures
+            ],
         },
         ensure_ascii=False,
     )
@@ -110,7 +133,9 @@ def _thinned(series: dict[str, list[tuple[float, float]]]) -> dict[str, list[tup
     thin = {}
     for name, points in series.items():
         step = -(-len(points) // _POINTS_MAX) or 1
-        thin[name] = [max(points[at : at + step], key=itemgetter(1)) for at in range(0, len(points), step)]
+        thin[name] = [
+            max(points[at : at + step], key=itemgetter(1)) for at in range(0, len(points), step)
+        ]
     return thin
 
 

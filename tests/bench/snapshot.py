@@ -40,17 +40,24 @@ async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> l
     folder.mkdir()
     await _copy(machine)
     before = await _copy(machine)
-    async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
+    async with Suite(
+        machine.environment(SLOT, **environment), folder, ["snapshot-responder"]
+    ) as suite:
         client = await nats.connect(machine.nats.url)
         cold = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
         began = _cpu_s(machine, suite)
         warm = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
-        cpu_us = {name: (total - began.get(name, 0.0)) / rows * 1e6 for name, total in _cpu_s(machine, suite).items()}
+        cpu_us = {
+            name: (total - began.get(name, 0.0)) / rows * 1e6
+            for name, total in _cpu_s(machine, suite).items()
+        }
         after = await _copy(machine)
         rss = rss_max_mib(suite.pid("snapshot-responder"))
         await client.close()
         await suite.stop("snapshot-responder")
-    made = against("snapshot", rows / warm, "rows/s", rows / ((before + after) / 2), "psql COPY", LEAST)
+    made = against(
+        "snapshot", rows / warm, "rows/s", rows / ((before + after) / 2), "psql COPY", LEAST
+    )
     return [
         replace(made, cpu_us=cpu_us),
         plain("snapshot, Spark not running yet", rows / cold, "rows/s"),
@@ -89,7 +96,9 @@ async def await_snapshot(client: Client, table: str, rows: int, timeout_s: float
         else:
             done.set_exception(RuntimeError(str(meta)))
 
-    subscriptions = [await client.subscribe(f"init.{kind}.{table}", cb=take) for kind in ("meta", "error")]
+    subscriptions = [
+        await client.subscribe(f"init.{kind}.{table}", cb=take) for kind in ("meta", "error")
+    ]
     async with asyncio.timeout(timeout_s):
         while not done.done():
             try:

@@ -1,4 +1,5 @@
-"""Whether any process grows while a large table is copied: each one's memory in the first half of it and in the second.
+"""Whether any process grows while a large table is copied: each one's memory in the first half of
+it and in the second.
 
 A part of its own (`--parts snapshot-memory`), since ten million rows take their time.
 """
@@ -31,9 +32,14 @@ async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> l
     await _fill(machine, rows)
     folder = machine.folder / "snapshot-memory"
     folder.mkdir()
-    async with Suite(machine.environment(SLOT, **environment), folder, ["snapshot-responder"]) as suite:
+    async with Suite(
+        machine.environment(SLOT, **environment), folder, ["snapshot-responder"]
+    ) as suite:
         client = await nats.connect(machine.nats.url)
-        pids = {"snapshot-responder": suite.pid("snapshot-responder"), "nats-server": machine.nats.pid}
+        pids = {
+            "snapshot-responder": suite.pid("snapshot-responder"),
+            "nats-server": machine.nats.pid,
+        }
         samples: list[dict[str, float]] = []
         sampling = asyncio.create_task(_sample(pids, samples), name="bench-samples")
         seconds = await await_snapshot(client, _TABLE, rows, _TIMEOUT_S)
@@ -48,7 +54,9 @@ async def _fill(machine: Machine, rows: int) -> None:
     await machine.database.execute(f"CREATE TABLE {_TABLE} ({COLUMNS})")
     for first in range(0, rows, _INSERT):
         last = min(first + _INSERT, rows)
-        await machine.database.execute(f"INSERT INTO {_TABLE} {ROWS.format(first=first + 1, last=last)}")
+        await machine.database.execute(
+            f"INSERT INTO {_TABLE} {ROWS.format(first=first + 1, last=last)}"
+        )
     await machine.database.execute(f"VACUUM ANALYZE {_TABLE}")
     await machine.database.execute(f"DROP PUBLICATION IF EXISTS {PUBLICATION}")
     await machine.database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_TABLE}")
@@ -69,7 +77,9 @@ async def _sample(pids: dict[str, int], samples: list[dict[str, float]]) -> None
 def _kind(pid: int) -> str:
     command = ""
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        command = (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     if "snapshot_responder.driver" in command:
         return "Spark's driver"
     if "pyspark.daemon" in command:

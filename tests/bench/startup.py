@@ -16,16 +16,24 @@ SLOT = "bench_start"
 
 async def measure(machine: Machine, environment: dict[str, str]) -> list[Figure]:
     """Both halves of the line started at once, as an operator starts them."""
-    await machine.database.execute("DROP PUBLICATION IF EXISTS bench; CREATE PUBLICATION bench FOR ALL TABLES")
+    await machine.database.execute(
+        "DROP PUBLICATION IF EXISTS bench; CREATE PUBLICATION bench FOR ALL TABLES"
+    )
     settings = machine.environment(SLOT, **environment)
     began = time.monotonic()
-    async with service(settings, "publisher") as publisher, service(settings, "wal-reader") as reader:
+    async with (
+        service(settings, "publisher") as publisher,
+        service(settings, "wal-reader") as reader,
+    ):
         ready = await asyncio.gather(_ready(publisher, began), _ready(reader, began))
         rss = {"publisher": rss_max_mib(publisher.pid), "wal-reader": rss_max_mib(reader.pid)}
         await reader.stop()
         await publisher.stop()
     await machine.drop_slot(SLOT)
-    figures = [plain(f"start, {name}", seconds, "s", READY_S_MAX) for name, seconds in zip(rss, ready, strict=True)]
+    figures = [
+        plain(f"start, {name}", seconds, "s", READY_S_MAX)
+        for name, seconds in zip(rss, ready, strict=True)
+    ]
     return [*figures, *(plain(f"idle, {name}", mib, "MiB", 64) for name, mib in rss.items())]
 
 

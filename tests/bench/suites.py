@@ -1,4 +1,6 @@
-"""Several slots as several suites: one alone, two at once into one stream, two at once with an account each."""
+"""Several slots as several suites: one alone, two at once into one stream, two at once with an
+account each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _ACCOUNTS = f"accounts {{ {', '.join(_ACCOUNT.format(number) for number in (1, 2
 
 
 async def measure(machine: Machine, rows: int, environment: dict[str, str]) -> list[Figure]:
-    """Events a second of two suites together, beside one suite alone, each on the same rows and the same server."""
+    """Events a second of two suites together, beside one suite alone, each on the same rows and the
+    same server.
+    """
     # The server reserves it for each account's stream.
     environment = {**environment, "HEADRACE_CDC_BYTES_MAX": str(1 << 31)}
     backlogs = [await _make(machine, f"suite{number}", rows // 2) for number in (1, 2)]
@@ -48,10 +52,13 @@ def _figure(name: str, backlogs: list[Backlog], both: list[Drained], alone: floa
 
 async def _make(machine: Machine, name: str, rows: int) -> Backlog:
     table = f"bench_{name}"
-    await draining.prepare(machine, name, f"CREATE TABLE {table} (id bigint PRIMARY KEY, n int, name text)", table)
+    await draining.prepare(
+        machine, name, f"CREATE TABLE {table} (id bigint PRIMARY KEY, n int, name text)", table
+    )
     await machine.database.execute(
         f"DO $do$ BEGIN FOR i IN 1..{rows} BY {_ROWS_PER_TRANSACTION} LOOP INSERT INTO {table} "
-        f"SELECT g, g % 10, 'name ' || g FROM generate_series(i, i + {_ROWS_PER_TRANSACTION} - 1) g; "
+        f"SELECT g, g % 10, 'name ' || g FROM generate_series(i, i + {_ROWS_PER_TRANSACTION} - 1) "
+        "g; "
         "COMMIT; END LOOP; END $do$"
     )
     return await draining.ended(machine, name, rows)

@@ -1,4 +1,6 @@
-"""Workloads that people have, drained with `--delivery event` and held against pg_recvlogical on the same backlog."""
+"""Workloads that people have, drained with `--delivery event` and held against pg_recvlogical on
+the same backlog.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ MODE = "event"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`write` is a statement or a DO block; in it `{units}` stands for how many of its units are written."""
+    """`write` is a statement or a DO block; in it `{units}` stands for how many of its units are
+    written.
+    """
 
     name: str
     explain: str
@@ -77,7 +81,15 @@ _DOCUMENT = """jsonb_build_object('id', g, 'name', 'name ' || g, 'tags', jsonb_b
 """
 
 WORKLOADS = (
-    Workload("tpcb", "TPC-B, 8 tables of mixed width", _TPCB_SETUP, ", ".join(_TPCB), _TPCB_WRITE, 20_000, 8),
+    Workload(
+        "tpcb",
+        "TPC-B, 8 tables of mixed width",
+        _TPCB_SETUP,
+        ", ".join(_TPCB),
+        _TPCB_WRITE,
+        20_000,
+        8,
+    ),
     _rows(100, 400_000, 1000),
     _rows(1000, 100_000, 100),
     _rows(10_000, 20_000, 100),
@@ -86,7 +98,10 @@ WORKLOADS = (
         "single-row transactions",
         "CREATE TABLE bench_single (id bigint PRIMARY KEY, n int, name text)",
         "bench_single",
-        "FOR i IN 1..{units} LOOP INSERT INTO bench_single VALUES (i, i % 10, 'name ' || i); COMMIT; END LOOP",
+        (
+            "FOR i IN 1..{units} LOOP INSERT INTO bench_single VALUES (i, i % 10, 'name ' || i); "
+            "COMMIT; END LOOP"
+        ),
         100_000,
     ),
     Workload(
@@ -94,13 +109,17 @@ WORKLOADS = (
         "one transaction",
         "CREATE TABLE bench_million (id bigint PRIMARY KEY, n int, name text)",
         "bench_million",
-        "INSERT INTO bench_million SELECT g, g % 10, 'name ' || g FROM generate_series(1, {units}) g",
+        (
+            "INSERT INTO bench_million SELECT g, g % 10, 'name ' || g FROM generate_series(1, "
+            "{units}) g"
+        ),
         1_000_000,
     ),
     Workload(
         "full",
         "updates, REPLICA IDENTITY FULL",
-        "CREATE TABLE bench_full (id bigint PRIMARY KEY, n int, name text, at timestamptz DEFAULT now());"
+        "CREATE TABLE bench_full (id bigint PRIMARY KEY, n int, name text, at timestamptz DEFAULT "
+        "now());"
         "ALTER TABLE bench_full REPLICA IDENTITY FULL;"
         "INSERT INTO bench_full SELECT g, 0, 'name ' || g FROM generate_series(1, 1000) g",
         "bench_full",
@@ -122,9 +141,11 @@ WORKLOADS = (
         "tables",
         "1,000 tables",
         "DO $do$ BEGIN FOR i IN 1..1000 LOOP "
-        "EXECUTE format('CREATE TABLE bench_t%s (id bigint PRIMARY KEY, n int, name text)', i); END LOOP; END $do$",
+        "EXECUTE format('CREATE TABLE bench_t%s (id bigint PRIMARY KEY, n int, name text)', i); "
+        "END LOOP; END $do$",
         ", ".join(f"bench_t{number}" for number in range(1, 1001)),
-        "FOR i IN 1..{units} LOOP EXECUTE format('INSERT INTO bench_t%s SELECT g, g, ''name '' || g "
+        "FOR i IN 1..{units} LOOP EXECUTE format('INSERT INTO bench_t%s SELECT g, g, ''name '' || "
+        "g "
         "FROM generate_series(1, 100) g', i); COMMIT; END LOOP",
         1000,
         100,
@@ -132,13 +153,17 @@ WORKLOADS = (
 )
 
 
-async def measure(machine: Machine, share: float, names: list[str], environment: dict[str, str]) -> list[Figure]:
+async def measure(
+    machine: Machine, share: float, names: list[str], environment: dict[str, str]
+) -> list[Figure]:
     """A figure for each workload; `share` of its full size."""
     wanted = [workload for workload in WORKLOADS if workload.name in names]
     return [await _measured(machine, workload, share, environment) for workload in wanted]
 
 
-async def _measured(machine: Machine, workload: Workload, share: float, environment: dict[str, str]) -> Figure:
+async def _measured(
+    machine: Machine, workload: Workload, share: float, environment: dict[str, str]
+) -> Figure:
     backlog = await _made(machine, workload, share)
     before = await draining.limit_s(machine, backlog)
     (drained,) = await draining.drain(machine, [backlog], MODE, environment)
@@ -146,7 +171,9 @@ async def _measured(machine: Machine, workload: Workload, share: float, environm
     await draining.forget(machine, backlog)
     speed, limit = backlog.events / drained.seconds, backlog.events / limit_s
     made = beside(workload.explain, speed, "events/s", limit, "pg_recvlogical")
-    return replace(made, cpu_us=drained.cpu_us, rss_mib=drained.rss_max_mib, rss_series=drained.rss_series)
+    return replace(
+        made, cpu_us=drained.cpu_us, rss_mib=drained.rss_max_mib, rss_series=drained.rss_series
+    )
 
 
 async def _made(machine: Machine, workload: Workload, share: float) -> Backlog:

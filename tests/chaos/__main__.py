@@ -18,16 +18,24 @@ _DELIVERIES = ("event", "batch", "transaction")
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="./taskw test:chaos --", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long things fail (10)")
-    parser.add_argument("--seed", type=int, help="repeats a run's sequence of faults; drawn and printed without it")
     parser.add_argument(
-        "--delivery", choices=(*_DELIVERIES, "all"), default="all", help="all: a third of the time for each (all)"
+        "--seed", type=int, help="repeats a run's sequence of faults; drawn and printed without it"
+    )
+    parser.add_argument(
+        "--delivery",
+        choices=(*_DELIVERIES, "all"),
+        default="all",
+        help="all: a third of the time for each (all)",
     )
     parser.add_argument("--rows-per-s", type=float, default=600.0, help="how much is written (600)")
     parser.add_argument("--keep", default="", help="a folder for the logs of a run that fails")
     parser.add_argument(
         "--everything",
         action="store_true",
-        help="mirrors, audit trail, archive and a second suite on the stream too, with DDL; all held to SQL at the end",
+        help=(
+            "mirrors, audit trail, archive and a second suite on the stream too, with DDL; all "
+            "held to SQL at the end"
+        ),
     )
     return parser.parse_args()
 
@@ -40,7 +48,9 @@ def main() -> int:
     def log(what: str) -> None:
         print(f"{time.monotonic() - began:8.1f} {what}", flush=True)
 
-    print(f"chaos: seed={seed} minutes={arguments.minutes} delivery={arguments.delivery}", flush=True)
+    print(
+        f"chaos: seed={seed} minutes={arguments.minutes} delivery={arguments.delivery}", flush=True
+    )
     own_network = enter_own_network()
     if not own_network:
         print("chaos: no network of its own is allowed here: no packets are lost", flush=True)

@@ -1,7 +1,9 @@
-"""What can hang on a suite, under chaos too: two mirrors, the audit trail, the archive, a second suite on the stream.
+"""What can hang on a suite, under chaos too: two mirrors, the audit trail, the archive, a second
+suite on the stream.
 
-The verdict is SQL's: at the end the mirrors' tables are the source's text for text, the trail and the archive count
-what PostgreSQL's own account counts, and while everything fails each reading of a mirror is one moment of the source.
+The verdict is SQL's: at the end the mirrors' tables are the source's text for text, the trail and
+the archive count what PostgreSQL's own account counts, and while everything fails each reading of a
+mirror is one moment of the source.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ SECOND = "second"
 # Moved to and fro between accounts: whoever reads one moment of the source reads this sum.
 ACCOUNTS, EACH = 20, 1000
 ARRIVE_S, SAID_S = 900.0, 20.0
-_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+_TROUBLE = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 _TABLES = f"""
 CREATE TABLE savings (id int PRIMARY KEY, n bigint);
 CREATE TABLE current (id int PRIMARY KEY, n bigint);
@@ -72,7 +80,9 @@ def attached(folder: Path, postgres: EmbeddedPostgres, delivery: str) -> list[At
     ]
     # The trail reads single events.
     trail = {"DEST_DB_NAME": TRAIL}
-    return found if delivery == "batch" else [*found, Attached("audit-writer", "audit-writer", trail)]
+    return (
+        found if delivery == "batch" else [*found, Attached("audit-writer", "audit-writer", trail)]
+    )
 
 
 async def prepare(postgres: EmbeddedPostgres) -> None:
@@ -86,7 +96,9 @@ async def prepare(postgres: EmbeddedPostgres) -> None:
 
 
 class AttachedWriter(Writer):
-    """Transfers between two tables, rows of the second source, and DDL with rows behind it and without."""
+    """Transfers between two tables, rows of the second source, and DDL with rows behind it and
+    without.
+    """
 
     async def _transaction(self, connection: Any) -> int:
         chance, rows = self._chance, 0
@@ -94,18 +106,28 @@ class AttachedWriter(Writer):
             for _ in range(chance.choice([1, 5, 50])):
                 amount = chance.randrange(1, 9)
                 await connection.execute(
-                    "UPDATE savings SET n = n - $1 WHERE id = $2", amount, chance.randint(1, ACCOUNTS)
+                    "UPDATE savings SET n = n - $1 WHERE id = $2",
+                    amount,
+                    chance.randint(1, ACCOUNTS),
                 )
                 await connection.execute(
-                    "UPDATE current SET n = n + $1 WHERE id = $2", amount, chance.randint(1, ACCOUNTS)
+                    "UPDATE current SET n = n + $1 WHERE id = $2",
+                    amount,
+                    chance.randint(1, ACCOUNTS),
                 )
                 rows += 2
             await connection.execute(
-                f"INSERT INTO {SECOND}.others SELECT coalesce(max(id), 0) + 1, $1 FROM {SECOND}.others",
+                (
+                    f"INSERT INTO {SECOND}.others SELECT coalesce(max(id), 0) + 1, $1 FROM "
+                    f"{SECOND}.others"
+                ),
                 chance.randrange(99),
             )
             await connection.execute(
-                "INSERT INTO shapes (id, n, doc) SELECT coalesce(max(id), 0) + 1, $1, '{\"p\": 1.50}' FROM shapes",
+                (
+                    'INSERT INTO shapes (id, n, doc) SELECT coalesce(max(id), 0) + 1, $1, \'{"p": '
+                    "1.50}' FROM shapes"
+                ),
                 chance.randrange(99),
             )
         if chance.random() < 0.03:
@@ -114,10 +136,14 @@ class AttachedWriter(Writer):
 
     async def _reshape(self, connection: Any) -> None:
         names = await connection.fetch(
-            "SELECT attname FROM pg_attribute WHERE attrelid = 'shapes'::regclass AND attnum > 3 AND NOT attisdropped"
+            "SELECT attname FROM pg_attribute WHERE attrelid = 'shapes'::regclass AND attnum > 3 "
+            "AND NOT attisdropped"
         )
         new = f"c{self._chance.randrange(1 << 30)}"
-        choices = [f"ADD COLUMN {new} text", f"ADD COLUMN {new} int DEFAULT {self._chance.randrange(99)}"]
+        choices = [
+            f"ADD COLUMN {new} text",
+            f"ADD COLUMN {new} int DEFAULT {self._chance.randrange(99)}",
+        ]
         choices += ["ALTER COLUMN n TYPE bigint USING n + 1", "ALTER COLUMN n TYPE int USING n - 1"]
         if names:
             old = self._chance.choice([name["attname"] for name in names])
@@ -126,7 +152,9 @@ class AttachedWriter(Writer):
 
 
 class Watch:
-    """Reads both mirrors while everything fails, and compares all that is attached when nothing does any more."""
+    """Reads both mirrors while everything fails, and compares all that is attached when nothing
+    does any more.
+    """
 
     def __init__(self, postgres: EmbeddedPostgres, nats_url: str, folder: Path) -> None:
         self._postgres = postgres
@@ -141,7 +169,9 @@ class Watch:
                 continue
             self.readings += 1
             if found != _WHOLE:
-                raise BrokenPromiseError(f"a mirror's two tables add up to {found}, at the source always to {_WHOLE}")
+                raise BrokenPromiseError(
+                    f"a mirror's two tables add up to {found}, at the source always to {_WHOLE}"
+                )
 
     async def _postgres_sum(self) -> int | None:
         with contextlib.suppress(*_TROUBLE):
@@ -154,12 +184,17 @@ class Watch:
         return None
 
     def _sqlite_sum(self) -> int | None:
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(_opened(self._sqlite)) as connection:
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(_opened(self._sqlite)) as connection,
+        ):
             (found,) = connection.execute(_SUM).fetchone()
             return None if found is None else int(found)
         return None
 
-    async def equal(self, checker: Checker, archive: Path, delivery: str, log: Callable[[str], None]) -> None:
+    async def equal(
+        self, checker: Checker, archive: Path, delivery: str, log: Callable[[str], None]
+    ) -> None:
         """Wait until nothing differs; say what does if it stays."""
         deadline, said = time.monotonic() + ARRIVE_S, 0.0
         while found := await self._differences(checker, archive, delivery):
@@ -190,7 +225,8 @@ class Watch:
         connection = await asyncpg.connect(self._postgres.dsn(database), timeout=5)
         try:
             names = await connection.fetch(
-                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped "
+                "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 "
+                "AND NOT attisdropped "
                 "ORDER BY attname",
                 table,
             )
@@ -208,7 +244,9 @@ class Watch:
             with contextlib.closing(_opened(self._sqlite)) as connection:
                 wanted = ", ".join(f'CAST("{column}" AS TEXT)' for column in columns)
                 return _hashed(
-                    connection.execute(f"SELECT {wanted} FROM {table} ORDER BY {table}.id").fetchall()
+                    connection.execute(
+                        f"SELECT {wanted} FROM {table} ORDER BY {table}.id"
+                    ).fetchall()
                 ), columns
         except sqlite3.Error as error:
             return str(error), []
@@ -222,19 +260,30 @@ class Watch:
             connection.terminate()
         wanted = [row["id"] for row in rows]
         given = [event["data"]["id"] for event in checker.of_others]
-        return [] if wanted == given else [f"the second source has {len(given)} rows on the stream, not {len(wanted)}"]
+        return (
+            []
+            if wanted == given
+            else [f"the second source has {len(given)} rows on the stream, not {len(wanted)}"]
+        )
 
     async def _trail(self, checker: Checker) -> list[str]:
         connection = await asyncpg.connect(self._postgres.dsn(TRAIL), timeout=5)
         try:
-            rows = await connection.fetch('SELECT "table", operation, count(*) AS n FROM changes GROUP BY 1, 2')
+            rows = await connection.fetch(
+                'SELECT "table", operation, count(*) AS n FROM changes GROUP BY 1, 2'
+            )
             gaps = await connection.fetchval("SELECT count(*) FROM headrace_audit_gaps")
         except asyncpg.UndefinedTableError as error:
             return [str(error)]
         finally:
             connection.terminate()
         words = {"CREATE": "INSERT"}
-        kept = Counter({(row["table"], words.get(row["operation"], row["operation"])): row["n"] for row in rows})
+        kept = Counter(
+            {
+                (row["table"], words.get(row["operation"], row["operation"])): row["n"]
+                for row in rows
+            }
+        )
         return _counts_differ("the audit trail", checker.counted, kept) + (
             [f"{gaps} gaps in the trail"] if gaps else []
         )
@@ -244,7 +293,9 @@ def _archived(archive: Path, checker: Checker) -> list[str]:
     kept: Counter[tuple[str, str]] = Counter()
     before, found = (0, -1), []
     for file in sorted(archive.glob("*.parquet")):
-        for row in pq.read_table(file, columns=["commit_lsn", "ordinal", "table", "operation"]).to_pylist():
+        for row in pq.read_table(
+            file, columns=["commit_lsn", "ordinal", "table", "operation"]
+        ).to_pylist():
             position = (row["commit_lsn"], row["ordinal"])
             if position <= before:
                 found.append(f"{file.name}: {position} comes after {before}")
@@ -253,9 +304,13 @@ def _archived(archive: Path, checker: Checker) -> list[str]:
     return found + _counts_differ("the archive", checker.counted, kept)
 
 
-def _counts_differ(what: str, wanted: Counter[tuple[str, str]], given: Counter[tuple[str, str]]) -> list[str]:
+def _counts_differ(
+    what: str, wanted: Counter[tuple[str, str]], given: Counter[tuple[str, str]]
+) -> list[str]:
     missing, extra = wanted - given, given - wanted
-    return [f"{what} lacks {dict(missing)} and has {dict(extra)} too many"] if missing or extra else []
+    return (
+        [f"{what} lacks {dict(missing)} and has {dict(extra)} too many"] if missing or extra else []
+    )
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -1,8 +1,9 @@
-"""Follows the stream while everything fails around it, and holds each message against PostgreSQL's account.
+"""Follows the stream while everything fails around it, and holds each message against PostgreSQL's
+account.
 
-The invariants: every committed change is in the stream exactly once, in commit order, as PostgreSQL itself tells it;
-positions strictly increase; no id comes twice; no gap is told; the rows that the events add up to are the table's. In
-batches the order is that of each table by itself.
+The invariants: every committed change is in the stream exactly once, in commit order, as PostgreSQL
+itself tells it; positions strictly increase; no id comes twice; no gap is told; the rows that the
+events add up to are the table's. In batches the order is that of each table by itself.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Checker:
         """Take what is new in the stream, as far as the server can be asked now."""
         client: Client | None = None
         try:
-            client = await nats.connect(url, allow_reconnect=False, connect_timeout=3, error_cb=_unheard)
+            client = await nats.connect(
+                url, allow_reconnect=False, connect_timeout=3, error_cb=_unheard
+            )
             await self._take(client)
         except _TROUBLE:
             return
@@ -96,7 +99,9 @@ class Checker:
 
     def _see(self, seq: int, payload: Any) -> None:
         if seq != self._next_seq:
-            raise BrokenPromiseError(f"message {seq} of the stream came where {self._next_seq} was due")
+            raise BrokenPromiseError(
+                f"message {seq} of the stream came where {self._next_seq} was due"
+            )
         self._next_seq = seq + 1
         for event in payload if isinstance(payload, list) else [payload]:
             self._event(event)
@@ -137,7 +142,9 @@ class Checker:
             while committed and delivered:
                 want, (have, data) = committed.popleft(), delivered.popleft()
                 if want != have:
-                    raise BrokenPromiseError(f"the stream has {have} where PostgreSQL committed {want}")
+                    raise BrokenPromiseError(
+                        f"the stream has {have} where PostgreSQL committed {want}"
+                    )
                 self._apply(have, data)
                 self.checked += 1
 

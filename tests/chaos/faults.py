@@ -1,4 +1,6 @@
-"""What can go wrong, each fault with its own beginning and end. Which, when and how long is the seed's to say."""
+"""What can go wrong, each fault with its own beginning and end. Which, when and how long is the
+seed's to say.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,12 @@ class Faults:
             while not until.is_set():
                 await asyncio.sleep(self._chance.uniform(*PAUSE_S))
                 kind, target, fault = self._draw()
-                if until.is_set() or not kind or target in self._busy or len(self._busy) >= AT_ONCE_MAX:
+                if (
+                    until.is_set()
+                    or not kind
+                    or target in self._busy
+                    or len(self._busy) >= AT_ONCE_MAX
+                ):
                     continue
                 self._busy.add(target)
                 self.count[kind] += 1
@@ -57,7 +64,8 @@ class Faults:
             self._busy.discard(target)
 
     def _draw(self) -> tuple[str, str, Fault]:
-        # Every draw uses as many random numbers whatever comes of it, so that a seed repeats its sequence.
+        # Every draw uses as many random numbers whatever comes of it, so that a seed repeats its
+        # sequence.
         roll, choice, long = self._chance.random(), self._chance.random(), self._chance.random()
         instance = self._chance.choice(self._world.instances)
         if roll < 0.26:
@@ -74,7 +82,11 @@ class Faults:
         if choice < 0.5:
             return "kill -9 of a service", instance.name, lambda: self._killed(instance, long * 3)
         if choice < 0.8:
-            return "SIGSTOP of a service", instance.name, lambda: self._frozen(instance, 0.2 + long * 8)
+            return (
+                "SIGSTOP of a service",
+                instance.name,
+                lambda: self._frozen(instance, 0.2 + long * 8),
+            )
         return "SIGTERM of a service", instance.name, lambda: self._stopped(instance, long * 2)
 
     def _on_link(self, instance: Instance, choice: float, long: float) -> tuple[str, str, Fault]:
@@ -93,7 +105,8 @@ class Faults:
             ("bytes from the server lost", lambda: proxy.lose(from_server=True)),
         ]
         kind, begin = kinds[int(choice * len(kinds))]
-        # Twice as long as a connection is given to answer, now and then: what is half open must be noticed.
+        # Twice as long as a connection is given to answer, now and then: what is half open must be
+        # noticed.
         return kind, target, lambda: self._on_proxy(proxy, begin, seconds if long < 0.9 else 25.0)
 
     def _on_packets(self, instance: Instance, choice: float, long: float) -> tuple[str, str, Fault]:
@@ -105,9 +118,17 @@ class Faults:
         if choice < 0.5:
             return "packets lost", target, lambda: self._lossy(port, 0.02 + long * 0.4, seconds)
         if choice < 0.7:
-            return "no packet reaches the server", target, lambda: self._one_way(port, seconds, from_server=False)
+            return (
+                "no packet reaches the server",
+                target,
+                lambda: self._one_way(port, seconds, from_server=False),
+            )
         if choice < 0.9:
-            return "no packet reaches the client", target, lambda: self._one_way(port, seconds, from_server=True)
+            return (
+                "no packet reaches the client",
+                target,
+                lambda: self._one_way(port, seconds, from_server=True),
+            )
         return "a narrow line for all", "network", lambda: self._narrow(1 + int(long * 8), seconds)
 
     def _on_clock(self, instance: Instance, choice: float, long: float) -> tuple[str, str, Fault]:
@@ -116,28 +137,60 @@ class Faults:
         if not self._world.movable_clocks:
             return "", instance.name, _nothing
         if choice < 0.25:
-            return f"clock of nats-server {sign}", "nats-server", lambda: self._server_clock("nats", offset_s, long)
+            return (
+                f"clock of nats-server {sign}",
+                "nats-server",
+                lambda: self._server_clock("nats", offset_s, long),
+            )
         if choice < 0.4:
-            return f"clock of PostgreSQL {sign}", "PostgreSQL", lambda: self._server_clock("postgres", offset_s, long)
+            return (
+                f"clock of PostgreSQL {sign}",
+                "PostgreSQL",
+                lambda: self._server_clock("postgres", offset_s, long),
+            )
         pid = lambda: [instance.suite.pid(instance.service)] if instance.running else []  # noqa: E731  # as below
         if choice < 0.6:
             return "clock of a service drifts", instance.name, lambda: _drifting(pid, 1 + long * 8)
-        return f"clock of a service {sign}", instance.name, lambda: _moved(pid, offset_s, 0.5 + long * 8)
+        return (
+            f"clock of a service {sign}",
+            instance.name,
+            lambda: _moved(pid, offset_s, 0.5 + long * 8),
+        )
 
     def _on_server(self, choice: float, long: float) -> tuple[str, str, Fault]:
         nats, postgres = self._world.nats, self._world.postgres
         if choice < 0.35:
-            return "kill -9 of nats-server", "nats-server", lambda: _down(nats.kill, nats.start, long * 4)
+            return (
+                "kill -9 of nats-server",
+                "nats-server",
+                lambda: _down(nats.kill, nats.start, long * 4),
+            )
         if choice < 0.5:
-            return "restart of nats-server", "nats-server", lambda: _down(nats.stop, nats.start, long * 2)
+            return (
+                "restart of nats-server",
+                "nats-server",
+                lambda: _down(nats.stop, nats.start, long * 2),
+            )
         if choice < 0.6 and self._world.store is not None:
             return "disk of JetStream full", "nats-server", lambda: self._disk_full(1 + long * 4)
         if choice < 0.75:
-            return "kill -9 of PostgreSQL", "PostgreSQL", lambda: _down(postgres.kill, postgres.start, long * 2)
+            return (
+                "kill -9 of PostgreSQL",
+                "PostgreSQL",
+                lambda: _down(postgres.kill, postgres.start, long * 2),
+            )
         if choice < 0.88:
             immediate = lambda: postgres.stop("immediate")  # noqa: E731  # reads as the sentence it is
-            return "immediate restart of PostgreSQL", "PostgreSQL", lambda: _down(immediate, postgres.start, long)
-        return "fast restart of PostgreSQL", "PostgreSQL", lambda: _down(postgres.stop, postgres.start, long)
+            return (
+                "immediate restart of PostgreSQL",
+                "PostgreSQL",
+                lambda: _down(immediate, postgres.start, long),
+            )
+        return (
+            "fast restart of PostgreSQL",
+            "PostgreSQL",
+            lambda: _down(postgres.stop, postgres.start, long),
+        )
 
     async def _killed(self, instance: Instance, down_s: float) -> None:
         async with instance.verb:
@@ -255,7 +308,8 @@ def _set_clocks(pids: list[int], offset_s: int) -> None:
         try:
             move_clock(pid, offset_s)
         except (OSError, ClockUnmovableError):
-            # It has ended, and what takes its place has the machine's clock; or it can't be halted now.
+            # It has ended, and what takes its place has the machine's clock; or it can't be halted
+            # now.
             continue
 
 
@@ -263,7 +317,9 @@ def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def _down(stop: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[None]], seconds: float) -> None:
+async def _down(
+    stop: Callable[[], Awaitable[None]], start: Callable[[], Awaitable[None]], seconds: float
+) -> None:
     await stop()
     try:
         await asyncio.sleep(seconds)

@@ -1,7 +1,9 @@
-"""Packets lost below TCP, and a narrow line: in a network that this process and all it starts have to themselves.
+"""Packets lost below TCP, and a narrow line: in a network that this process and all it starts have
+to themselves.
 
-Only where this user may have a network of his own (root, on Linux, with `ip` and `iptables`); elsewhere the proxies'
-faults stand alone. What is lost here TCP sends again, or gives up: no connection is ended by us.
+Only where this user may have a network of his own (root, on Linux, with `ip` and `iptables`);
+elsewhere the proxies' faults stand alone. What is lost here TCP sends again, or gives up: no
+connection is ended by us.
 """
 
 from __future__ import annotations
@@ -18,8 +20,14 @@ _LOSS = ("-m", "statistic", "--mode", "random", "--probability")
 
 
 def enter_own_network() -> bool:
-    """Whether this process is alone in its network from now on; call it before anything listens or connects."""
-    if sys.platform != "linux" or os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("iptables")):
+    """Whether this process is alone in its network from now on; call it before anything listens or
+    connects.
+    """
+    if (
+        sys.platform != "linux"
+        or os.geteuid() != 0
+        or not (shutil.which("ip") and shutil.which("iptables"))
+    ):
         return False
     if ctypes.CDLL(None, use_errno=True).unshare(_NEWNET) != 0:
         return False
@@ -69,7 +77,9 @@ def _swallowed(port: int, from_server: bool) -> tuple[str, ...]:
 
 
 def _run(*command: str) -> None:
-    subprocess.run([shutil.which(command[0]) or command[0], *command[1:]], check=True, capture_output=True)
+    subprocess.run(
+        [shutil.which(command[0]) or command[0], *command[1:]], check=True, capture_output=True
+    )
 
 
 def _try(*command: str) -> bool:

@@ -1,7 +1,7 @@
 """A run of chaos: writers, faults and the checker side by side, then calm, then the verdict.
 
-Promises that a run's seed is told first, and repeats the same sequence of faults (not their effects: those depend on
-the machine's timing too).
+Promises that a run's seed is told first, and repeats the same sequence of faults (not their
+effects: those depend on the machine's timing too).
 """
 
 from __future__ import annotations
@@ -48,15 +48,26 @@ class Verdict:
 
     def text(self) -> str:
         lines = [
-            f"chaos: {'PASSED' if self.kept else 'FAILED'} seed={self.seed} delivery={self.delivery}",
+            (
+                f"chaos: {'PASSED' if self.kept else 'FAILED'} seed={self.seed} "
+                f"delivery={self.delivery}"
+            ),
             f"  {self.minutes:.1f} minutes, {sum(self.faults.values())} faults",
             f"  {self.transactions} transactions, {self.changes} changes checked",
-            f"  at most {self.lag_max} changes behind; all delivered {self.calm_s:.1f} s after the last fault",
+            (
+                f"  at most {self.lag_max} changes behind; all delivered {self.calm_s:.1f} s after "
+                "the last fault"
+            ),
         ]
-        lines += [f"  {self.readings} readings of mirrors, each one moment"] if self.readings else []
+        lines += (
+            [f"  {self.readings} readings of mirrors, each one moment"] if self.readings else []
+        )
         lines += [f"  {count:4} {kind}" for kind, count in self.faults.most_common()]
         lines += [f"  {count:4} exits: {what}" for what, count in self.exits.most_common()]
-        lines += [f"  {service} held at most {mib:.0f} MiB" for service, mib in sorted(self.rss_max_mib.items())]
+        lines += [
+            f"  {service} held at most {mib:.0f} MiB"
+            for service, mib in sorted(self.rss_max_mib.items())
+        ]
         lines += [f"  CRASH {crash}" for crash in self.crashes[:10]]
         if self.broken:
             lines.append(f"  BROKEN {self.broken}")
@@ -79,7 +90,9 @@ class Run:
 async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
     """One run; the verdict."""
     verdict = Verdict(asked.seed, asked.delivery, asked.minutes)
-    async with world(asked.delivery, own_network=asked.own_network, everything=asked.everything) as made:
+    async with world(
+        asked.delivery, own_network=asked.own_network, everything=asked.everything
+    ) as made:
         await prepare(made.postgres, attached.PUBLISHED if asked.everything else "FOR ALL TABLES")
         if asked.everything:
             await attached.prepare(made.postgres)
@@ -101,12 +114,20 @@ async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
     return verdict
 
 
-async def _reign(made: World, verdict: Verdict, rows_per_s: float, log: Callable[[str], None]) -> None:
+async def _reign(
+    made: World, verdict: Verdict, rows_per_s: float, log: Callable[[str], None]
+) -> None:
     faults = Faults(made, verdict.seed, log)
-    writers: list[Writer] = [Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)]
+    writers: list[Writer] = [
+        Writer(made.postgres, verdict.seed + number, rows_per_s / 2) for number in (1, 2)
+    ]
     account, checker, enough = Account(made.postgres), Checker(verdict.delivery), asyncio.Event()
     verdict.faults = faults.count
-    watch = attached.Watch(made.postgres, made.nats.url, made.folder) if made.archive is not None else None
+    watch = (
+        attached.Watch(made.postgres, made.nats.url, made.folder)
+        if made.archive is not None
+        else None
+    )
     supervisor = asyncio.create_task(made.supervise(), name="supervisor")
     if watch is not None:
         writers.append(attached.AttachedWriter(made.postgres, verdict.seed, rows_per_s))

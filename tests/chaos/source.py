@@ -1,7 +1,8 @@
-"""The source under chaos: writers that live through any crash, and PostgreSQL's own account of what was committed.
+"""The source under chaos: writers that live through any crash, and PostgreSQL's own account of what
+was committed.
 
-The account is read by peeking and then advancing a second slot, so that neither a crash of the server nor a lost answer
-costs it a change.
+The account is read by peeking and then advancing a second slot, so that neither a crash of the
+server nor a lost answer costs it a change.
 """
 
 from __future__ import annotations
@@ -24,23 +25,35 @@ TABLES = ("orders", "items", "notes")
 IDS = 5000
 _PAGE = 5000
 _SLOT = "oracle"
-_TROUBLE = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+_TROUBLE = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
 
 
 async def prepare(postgres: EmbeddedPostgres, published: str = "FOR ALL TABLES") -> None:
     connection = await asyncpg.connect(postgres.dsn())
     try:
         for table in TABLES:
-            await connection.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, n bigint, note text)")
+            await connection.execute(
+                f"CREATE TABLE {table} (id bigint PRIMARY KEY, n bigint, note text)"
+            )
         await connection.execute(f"CREATE PUBLICATION {PUBLICATION} {published}")
         for slot in (SOURCE, _SLOT):
-            await connection.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+            await connection.execute(
+                f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
+            )
     finally:
         await connection.close()
 
 
 class Writer:
-    """Transactions of 1 to 2,000 rows, upserts, deletes and now and then a TRUNCATE, until it is told to stop."""
+    """Transactions of 1 to 2,000 rows, upserts, deletes and now and then a TRUNCATE, until it is
+    told to stop.
+    """
 
     def __init__(self, postgres: EmbeddedPostgres, seed: int, rows_per_s: float) -> None:
         self._postgres = postgres
@@ -115,7 +128,8 @@ class Account:
     async def _page(self, connection: Any, found: list[Change]) -> bool:
         """Add what is next, and only then let go of it: the server may be gone in between."""
         rows = await connection.fetch(
-            "SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, $2, 'proto_version', '1', "
+            "SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, $2, 'proto_version', "
+            "'1', "
             "'publication_names', $3)",
             _SLOT,
             _PAGE,
@@ -125,7 +139,9 @@ class Account:
         page, end = self._read([row["data"] for row in rows])
         found += page
         if end:
-            await connection.execute(f"SELECT pg_replication_slot_advance('{_SLOT}', '{format_lsn(end)}')", timeout=60)
+            await connection.execute(
+                f"SELECT pg_replication_slot_advance('{_SLOT}', '{format_lsn(end)}')", timeout=60
+            )
         return bool(rows)
 
     def _read(self, page: list[bytes]) -> tuple[list[Change], int]:
@@ -140,13 +156,17 @@ class Account:
                 case Relation():
                     self._tables[message.relation_id] = message.name
                 case Insert() | Update() | Delete():
-                    position = self._add(found, position, type(message).__name__.upper(), message.relation_id)
+                    position = self._add(
+                        found, position, type(message).__name__.upper(), message.relation_id
+                    )
                 case Truncate():
                     for relation_id in message.relation_ids:
                         position = self._add(found, position, "TRUNCATE", relation_id)
         return found, end
 
-    def _add(self, found: list[Change], position: Position, operation: str, relation_id: int) -> Position:
+    def _add(
+        self, found: list[Change], position: Position, operation: str, relation_id: int
+    ) -> Position:
         # A page that was peeked at and not advanced beyond comes again.
         if position > self._last:
             found.append(Change(position, operation, self._tables[relation_id]))
@@ -159,7 +179,10 @@ async def rows_of(postgres: EmbeddedPostgres) -> dict[str, dict[int, tuple[int, 
     connection = await asyncpg.connect(postgres.dsn())
     try:
         return {
-            table: {row["id"]: (row["n"], row["note"]) for row in await connection.fetch(f"SELECT * FROM {table}")}
+            table: {
+                row["id"]: (row["n"], row["note"])
+                for row in await connection.fetch(f"SELECT * FROM {table}")
+            }
             for table in TABLES
         }
     finally:

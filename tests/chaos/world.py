@@ -1,6 +1,8 @@
-"""The world that chaos reigns in: one PostgreSQL, one nats-server, two of each service, a proxy in every connection.
+"""The world that chaos reigns in: one PostgreSQL, one nats-server, two of each service, a proxy in
+every connection.
 
-Owns what an operator's supervisor does too: a service that ends by itself is started again, and counted.
+Owns what an operator's supervisor does too: a service that ends by itself is started again, and
+counted.
 """
 
 from __future__ import annotations
@@ -91,10 +93,16 @@ class World:
 
     def _weigh(self, instance: Instance) -> None:
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{instance.suite.pid(instance.service)}/status").read_text().splitlines():
+            for line in (
+                Path(f"/proc/{instance.suite.pid(instance.service)}/status")
+                .read_text()
+                .splitlines()
+            ):
                 if line.startswith("VmHWM:"):
                     held = int(line.split()[1]) / 1024
-                    self.rss_max_mib[instance.service] = max(held, self.rss_max_mib.get(instance.service, 0.0))
+                    self.rss_max_mib[instance.service] = max(
+                        held, self.rss_max_mib.get(instance.service, 0.0)
+                    )
 
     def crashes(self) -> list[str]:
         """Tracebacks that the services left: none is foreseen."""
@@ -107,7 +115,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(delivery: str, *, own_network: bool, everything: bool = False) -> AsyncIterator[World]:
+async def world(
+    delivery: str, *, own_network: bool, everything: bool = False
+) -> AsyncIterator[World]:
     """Both servers, running, and the suite's instances to start; ended and removed with the block."""
     folder, store = _folders()
     postgres = EmbeddedPostgres(folder / "postgres", settings=POSTGRES_TEST_SETTINGS)
@@ -122,10 +132,14 @@ async def world(delivery: str, *, own_network: bool, everything: bool = False) -
                 made.archive.mkdir()
             for service in SERVICES:
                 for letter in "ab":
-                    made.instances.append(await _instance(stack, made, f"{service}-{letter}", service, delivery))
+                    made.instances.append(
+                        await _instance(stack, made, f"{service}-{letter}", service, delivery)
+                    )
             if everything:
                 for one in attached(folder, postgres, delivery):
-                    made.instances.append(await _instance(stack, made, one.name, one.service, delivery, one))
+                    made.instances.append(
+                        await _instance(stack, made, one.name, one.service, delivery, one)
+                    )
             yield made
     finally:
         await server.kill()
@@ -154,11 +168,16 @@ async def _instance(
         "HEADRACE_DELIVERY": delivery,
     }
     if made.archive is not None:
-        environment |= {"HEADRACE_ARCHIVE_URL": made.archive.as_uri(), "HEADRACE_ARCHIVE_REQUIRED": "true"}
+        environment |= {
+            "HEADRACE_ARCHIVE_URL": made.archive.as_uri(),
+            "HEADRACE_ARCHIVE_REQUIRED": "true",
+        }
     if more is not None:
         environment |= more.environment
         environment = {key: value for key, value in environment.items() if key not in more.without}
-    suite = Suite(environment, folder, services=(service,), arguments=more.arguments if more else ())
+    suite = Suite(
+        environment, folder, services=(service,), arguments=more.arguments if more else ()
+    )
     return Instance(name, service, suite, to_postgres, to_nats)
 
 
@@ -173,7 +192,10 @@ def _folders() -> tuple[Path, Path | None]:
     store.mkdir(parents=True)
     mount = shutil.which("mount")
     command = [mount or "", "-t", "tmpfs", "-o", f"size={STORE_MIB}m", "tmpfs", str(store)]
-    mounted = mount is not None and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    mounted = (
+        mount is not None
+        and subprocess.run(command, check=False, capture_output=True).returncode == 0
+    )
     return folder, store if mounted else None
 
 

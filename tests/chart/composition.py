@@ -1,4 +1,5 @@
-"""compose.yaml as Docker Compose understands it, as far as it is used here: anchors, merges, and variables' defaults.
+"""compose.yaml as Docker Compose understands it, as far as it is used here: anchors, merges, and
+variables' defaults.
 
 Reads only. Promises that what it does not understand is an error and not a guess.
 """
@@ -18,7 +19,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "compose.yaml"
 SERVERS = ROOT / "deploy/docker/compose.servers.yaml"
-# Where requirements.lock brings a Helm; elsewhere tests with it are skipped unless one is installed.
+# Where requirements.lock brings a Helm; elsewhere tests with it are skipped unless one is
+# installed.
 HAS_LOCKED_HELM = sys.platform == "linux" and platform.machine() == "x86_64"
 _VARIABLE = re.compile(r"\$\{(\w+):-([^{}]*)\}")
 

@@ -1,9 +1,9 @@
-"""The suite as compose.yaml deploys it, where no container engine runs: its servers' settings, roles and permissions,
-and each service with exactly its command, its environment and its user.
+"""The suite as compose.yaml deploys it, where no container engine runs: its servers' settings,
+roles and permissions, and each service with exactly its command, its environment and its user.
 
-Only what a container's network gives is replaced: host names by loopback, and the services' ports by free ones. Where
-tests run as root, services run as `nobody`, with the one right to read files (the interpreter may lie in root's home);
-else as who runs the tests.
+Only what a container's network gives is replaced: host names by loopback, and the services' ports
+by free ones. Where tests run as root, services run as `nobody`, with the one right to read files
+(the interpreter may lie in root's home); else as who runs the tests.
 """
 
 from __future__ import annotations
@@ -46,9 +46,24 @@ _SECRETS = {
     name: f"secret-{name.lower().replace('_', '-')}"
     for name in (
         *("POSTGRES_PASSWORD", "PG_READER_PASSWORD", "PG_CATALOG_PASSWORD", "PG_SNAPSHOT_PASSWORD"),
-        *("PG_AUDIT_PASSWORD", "NATS_AUDIT_PASSWORD", "NATS_MIRROR_PASSWORD", "HEADRACE_AUDIT_TOKEN"),
-        *("NATS_ADMIN_PASSWORD", "NATS_READER_PASSWORD", "NATS_PUBLISHER_PASSWORD", "NATS_SNAPSHOT_PASSWORD"),
-        *("NATS_SCHEMA_PASSWORD", "NATS_TELEMETRY_PASSWORD", "NATS_ARCHIVER_PASSWORD", "NATS_CONSUMER_PASSWORD"),
+        *(
+            "PG_AUDIT_PASSWORD",
+            "NATS_AUDIT_PASSWORD",
+            "NATS_MIRROR_PASSWORD",
+            "HEADRACE_AUDIT_TOKEN",
+        ),
+        *(
+            "NATS_ADMIN_PASSWORD",
+            "NATS_READER_PASSWORD",
+            "NATS_PUBLISHER_PASSWORD",
+            "NATS_SNAPSHOT_PASSWORD",
+        ),
+        *(
+            "NATS_SCHEMA_PASSWORD",
+            "NATS_TELEMETRY_PASSWORD",
+            "NATS_ARCHIVER_PASSWORD",
+            "NATS_CONSUMER_PASSWORD",
+        ),
         "HEADRACE_SHUTDOWN_TOKEN",
     )
 }
@@ -56,7 +71,9 @@ _SECRETS = {
 
 def postgres_settings(composed: Service) -> dict[str, str]:
     """What compose starts PostgreSQL with."""
-    pairs = (part.removeprefix("-c").partition("=") for part in composed.command if part.startswith("-c"))
+    pairs = (
+        part.removeprefix("-c").partition("=") for part in composed.command if part.startswith("-c")
+    )
     return {name: value for name, _, value in pairs}
 
 
@@ -66,11 +83,15 @@ def nats_configuration(secrets: Mapping[str, str]) -> str:
     # An absolute path after `include` is not one to nats-server.
     permissions = (ROOT / "deploy/nats/permissions.conf").read_text()
     shipped = permissions + text[text.index("authorization {") :]
-    values = "".join(f'{name}: "{value}"\n' for name, value in secrets.items() if name.startswith("NATS_"))
+    values = "".join(
+        f'{name}: "{value}"\n' for name, value in secrets.items() if name.startswith("NATS_")
+    )
     return f"{values}{shipped}"
 
 
-def make_roles(server: EmbeddedPostgres, secrets: Mapping[str, str], database: str = DATABASE) -> None:
+def make_roles(
+    server: EmbeddedPostgres, secrets: Mapping[str, str], database: str = DATABASE
+) -> None:
     """Run the shipped SQL as it is run by hand."""
     psql = postgres_binaries(server.version, None) / "psql"
     given = {
@@ -78,13 +99,23 @@ def make_roles(server: EmbeddedPostgres, secrets: Mapping[str, str], database: s
         for role in ("reader", "catalog", "snapshot", "audit")
     }
     variables = [part for name, value in given.items() for part in ("-v", f"{name}={value}")]
-    command = [str(psql), server.dsn(database), "-X", "-q", *variables, "-f", str(ROOT / "deploy/postgres/roles.sql")]
+    command = [
+        str(psql),
+        server.dsn(database),
+        "-X",
+        "-q",
+        *variables,
+        "-f",
+        str(ROOT / "deploy/postgres/roles.sql"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def as_image_user(command: list[str]) -> list[str]:
-    """The command under a user without rights, as the image's is, if this process may change its own."""
+    """The command under a user without rights, as the image's is, if this process may change its
+    own.
+    """
     account = unprivileged_account()
     if account is None:
         return command
@@ -108,7 +139,11 @@ class Deployment:
 
     @property
     def composed(self) -> dict[str, Service]:
-        outside = {"PG_HOST": "127.0.0.1", "PG_PORT": str(self.postgres.port), "NATS_URL": self.nats_server.url}
+        outside = {
+            "PG_HOST": "127.0.0.1",
+            "PG_PORT": str(self.postgres.port),
+            "NATS_URL": self.nats_server.url,
+        }
         composed: dict[str, Service] = services({**self.secrets, **outside, **self.more})
         return composed
 
@@ -151,11 +186,17 @@ class Deployment:
         command = [str(Path(sys.executable).with_name("headrace")), *words]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = await asyncio.create_subprocess_exec(
-                *as_image_user(command), env=self.environment(name), stdout=log, stderr=log, cwd=self.folder
+                *as_image_user(command),
+                env=self.environment(name),
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
             )
 
     async def start_spark(self) -> None:
-        """The Spark Connect server, by compose's command in the image's environment, and what it says of its start."""
+        """The Spark Connect server, by compose's command in the image's environment, and what it
+        says of its start.
+        """
         port, home = free_port(), Path(pyspark.__file__).parent
         outside = "0.0.0.0"  # noqa: S104  # what a container binds; here it is loopback
         here = {"/opt/headrace/pyspark": str(home), outside: "127.0.0.1", "15002": str(port)}
@@ -164,7 +205,11 @@ class Deployment:
             assert any(there in word for word in command), there
             command = [word.replace(there, instead) for word in command]
         # The image's own ENV.
-        image = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_DIRS": "/tmp"}
+        image = {
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_DIRS": "/tmp",
+        }
         java = java_for_spark(self.folder).environment()
         with (self.folder / "spark.log").open("ab") as log:
             self.running["spark"] = await asyncio.create_subprocess_exec(
@@ -186,7 +231,9 @@ class Deployment:
     def port(self, name: str) -> int | None:
         """The port it listens on, once it says so."""
         events = (json.loads(line) for line in self.log(name).splitlines() if line.startswith("{"))
-        return next((int(event["port"]) for event in events if event.get("event") == "http_listening"), None)
+        return next(
+            (int(event["port"]) for event in events if event.get("event") == "http_listening"), None
+        )
 
     async def ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until these are ready, by their own word."""
@@ -239,18 +286,26 @@ class Deployment:
 
     async def connect(self, user: str, **options: Any) -> Client:
         """As a user of nats.conf."""
-        variable = {"wal-reader": "READER", "snapshot-responder": "SNAPSHOT", "schema-publisher": "SCHEMA"}
+        variable = {
+            "wal-reader": "READER",
+            "snapshot-responder": "SNAPSHOT",
+            "schema-publisher": "SCHEMA",
+        }
         password = self.secrets[f"NATS_{variable.get(user, user.upper())}_PASSWORD"]
         return await nats.connect(self.nats_server.url, user=user, password=password, **options)
 
 
 @contextlib.asynccontextmanager
-async def deployed(session_servers: SessionServers, folder: Path, **more: str) -> AsyncIterator[Deployment]:
+async def deployed(
+    session_servers: SessionServers, folder: Path, **more: str
+) -> AsyncIterator[Deployment]:
     """Servers as compose sets them up, with passwords of their own; nothing of the suite runs yet."""
     settings = {**postgres_settings(services()["postgres"]), "password_encryption": "scram-sha-256"}
     store = session_servers.folder / f"deployed-{folder.name}"
     store.mkdir(mode=0o711)
-    postgres = EmbeddedPostgres(store, 18, settings={**POSTGRES_TEST_SETTINGS, **settings}, password=_SUPERUSERS)
+    postgres = EmbeddedPostgres(
+        store, 18, settings={**POSTGRES_TEST_SETTINGS, **settings}, password=_SUPERUSERS
+    )
     nats_server = session_servers.new_nats(config=nats_configuration(_SECRETS))
     made = Deployment(postgres, nats_server, folder, _SECRETS, more)
     # The image's user writes here, as it may in a container's /tmp.
@@ -270,5 +325,7 @@ async def deployed(session_servers: SessionServers, folder: Path, **more: str) -
 def _make_database(made: Deployment) -> None:
     psql = postgres_binaries(made.postgres.version, None) / "psql"
     statement = f"CREATE DATABASE {DATABASE}"
-    subprocess.run([str(psql), made.postgres.dsn(), "-X", "-q", "-c", statement], check=True, timeout=60)
+    subprocess.run(
+        [str(psql), made.postgres.dsn(), "-X", "-q", "-c", statement], check=True, timeout=60
+    )
     make_roles(made.postgres, made.secrets)

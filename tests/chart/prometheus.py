@@ -1,7 +1,8 @@
-"""A real Prometheus for tests: found on the PATH or where `tests/tools` unpacks Debian's, scraping what it is told to.
+"""A real Prometheus for tests: found on the PATH or where `tests/tools` unpacks Debian's, scraping
+what it is told to.
 
-Promises that it listens on loopback alone and ends with its block. Where there is none, `binary` says so: the tests
-that need it are skipped with that reason.
+Promises that it listens on loopback alone and ends with its block. Where there is none, `binary`
+says so: the tests that need it are skipped with that reason.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class Prometheus:
 
     async def firing(self) -> set[str]:
         """The names of the alerts that fire."""
-        return {series["metric"]["alertname"] for series in await self.query('ALERTS{alertstate="firing"}')}
+        return {
+            series["metric"]["alertname"]
+            for series in await self.query('ALERTS{alertstate="firing"}')
+        }
 
 
 @contextlib.asynccontextmanager
@@ -69,15 +73,25 @@ async def running_prometheus(
 ) -> AsyncIterator[Prometheus]:
     """Scrape each job's target every half second, and evaluate the rules as often."""
     port = free_port()
-    jobs = [{"job_name": job, "static_configs": [{"targets": [target]}]} for job, target in targets.items()]
+    jobs = [
+        {"job_name": job, "static_configs": [{"targets": [target]}]}
+        for job, target in targets.items()
+    ]
     configuration = {
-        "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
+        "global": {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "500ms",
+        },
         "rule_files": ["rules.yaml"],
         "scrape_configs": jobs,
     }
     (folder / "rules.yaml").write_text(json.dumps(rules or {"groups": []}))
     (folder / "prometheus.yaml").write_text(json.dumps(configuration))
-    options = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
+    options = [
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+    ]
     with (folder / "prometheus.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *tied([binary(), *options, f"--web.listen-address=127.0.0.1:{port}"], signal.SIGKILL),

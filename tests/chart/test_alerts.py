@@ -1,4 +1,6 @@
-"""Each alert fires in its drill, stays silent without it, and has its section in the runbooks. By promtool."""
+"""Each alert fires in its drill, stays silent without it, and has its section in the runbooks. By
+promtool.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """Series that an alert must fire on, and such that it must not; `30+0x9` is promtool's own form."""
+    """Series that an alert must fire on, and such that it must not; `30+0x9` is promtool's own
+    form.
+    """
 
     firing: dict[str, str]
     quiet: dict[str, str]
@@ -60,9 +64,15 @@ DRILLS = {
     "HeadraceSlotUnreserved": status("headrace_slot_wal_status", "status", "unreserved"),
     "HeadraceSlotLossNear": gauge('headrace_slot_loss_seconds{source="s"}', 1800, 86_400),
     "HeadraceSlotInactive": Drill(
-        {'headrace_slot_active{source="s"}': "0+0x99", 'headrace_pg_reachable{source="s"}': "1+0x99"},
+        {
+            'headrace_slot_active{source="s"}': "0+0x99",
+            'headrace_pg_reachable{source="s"}': "1+0x99",
+        },
         # What PostgreSQL can't be asked is no finding.
-        {'headrace_slot_active{source="s"}': "0+0x99", 'headrace_pg_reachable{source="s"}': "0+0x99"},
+        {
+            'headrace_slot_active{source="s"}': "0+0x99",
+            'headrace_pg_reachable{source="s"}': "0+0x99",
+        },
     ),
     "HeadraceWalLagWarning": status("headrace_wal_alarm", "level", "warning"),
     "HeadraceWalLagCritical": status("headrace_wal_alarm", "level", "critical"),
@@ -72,11 +82,21 @@ DRILLS = {
     "HeadraceServiceNotReady": gauge('headrace_ready{source="s",service="publisher"}', 0, 1),
     "HeadraceNatsReconnecting": counted("headrace_nats_reconnects_total"),
     "HeadraceSourceReconnecting": counted("headrace_pg_reconnects_total"),
-    "HeadraceErrors": counted("headrace_errors_total", 'source="s",service="x",level="error",kind="k"'),
-    "HeadraceMemoryHigh": gauge('headrace_memory_bytes{source="s",service="publisher"}', 300 * MIB, 60 * MIB, 15),
+    "HeadraceErrors": counted(
+        "headrace_errors_total", 'source="s",service="x",level="error",kind="k"'
+    ),
+    "HeadraceMemoryHigh": gauge(
+        'headrace_memory_bytes{source="s",service="publisher"}', 300 * MIB, 60 * MIB, 15
+    ),
     "HeadraceVersionsDiffer": Drill(
-        {f'headrace_build_info{{source="s",service="{s}",version="{v}"}}': "1+0x99" for s, v in (("a", 1), ("b", 2))},
-        {f'headrace_build_info{{source="s",service="{s}",version="1"}}': "1+0x99" for s in ("a", "b")},
+        {
+            f'headrace_build_info{{source="s",service="{s}",version="{v}"}}': "1+0x99"
+            for s, v in (("a", 1), ("b", 2))
+        },
+        {
+            f'headrace_build_info{{source="s",service="{s}",version="1"}}': "1+0x99"
+            for s in ("a", "b")
+        },
         40,
     ),
     "HeadraceDeliveryLag": gauge('headrace_lag_seconds{source="s"}', 45, 2),
@@ -152,7 +172,9 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], minutes: int) -> bo
     command = [str(promtool()), "test", "rules", str(tmp_path / "case.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in {0, 1}, done.stderr
-    assert done.returncode == 0 or f"alertname: {name}" in done.stdout + done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0 or f"alertname: {name}" in done.stdout + done.stderr, (
+        done.stdout + done.stderr
+    )
     return done.returncode == 1
 
 
@@ -166,15 +188,22 @@ def fires(tmp_path: Path, name: str, series: dict[str, str], minutes: int) -> bo
         ("snapshot-responder", 600, False),
     ],
 )
-def test_memory_is_judged_by_what_a_service_needs(tmp_path: Path, service: str, mib: int, told: bool) -> None:
+def test_memory_is_judged_by_what_a_service_needs(
+    tmp_path: Path, service: str, mib: int, told: bool
+) -> None:
     series = {f'headrace_memory_bytes{{source="s",service="{service}"}}': f"{mib * MIB}+0x30"}
     assert fires(tmp_path, "HeadraceMemoryHigh", series, 15) is told
 
 
 @pytest.mark.parametrize(("part", "told"), [("start", False), ("stream", True), ("nats", True)])
-def test_a_mirror_that_copies_is_no_finding_and_one_that_waits_is(tmp_path: Path, part: str, told: bool) -> None:
+def test_a_mirror_that_copies_is_no_finding_and_one_that_waits_is(
+    tmp_path: Path, part: str, told: bool
+) -> None:
     mirror = 'source="s",service="mirror"'
-    series = {f"headrace_ready{{{mirror}}}": "0+0x30", f'headrace_not_ready{{{mirror},part="{part}"}}': "1+0x30"}
+    series = {
+        f"headrace_ready{{{mirror}}}": "0+0x30",
+        f'headrace_not_ready{{{mirror},part="{part}"}}': "1+0x30",
+    }
     assert fires(tmp_path, "HeadraceServiceNotReady", series, 9) is told
 
 
@@ -187,14 +216,20 @@ def test_each_alert_fires_in_its_drill_and_is_silent_without_it(tmp_path: Path, 
 
 def test_the_rules_are_as_prometheus_wants_them() -> None:
     done = subprocess.run(
-        [promtool(), "check", "rules", RULES], capture_output=True, text=True, timeout=60, check=False
+        [promtool(), "check", "rules", RULES],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_that_an_alert_names_is_one_of_ours() -> None:
     ours = {figure.metric for figure in FIGURES}
-    named = {name for rule in alerts().values() for name in re.findall(r"headrace_\w+", rule["expr"])}
+    named = {
+        name for rule in alerts().values() for name in re.findall(r"headrace_\w+", rule["expr"])
+    }
     assert named - ours == set()
 
 

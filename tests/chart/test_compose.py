@@ -1,4 +1,6 @@
-"""compose.yaml is what the code is: every name, port, path, probe, command and variable in it is a real one."""
+"""compose.yaml is what the code is: every name, port, path, probe, command and variable in it is a
+real one.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +64,15 @@ def test_every_service_of_the_suite_is_there() -> None:
 def test_every_command_is_one_of_headrace(service: Service) -> None:
     assert service.command[0] == kind(service.name)
     assert service.command[1:] == (
-        ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT] if service.name == "mirror" else []
+        ["--to", "sqlite:////mirror/mirror.db", "--http", MIRROR_PORT]
+        if service.name == "mirror"
+        else []
     )
 
 
-@pytest.mark.parametrize("service", [*ours(), services()["spark"]], ids=lambda service: service.name)
+@pytest.mark.parametrize(
+    "service", [*ours(), services()["spark"]], ids=lambda service: service.name
+)
 def test_every_variable_is_a_setting_with_a_value_it_may_have(service: Service) -> None:
     assert set(service.environment) <= known_variables()
     load(service.environment)
@@ -83,7 +89,9 @@ def test_every_probe_asks_the_port_and_path_of_its_service(name: str) -> None:
 def test_the_second_suite_is_the_first_one_with_another_slot_and_publication() -> None:
     for name in SECOND:
         first, second = services()[kind(name)], services()[name]
-        differs = {key for key, value in second.environment.items() if first.environment[key] != value}
+        differs = {
+            key for key, value in second.environment.items() if first.environment[key] != value
+        }
         assert differs == {"HEADRACE_SLOT", "HEADRACE_PUB"}, name
         told = {"depends_on", "environment", "ports", "profiles"}
         assert {key for key in second.body if second.body[key] != first.body.get(key)} <= told, name
@@ -93,7 +101,10 @@ def test_what_is_left_out_of_the_stream_for_the_audit_is_its_own_schema() -> Non
     trail, publisher = services()["audit-writer"].environment, services()["publisher"].environment
     assert publisher["HEADRACE_EXCLUDE"] == f"{trail['HEADRACE_AUDIT_SCHEMA']}.*"
     assert publisher["HEADRACE_MESSAGE_PREFIXES"] == "_bemi"
-    assert f"CREATE SCHEMA IF NOT EXISTS {trail['HEADRACE_AUDIT_SCHEMA']} AUTHORIZATION" in ROLES.read_text()
+    assert (
+        f"CREATE SCHEMA IF NOT EXISTS {trail['HEADRACE_AUDIT_SCHEMA']} AUTHORIZATION"
+        in ROLES.read_text()
+    )
 
 
 @pytest.mark.parametrize("service", ours(), ids=lambda service: service.name)
@@ -112,7 +123,11 @@ def test_only_this_machine_reaches_the_published_ports() -> None:
 
 
 def test_no_two_services_publish_one_port_and_9090_is_telemetrys() -> None:
-    by_port = [(port.split(":")[1], name) for name, service in services().items() for port in service.published]
+    by_port = [
+        (port.split(":")[1], name)
+        for name, service in services().items()
+        for port in service.published
+    ]
     assert len({port for port, _ in by_port}) == len(by_port)
     assert dict(by_port)[str(TELEMETRY_PORT)] == "telemetry"
 
@@ -120,12 +135,19 @@ def test_no_two_services_publish_one_port_and_9090_is_telemetrys() -> None:
 def test_prometheus_scrapes_telemetry_and_grafana_asks_prometheus() -> None:
     configuration = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yaml").read_text())
     targets = {
-        job["job_name"]: [target for static in job["static_configs"] for target in static["targets"]]
+        job["job_name"]: [
+            target for static in job["static_configs"] for target in static["targets"]
+        ]
         for job in configuration["scrape_configs"]
     }
-    assert targets == {"headrace": [f"telemetry:{TELEMETRY_PORT}"], "headrace-mirror": [f"mirror:{MIRROR_PORT}"]}
+    assert targets == {
+        "headrace": [f"telemetry:{TELEMETRY_PORT}"],
+        "headrace-mirror": [f"mirror:{MIRROR_PORT}"],
+    }
     listens = next(part for part in services()["prometheus"].command if "listen-address" in part)
-    sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/headrace.yaml").read_text())
+    sources = yaml.safe_load(
+        (ROOT / "deploy/grafana/provisioning/datasources/headrace.yaml").read_text()
+    )
     assert sources["datasources"][0]["url"] == f"http://prometheus:{listens.rpartition(':')[2]}"
     assert sources["datasources"][0]["uid"] == "headrace-prometheus"
 
@@ -149,14 +171,22 @@ def test_every_file_that_is_mounted_is_there() -> None:
 
 
 def test_every_volume_is_declared_and_used() -> None:
-    mounts = [str(v).split(":")[0] for service in services().values() for v in service.body.get("volumes", [])]
+    mounts = [
+        str(v).split(":")[0]
+        for service in services().values()
+        for v in service.body.get("volumes", [])
+    ]
     named = {mount for mount in mounts if not mount.startswith((".", "/"))}
     assert named == set(yaml.safe_load(COMPOSE.read_text())["volumes"])
 
 
 def test_a_new_volume_belongs_to_the_images_user() -> None:
     rootfs = (ROOT / "deploy/docker/rootfs.sh").read_text()
-    mounted = [str(volume).split(":")[1] for service in ours() for volume in service.body.get("volumes", [])]
+    mounted = [
+        str(volume).split(":")[1]
+        for service in ours()
+        for volume in service.body.get("volumes", [])
+    ]
     assert sorted(mounted) == ["/archive", "/mirror"]
     assert 'install -d -o 65532 -g 65532 "$root/archive" "$root/mirror"' in rootfs
 
@@ -215,7 +245,11 @@ def test_the_image_runs_what_compose_and_chart_give_it() -> None:
 
 
 def test_the_images_context_holds_what_the_dockerfile_copies() -> None:
-    kept = [line[1:] for line in Path(ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    kept = [
+        line[1:]
+        for line in Path(ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    ]
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
     for path in (path for paths in copied for path in paths.split()):
         assert any(path == keep or path.startswith(f"{keep}/") for keep in kept), path

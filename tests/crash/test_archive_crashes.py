@@ -1,7 +1,8 @@
-"""The archive equals what was committed, with no file missing, whatever is killed while it is written.
+"""The archive equals what was committed, with no file missing, whatever is killed while it is
+written.
 
-`HEADRACE_ARCHIVE_CRASH_ROWS` is how many rows at least are written while the archiver and the store are killed in a
-loop (60,000 by default; a million is the long profile, `./taskw test:archive`).
+`HEADRACE_ARCHIVE_CRASH_ROWS` is how many rows at least are written while the archiver and the store
+are killed in a loop (60,000 by default; a million is the long profile, `./taskw test:archive`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,11 @@ async def test_nothing_is_missing_or_doubled_when_archiver_and_store_are_killed_
     oracle = await prepare(database)
     url, options = s3.url("log"), WalReaderOptions(store_options=s3.options())
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="4000"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_FILE_ROWS_MAX="4000",
     )
     chance = random.Random(7)
     async with Suite({**settings, **s3.environment()}, tmp_path, WITH_ARCHIVE) as suite:
@@ -100,7 +105,9 @@ async def test_nothing_is_missing_or_doubled_when_archiver_and_store_are_killed_
         committed = await oracle.changes()
         found = await settled(url, options, committed)
         assert len(committed) >= ROWS
-        assert changes(found) == committed, "\n".join(suite.log(service)[-3000:] for service in WITH_ARCHIVE)
+        assert changes(found) == committed, "\n".join(
+            suite.log(service)[-3000:] for service in WITH_ARCHIVE
+        )
         check_files(url, options)
         print(f"{len(committed)} changes, {kills} kills")
     await database.close()
@@ -115,14 +122,19 @@ async def test_a_kill_at_a_step_of_writing_repeats_or_resumes_exactly_once(
     oracle = await prepare(database)
     url = f"file://{tmp_path}/archive"
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="500"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_FILE_ROWS_MAX="500",
     )
     async with Suite(settings, tmp_path) as suite:
         await suite.start("archiver", HEADRACE_FAILPOINT=place)
         await suite.logged("archiver", "epoch_joined")
         for first in range(0, 3000, 1000):
             await database.execute(
-                f"INSERT INTO orders SELECT g, 1, 'x' FROM generate_series({first}, {first + 999}) g"
+                f"INSERT INTO orders SELECT g, 1, 'x' FROM generate_series({first}, {first + 999}) "
+                "g"
             )
         assert await suite.exit_code("archiver", 30) < 0
         await suite.start("archiver")
@@ -141,10 +153,17 @@ async def test_an_archiver_that_wakes_up_beside_its_heir_doubles_nothing(
     oracle = await prepare(database)
     url = f"file://{tmp_path}/archive"
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_ROWS_MAX="300"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_FILE_ROWS_MAX="300",
     )
     (tmp_path / "heir").mkdir()
-    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite, Suite(settings, tmp_path / "heir", ()) as heirs:
+    async with (
+        Suite(settings, tmp_path, WITH_ARCHIVE) as suite,
+        Suite(settings, tmp_path / "heir", ()) as heirs,
+    ):
         await suite.logged("archiver", "epoch_joined")
         writer = asyncio.create_task(write(postgres, 20_000, seed=11))
         await asyncio.sleep(0.5)
@@ -165,7 +184,10 @@ async def confirmed_past(database: Database, slot: str, lsn: int, timeout_s: flo
     async with asyncio.timeout(timeout_s):
         while True:
             rows = await database.fetch(
-                "SELECT (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM pg_replication_slots WHERE slot_name = $1",
+                (
+                    "SELECT (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM pg_replication_slots "
+                    "WHERE slot_name = $1"
+                ),
                 slot,
             )
             if rows[0]["lsn"] > lsn:
@@ -206,7 +228,8 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
         before = await oracle.changes()
         assert changes(await archived(url, before)) == before
         await suite.kill("archiver")
-        # Its commit record begins where the last one ended: at the gap's first LSN, unless the server wrote in between.
+        # Its commit record begins where the last one ended: at the gap's first LSN, unless the
+        # server wrote in between.
         await other.execute("COMMIT")
         await other.close()
         missed = await oracle.changes()
@@ -222,8 +245,12 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
     assert len(gaps) == 1
     assert gaps[0] is not None
     begins, ends = gaps[0]["after"], gaps[0]["up_to"]
-    assert before[-1].position.lsn < begins <= missed[0].position.lsn < ends <= after[0].position.lsn
-    with pytest.raises(WalGapError, match=f"from {format_lsn(begins)} to before {format_lsn(ends)} is not"):
+    assert (
+        before[-1].position.lsn < begins <= missed[0].position.lsn < ends <= after[0].position.lsn
+    )
+    with pytest.raises(
+        WalGapError, match=f"from {format_lsn(begins)} to before {format_lsn(ends)} is not"
+    ):
         list(WalReader(url).follow(from_lsn=missed[0].position.lsn, wait=False))
     with pytest.raises(WalGapError):
         list(WalReader(url).follow(from_lsn=ends - 1, wait=False))
@@ -248,7 +275,9 @@ async def test_an_optional_archive_that_is_back_within_the_patience_misses_nothi
         await suite.logged("archiver", "epoch_joined")
         for number in range(3):
             await suite.kill("archiver")
-            await database.execute(f"INSERT INTO orders VALUES ({number}, 1, 'written while it is away')")
+            await database.execute(
+                f"INSERT INTO orders VALUES ({number}, 1, 'written while it is away')"
+            )
             await suite.start("archiver")
         committed = await oracle.changes()
         assert changes(await archived(url, committed)) == committed

@@ -1,7 +1,8 @@
-"""The trail is exactly what PostgreSQL committed, whoever is killed and whatever becomes of the destination.
+"""The trail is exactly what PostgreSQL committed, whoever is killed and whatever becomes of the
+destination.
 
-The oracle is a second audit in plain SQL, by triggers. Context is judged too: each row says itself which one it belongs
-to.
+The oracle is a second audit in plain SQL, by triggers. Context is judged too: each row says itself
+which one it belongs to.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Audited:
     oracle: AuditOracle
 
     async def settled(self) -> list[Any]:
-        """The trail, once it is as long as what was committed: the same, each row with its own context."""
+        """The trail, once it is as long as what was committed: the same, each row with its own
+        context.
+        """
         trail = await self.oracle.settled()
         wrong = await self.destination.fetchval(
             "SELECT count(*) FROM changes WHERE operation = 'CREATE'"
@@ -60,14 +63,22 @@ class Audited:
 
 
 @async_fixture
-async def audited(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[Audited]:
+async def audited(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> AsyncIterator[Audited]:
     postgres, other, nats_server = await own_postgres(), await own_postgres(), await own_nats()
     source, destination = Database(postgres, "postgres"), Database(other, "postgres")
     await source.execute("CREATE TABLE users (id bigint PRIMARY KEY, who text, note text)")
     oracle = AuditOracle(source, destination)
     await oracle.begin("users")
     await source.execute("CREATE PUBLICATION headrace FOR TABLES IN SCHEMA public")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats_server.url, **SMALL}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": nats_server.url,
+        **SMALL,
+    }
     environment |= {"DEST_DB_HOST": "127.0.0.1", "DEST_DB_PORT": str(other.port)}
     async with Suite(environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -77,7 +88,9 @@ async def audited(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) 
 
 
 async def write(source: Database, enough: asyncio.Event, seed: int) -> int:
-    """Transactions of 1 to 200 rows with their context before, between or after them, or without; how many."""
+    """Transactions of 1 to 200 rows with their context before, between or after them, or without;
+    how many.
+    """
     chance, made, row = random.Random(seed), 0, 0
     connection = await source.connect()
     while not enough.is_set():
@@ -88,7 +101,9 @@ async def write(source: Database, enough: asyncio.Event, seed: int) -> int:
             await insert(connection, row, row + said, who)
             if who:
                 message = json.dumps({"who": who, "why": "O'Brien \\ \""})
-                await connection.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", message)
+                await connection.execute(
+                    "SELECT pg_logical_emit_message(true, '_bemi', $1)", message
+                )
             await insert(connection, row + said, row + rows, who)
             if chance.random() < 0.2:
                 await connection.execute("UPDATE users SET note = 'again' WHERE id = $1", row)
@@ -101,7 +116,10 @@ async def write(source: Database, enough: asyncio.Event, seed: int) -> int:
 
 async def insert(connection: Any, first: int, end: int, who: str | None) -> None:
     await connection.execute(
-        "INSERT INTO users SELECT g, $3, 'note ' || g FROM generate_series($1::bigint, $2::bigint - 1) g",
+        (
+            "INSERT INTO users SELECT g, $3, 'note ' || g FROM generate_series($1::bigint, "
+            "$2::bigint - 1) g"
+        ),
         first,
         end,
         who,
@@ -109,7 +127,9 @@ async def insert(connection: Any, first: int, end: int, who: str | None) -> None
 
 
 @pytest.mark.slow
-async def test_the_trail_is_exact_with_the_writer_killed_at_every_failpoint(audited: Audited) -> None:
+async def test_the_trail_is_exact_with_the_writer_killed_at_every_failpoint(
+    audited: Audited,
+) -> None:
     chance = random.Random(11)
     enough = asyncio.Event()
     writer = asyncio.create_task(write(audited.source, enough, seed=2))
@@ -139,7 +159,9 @@ async def not_ready(audited: Audited, words: str, since: int) -> None:
 
 
 @pytest.mark.slow
-async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_forbidden(audited: Audited) -> None:
+async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_forbidden(
+    audited: Audited,
+) -> None:
     await audited.suite.start(AUDIT)
     await audited.suite.logged(AUDIT, "audit_follows", 60)
     enough = asyncio.Event()
@@ -153,7 +175,10 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     # Whoever writes goes on: the trail falls behind in sight, though nobody reads for it.
     log = audited.suite.log(AUDIT)
     await figures_when(
-        log, lambda now: now["headrace_audit_behind_messages"] > 0 < now["headrace_audit_behind_seconds"]
+        log,
+        lambda now: (
+            now["headrace_audit_behind_messages"] > 0 < now["headrace_audit_behind_seconds"]
+        ),
     )
     await audited.server.start()
 
@@ -168,13 +193,18 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     await writer
     await audited.settled()
     await figures_when(
-        log, lambda now: now["headrace_audit_behind_messages"] == 0 == now["headrace_audit_behind_seconds"]
+        log,
+        lambda now: (
+            now["headrace_audit_behind_messages"] == 0 == now["headrace_audit_behind_seconds"]
+        ),
     )
     assert audited.suite.running(AUDIT)
 
 
 @pytest.mark.slow
-async def test_a_role_without_rights_is_told_what_to_grant_and_the_trail_is_exact_afterwards(audited: Audited) -> None:
+async def test_a_role_without_rights_is_told_what_to_grant_and_the_trail_is_exact_afterwards(
+    audited: Audited,
+) -> None:
     await audited.destination.execute("CREATE ROLE auditor LOGIN PASSWORD 'auditor'")
     role = {"DEST_DB_USER": "auditor", "DEST_DB_PASSWORD": "auditor"}
     await audited.source.execute("INSERT INTO users VALUES (1, NULL, 'early')")
@@ -203,7 +233,9 @@ async def until_rows(audited: Audited, rows: int) -> None:
 
 
 @pytest.mark.slow
-async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middle_of_a_commit(audited: Audited) -> None:
+async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middle_of_a_commit(
+    audited: Audited,
+) -> None:
     async with Proxy(lambda: audited.server.port) as proxy:
         silent = {"DEST_DB_PORT": str(proxy.port), "HEADRACE_AUDIT_COMMIT_TIMEOUT_S": "2"}
         await audited.suite.start(AUDIT, **silent)
@@ -224,17 +256,25 @@ async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middl
         assert audited.suite.running(AUDIT)
 
 
-async def test_a_huge_transaction_with_ddl_inside_and_its_context_at_the_end_is_exact(audited: Audited) -> None:
+async def test_a_huge_transaction_with_ddl_inside_and_its_context_at_the_end_is_exact(
+    audited: Audited,
+) -> None:
     await audited.suite.start(AUDIT)
     connection = await audited.source.connect()
     async with connection.transaction():
         await insert(connection, 0, 20_000, "late")
         await connection.execute("ALTER TABLE users ADD COLUMN more int DEFAULT 5")
         await insert(connection, 20_000, 30_000, "late")
-        await connection.execute("ALTER TABLE users DROP COLUMN note; CREATE TABLE fresh (id int PRIMARY KEY)")
-        await connection.execute("SELECT pg_logical_emit_message(true, '_bemi', '{\"who\": \"late\"}')")
+        await connection.execute(
+            "ALTER TABLE users DROP COLUMN note; CREATE TABLE fresh (id int PRIMARY KEY)"
+        )
+        await connection.execute(
+            "SELECT pg_logical_emit_message(true, '_bemi', '{\"who\": \"late\"}')"
+        )
         await connection.execute("UPDATE users SET more = 6 WHERE id < 1000")
     trail = await audited.settled()
     assert len(trail) == 31_000
-    said = await audited.destination.fetchval("SELECT count(*) FROM changes WHERE context ->> 'who' = 'late'")
+    said = await audited.destination.fetchval(
+        "SELECT count(*) FROM changes WHERE context ->> 'who' = 'late'"
+    )
     assert said == 31_000

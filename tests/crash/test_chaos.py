@@ -1,4 +1,6 @@
-"""A minute of chaos, by the command that an operator runs for an hour: `./taskw test:chaos -- --minutes 60`."""
+"""A minute of chaos, by the command that an operator runs for an hour: `./taskw test:chaos --
+--minutes 60`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ async def test_a_minute_in_which_everything_fails_loses_and_doubles_nothing(tmp_
     """The seed is drawn and printed; with it the same faults come again in the same order."""
     # A minute is too short for three worlds; longer runs have all of them.
     delivery = random.choice(("event", "batch", "transaction")) if MINUTES < 3 else "all"
-    command = [sys.executable, "-m", "tests.chaos", "--minutes", str(MINUTES), "--delivery", delivery]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos",
+        "--minutes",
+        str(MINUTES),
+        "--delivery",
+        delivery,
+    ]
     command += ["--keep", str(tmp_path)]
     process = await asyncio.create_subprocess_exec(
         *tied(command, signal.SIGKILL),

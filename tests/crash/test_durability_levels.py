@@ -1,6 +1,8 @@
-"""What each level of durability survives when nats-server comes back with an older store, as after a machine's crash.
+"""What each level of durability survives when nats-server comes back with an older store, as after
+a machine's crash.
 
-The store is put back to what it was before: exactly what an acknowledged and unsynced tail looks like to the suite.
+The store is put back to what it was before: exactly what an acknowledged and unsynced tail looks
+like to the suite.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Rig:
 
     async def insert(self, first: int, count: int) -> None:
         await self.database.execute(
-            "INSERT INTO t SELECT g FROM generate_series($1::int, $2::int) g", first, first + count - 1
+            "INSERT INTO t SELECT g FROM generate_series($1::int, $2::int) g",
+            first,
+            first + count - 1,
         )
 
     async def start(self, **settings: str) -> None:
@@ -49,10 +53,17 @@ class Rig:
         async with asyncio.timeout(WAIT_S):
             while True:
                 try:
-                    events = [e.payload for e in await stored(self.nats.url) if e.payload["operation"] != "SCHEMA"]
+                    events = [
+                        e.payload
+                        for e in await stored(self.nats.url)
+                        if e.payload["operation"] != "SCHEMA"
+                    ]
                 except (NatsError, TimeoutError):
                     events = []
-                rows = [event["data"]["id"] if event["operation"] == "INSERT" else "GAP" for event in events]
+                rows = [
+                    event["data"]["id"] if event["operation"] == "INSERT" else "GAP"
+                    for event in events
+                ]
                 if last in rows:
                     return rows
                 await asyncio.sleep(0.2)
@@ -87,8 +98,15 @@ class Rig:
 async def rig(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[Rig]:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     environment["HEADRACE_ACK_TIMEOUT_S"] = "3"
     async with Suite(environment, tmp_path, services=()) as suite:
         yield Rig(database, server, suite, environment)

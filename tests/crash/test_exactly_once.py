@@ -1,7 +1,7 @@
 """Every committed change is in the stream exactly once, in commit order, whatever is killed.
 
-The duplicate window is at its minimum, so that it can't hide a double; PostgreSQL itself, through a second slot, says
-what was committed.
+The duplicate window is at its minimum, so that it can't hide a double; PostgreSQL itself, through a
+second slot, says what was committed.
 """
 
 from __future__ import annotations
@@ -49,9 +49,14 @@ async def prepare(postgres: EmbeddedPostgres) -> tuple[Database, Oracle]:
 
 
 async def write(
-    postgres: EmbeddedPostgres, rows: int, seed: int, first_id: int = 0, enough: asyncio.Event | None = None
+    postgres: EmbeddedPostgres,
+    rows: int,
+    seed: int,
+    first_id: int = 0,
+    enough: asyncio.Event | None = None,
 ) -> None:
-    """Transactions of 1 to 5,000 rows, with updates and deletes, through any number of server crashes.
+    """Transactions of 1 to 5,000 rows, with updates and deletes, through any number of server
+    crashes.
 
     At least `rows` rows, and for as long as `enough` is not set.
     """
@@ -76,21 +81,30 @@ async def _transaction(connection: Any, chance: random.Random, first: int) -> in
     count = chance.choice([1, 1, 2, 10, 100, 1000, 5000])
     async with connection.transaction():
         await connection.execute(
-            "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series($1::bigint, $2::bigint) g",
+            (
+                "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series($1::bigint, "
+                "$2::bigint) g"
+            ),
             first,
             first + count - 1,
         )
         if chance.random() < 0.3:
-            await connection.execute("UPDATE orders SET n = n + 1 WHERE id % 97 = 0 AND id >= $1", first - 2000)
+            await connection.execute(
+                "UPDATE orders SET n = n + 1 WHERE id % 97 = 0 AND id >= $1", first - 2000
+            )
         if chance.random() < 0.2:
-            await connection.execute("DELETE FROM orders WHERE id % 101 = 3 AND id >= $1", first - 3000)
+            await connection.execute(
+                "DELETE FROM orders WHERE id % 101 = 3 AND id >= $1", first - 3000
+            )
     return count
 
 
 async def copy(postgres: EmbeddedPostgres, rows: int) -> None:
     connection = await asyncpg.connect(postgres.dsn())
     try:
-        await connection.copy_records_to_table("items", records=[(i, f"item {i}") for i in range(rows)])
+        await connection.copy_records_to_table(
+            "items", records=[(i, f"item {i}") for i in range(rows)]
+        )
     finally:
         await connection.close()
 
@@ -116,7 +130,11 @@ async def everything_delivered(
         rows.sort(key=lambda change: change.table)
         committed.sort(key=lambda change: change.table)
     assert rows == committed
-    shapes = [(e.payload["table"], e.payload["version"]) for e in found if e.payload["operation"] == "SCHEMA"]
+    shapes = [
+        (e.payload["table"], e.payload["version"])
+        for e in found
+        if e.payload["operation"] == "SCHEMA"
+    ]
     assert len(set(shapes)) == len(shapes)
     ids = [event.payload["msg_id"] for event in found]
     assert len(set(ids)) == len(ids)
@@ -138,7 +156,9 @@ def mirror_of(events: list[Stored]) -> dict[int, tuple[int, str]]:
 
 
 async def source_rows(database: Database) -> dict[int, tuple[int, str]]:
-    return {row["id"]: (row["n"], row["note"]) for row in await database.fetch("SELECT * FROM orders")}
+    return {
+        row["id"]: (row["n"], row["note"]) for row in await database.fetch("SELECT * FROM orders")
+    }
 
 
 @pytest.mark.slow
@@ -152,7 +172,15 @@ async def test_nothing_is_lost_or_doubled_when_every_part_is_killed_under_load(
         await suite.logged("publisher", "epoch_joined")
         enough = asyncio.Event()
         writer = asyncio.create_task(write(postgres, 85_000, seed=1, enough=enough))
-        for victim in ("publisher", "wal-reader", "nats", "publisher", "postgres", "wal-reader", "publisher"):
+        for victim in (
+            "publisher",
+            "wal-reader",
+            "nats",
+            "publisher",
+            "postgres",
+            "wal-reader",
+            "publisher",
+        ):
             await asyncio.sleep(1.0)
             if victim == "nats":
                 await nats.kill()

@@ -1,8 +1,9 @@
 """The matrix: every service killed at every step between two durable effects, under load.
 
-Afterwards the stream has every committed change exactly once, in commit order, as PostgreSQL's own account says. The
-duplicate window is at its minimum, so that it hides nothing. Points that a service of its own has are tried where that
-service is tested; that each is tried somewhere is a test here.
+Afterwards the stream has every committed change exactly once, in commit order, as PostgreSQL's own
+account says. The duplicate window is at its minimum, so that it hides nothing. Points that a
+service of its own has are tried where that service is tested; that each is tried somewhere is a
+test here.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Rig:
         try:
             code = await self.suite.exit_code(service, HIT_S)
         except TimeoutError:
-            raise AssertionError(f"{point} was never reached:\n{self.suite.log(service)[-3000:]}") from None
+            raise AssertionError(
+                f"{point} was never reached:\n{self.suite.log(service)[-3000:]}"
+            ) from None
         assert code == -signal.SIGKILL, (point, self.suite.log(service)[-3000:])
         await self.suite.start(service, **settings)
 
@@ -115,7 +118,10 @@ class Rig:
                 count = chance.choice([1, 1, 1, 2, 5, 20, 100])
                 async with connection.transaction():
                     await connection.execute(
-                        "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series($1::int8, $2::int8) g",
+                        (
+                            "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM "
+                            "generate_series($1::int8, $2::int8) g"
+                        ),
                         first,
                         first + count - 1,
                     )
@@ -133,11 +139,17 @@ class Rig:
             number = 0
             while not enough.is_set():
                 number += 1
-                await connection.execute(f"ALTER TABLE items ADD COLUMN IF NOT EXISTS c{seed}_{number % 40} int")
-                await connection.execute("INSERT INTO items (a, b) VALUES ($1, $2)", seed * 100_000 + number, "small")
+                await connection.execute(
+                    f"ALTER TABLE items ADD COLUMN IF NOT EXISTS c{seed}_{number % 40} int"
+                )
+                await connection.execute(
+                    "INSERT INTO items (a, b) VALUES ($1, $2)", seed * 100_000 + number, "small"
+                )
                 if number % 4 == 0:
                     row = f"{number}" + "y" * LARGE_BYTES
-                    await connection.execute("INSERT INTO blobs VALUES ($1, $2)", seed * 100_000 + number, row)
+                    await connection.execute(
+                        "INSERT INTO blobs VALUES ($1, $2)", seed * 100_000 + number, row
+                    )
                 await asyncio.sleep(0.5)
         finally:
             await connection.close()
@@ -180,11 +192,17 @@ async def test_death_at_every_point_of_the_line_loses_and_doubles_nothing(rig: R
 
 
 async def _a_gap_is_told_once(rig: Rig) -> None:
-    """A slot that was moved on over WAL without changes: told, the process killed before that is noted, told once."""
+    """A slot that was moved on over WAL without changes: told, the process killed before that is
+    noted, told once.
+    """
     for service in ("wal-reader", "publisher"):
         await rig.suite.stop(service)
-    await rig.database.execute("SELECT pg_logical_emit_message(false, 'nobody', 'x'); SELECT pg_switch_wal()")
-    await rig.database.execute("SELECT pg_replication_slot_advance('headrace', pg_current_wal_lsn())")
+    await rig.database.execute(
+        "SELECT pg_logical_emit_message(false, 'nobody', 'x'); SELECT pg_switch_wal()"
+    )
+    await rig.database.execute(
+        "SELECT pg_replication_slot_advance('headrace', pg_current_wal_lsn())"
+    )
     await rig.suite.start("wal-reader")
     await rig.killed_at("publisher", "publisher.after_gap_before_progress:1")
     await rig.database.execute("INSERT INTO orders VALUES (-1, 0, 'behind the gap')")
@@ -218,7 +236,9 @@ async def test_death_at_every_point_loses_and_doubles_nothing_in_batches(rig: Ri
 async def test_death_after_a_change_was_put_aside_puts_it_aside_once(rig: Rig) -> None:
     options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
     async with fresh_database(rig.postgres, "ascii", options) as database:
-        await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t")
+        await database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
+        )
         park = {"HEADRACE_POISON": "park", "PG_DB": "ascii"}
         await rig.restart(**park)
         await rig.suite.logged("publisher", "epoch_joined", timeout_s=HIT_S)
@@ -227,7 +247,14 @@ async def test_death_after_a_change_was_put_aside_puts_it_aside_once(rig: Rig) -
         await database.execute("INSERT INTO t VALUES (3, 'c')")
         await rig.killed_at("publisher", "publisher.after_parking:1", **park)
         async with asyncio.timeout(HIT_S):
-            while len(rows := [e for e in await stored(rig.nats.url) if e.payload["operation"] == "INSERT"]) < 2:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                len(
+                    rows := [
+                        e for e in await stored(rig.nats.url) if e.payload["operation"] == "INSERT"
+                    ]
+                )
+                < 2
+            ):
                 await asyncio.sleep(0.1)
         assert [row.payload["data"]["id"] for row in rows] == [1, 3]
         client = await nats.connect(rig.nats.url)
@@ -313,7 +340,9 @@ async def _one_snapshot(consumer: Consumer) -> list[dict[str, int]]:
                 return (await consumer.read(body)).rows
 
 
-async def _die_at(responder: Responder, point: str, monkeypatch: pytest.MonkeyPatch, *, first: bool = False) -> None:
+async def _die_at(
+    responder: Responder, point: str, monkeypatch: pytest.MonkeyPatch, *, first: bool = False
+) -> None:
     if first:
         responder.stop()
     monkeypatch.setenv("HEADRACE_FAILPOINT", point)
@@ -340,11 +369,17 @@ async def _dead(responder: Responder) -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize("point", ["snapshot_task.before_chunk:2", "snapshot_task.after_chunk:2"])
 async def test_a_task_that_dies_between_chunks_is_run_again_and_doubles_none(
-    responder: Responder, consumer: Consumer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    responder: Responder,
+    consumer: Consumer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
 ) -> None:
     table = f"mortal_{'before' if 'before' in point else 'after'}"
     await consumer.publish("(id int, pad text)", table)
-    await consumer.sql.execute(f"INSERT INTO {table} SELECT g, repeat('x', 300) FROM generate_series(1, 50000) g")
+    await consumer.sql.execute(
+        f"INSERT INTO {table} SELECT g, repeat('x', 300) FROM generate_series(1, 50000) g"
+    )
     once = tmp_path / "killed"
     monkeypatch.setenv("HEADRACE_FAILPOINT", point)
     monkeypatch.setenv("HEADRACE_FAILPOINT_ONCE", str(once))
@@ -384,4 +419,7 @@ def test_every_failpoint_is_tried_somewhere() -> None:
         for name in named.findall(path.read_text())
     }
     tried = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    assert sorted(name for name in there if name not in tried and name.partition(".")[2] not in tried) == []
+    assert (
+        sorted(name for name in there if name not in tried and name.partition(".")[2] not in tried)
+        == []
+    )

@@ -1,4 +1,6 @@
-"""Two of everything: whichever is killed, the other goes on within seconds, and nothing is lost or doubled."""
+"""Two of everything: whichever is killed, the other goes on within seconds, and nothing is lost or
+doubled.
+"""
 
 from __future__ import annotations
 
@@ -39,20 +41,26 @@ async def delivered(url: str, count: int, timeout_s: float = WAIT_S) -> list[Sto
     async with asyncio.timeout(timeout_s):
         while len(found) < count:
             with contextlib.suppress(NatsError, OSError):
-                found = [e for e in await stored(url) if e.payload["operation"] in ("INSERT", "GAP")]
+                found = [
+                    e for e in await stored(url) if e.payload["operation"] in ("INSERT", "GAP")
+                ]
             await asyncio.sleep(0.2)
     return found
 
 
 async def prepare(database: Database) -> Oracle:
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
     return oracle
 
 
 async def insert(database: Database, first: int, count: int) -> None:
-    await database.execute("INSERT INTO t SELECT g FROM generate_series($1::int, $2::int) g", first, first + count - 1)
+    await database.execute(
+        "INSERT INTO t SELECT g FROM generate_series($1::int, $2::int) g", first, first + count - 1
+    )
 
 
 async def test_a_standby_takes_over_within_seconds_when_the_active_one_is_killed(
@@ -61,7 +69,12 @@ async def test_a_standby_takes_over_within_seconds_when_the_active_one_is_killed
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
     oracle = await prepare(database)
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     (tmp_path / "standby").mkdir()
     standby = Suite(environment, tmp_path / "standby", services=())
     async with Suite(environment, tmp_path) as active, standby:
@@ -97,7 +110,16 @@ async def pair(
     pgdata = standby.pgdata
     command = [
         str(postgres_binaries(18, account) / "pg_basebackup"),
-        *("-D", str(pgdata), "-d", f"host=127.0.0.1 port={primary.port} user=headrace", "-X", "stream", "-c", "fast"),
+        *(
+            "-D",
+            str(pgdata),
+            "-d",
+            f"host=127.0.0.1 port={primary.port} user=headrace",
+            "-X",
+            "stream",
+            "-c",
+            "fast",
+        ),
     ]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     standby.settings |= {
@@ -124,7 +146,9 @@ async def test_a_failover_slot_survives_the_primary_and_the_line_goes_on_at_the_
     primary, standby = pair
     server = await own_nats()
     database = Database(primary, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     serving = primary
     async with Proxy(lambda: serving.port) as address:
         environment = {
@@ -151,7 +175,10 @@ async def test_a_failover_slot_survives_the_primary_and_the_line_goes_on_at_the_
             serving = standby
             await insert(promoted, 2000, 500)
             found = await delivered(server.url, 2000)
-            assert [event.payload["data"]["id"] for event in found] == [*range(1500), *range(2000, 2500)]
+            assert [event.payload["data"]["id"] for event in found] == [
+                *range(1500),
+                *range(2000, 2500),
+            ]
             await promoted.close()
     await database.close()
 
@@ -160,11 +187,13 @@ async def _slot_is_synced(standby: EmbeddedPostgres, primary: Database) -> None:
     """Wait until the standby has the slot, ready to be used after a promotion."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            # A slot is synced as it moves; a running transaction's record is what moves it on an idle server.
+            # A slot is synced as it moves; a running transaction's record is what moves it on an
+            # idle server.
             await primary.execute("SELECT pg_log_standby_snapshot()")
             connection = await asyncpg.connect(standby.dsn())
             ready = await connection.fetchval(
-                "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = 'headrace'"
+                "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = "
+                "'headrace'"
             )
             await connection.close()
             if ready:
@@ -176,7 +205,9 @@ async def _replayed(standby: EmbeddedPostgres, lsn: str) -> None:
     connection = await asyncpg.connect(standby.dsn())
     try:
         async with asyncio.timeout(WAIT_S):
-            while not await connection.fetchval(f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'::pg_lsn"):  # noqa: ASYNC110
+            while not await connection.fetchval(  # noqa: ASYNC110
+                f"SELECT pg_last_wal_replay_lsn() >= '{lsn}'::pg_lsn"
+            ):
                 await asyncio.sleep(0.1)
     finally:
         await connection.close()

@@ -1,4 +1,6 @@
-"""A slot that PostgreSQL gave up: said clearly, and where the operator allows it made anew with an exact gap."""
+"""A slot that PostgreSQL gave up: said clearly, and where the operator allows it made anew with an
+exact gap.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,11 @@ async def found(url: str, last: int) -> list[dict[str, Any]]:
     async with asyncio.timeout(WAIT_S):
         while True:
             with contextlib.suppress(NatsError, TimeoutError):
-                events = [e.payload for e in await stored(url) if e.payload["operation"] in ("INSERT", "GAP")]
+                events = [
+                    e.payload
+                    for e in await stored(url)
+                    if e.payload["operation"] in ("INSERT", "GAP")
+                ]
                 if any(event.get("data", {}).get("id") == last for event in events):
                     return events
             await asyncio.sleep(0.2)
@@ -39,7 +45,9 @@ async def give_up(database: Database) -> None:
     query = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'headrace'"
     async with asyncio.timeout(WAIT_S):
         while await database.fetchval(query) != "lost":
-            await database.execute("SELECT pg_logical_emit_message(false, 'nobody', repeat('x', 1000000))")
+            await database.execute(
+                "SELECT pg_logical_emit_message(false, 'nobody', repeat('x', 1000000))"
+            )
             await database.execute("SELECT pg_switch_wal()")
             await database.execute("CHECKPOINT")
 
@@ -49,8 +57,15 @@ async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_on
 ) -> None:
     postgres, server = await own_postgres(settings=SMALL), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     async with Suite(environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await database.execute("INSERT INTO t VALUES (1)")
@@ -66,7 +81,9 @@ async def test_a_slot_that_was_given_up_is_told_with_the_remedy_and_made_anew_on
         assert "HEADRACE_RECREATE_SLOT" in suite.log("wal-reader")
         # Killed between the two halves of it, it goes on where it was.
         allowed = {"HEADRACE_RECREATE_SLOT": "true"}
-        await suite.start("wal-reader", HEADRACE_FAILPOINT="wal_reader.after_slot_dropped", **allowed)
+        await suite.start(
+            "wal-reader", HEADRACE_FAILPOINT="wal_reader.after_slot_dropped", **allowed
+        )
         assert await suite.exit_code("wal-reader", WAIT_S) == -signal.SIGKILL
         epochs = suite.log("publisher").count("epoch_joined")
         await suite.start("wal-reader", **allowed)

@@ -1,7 +1,9 @@
-"""Three mirrors bootstrap and follow while pgbench and a DDL script run, one of them killed again and again.
+"""Three mirrors bootstrap and follow while pgbench and a DDL script run, one of them killed again
+and again.
 
-The verifier, which compares with the source itself, is the oracle. Once in CI; HEADRACE_MIRROR_RUNS (`./taskw
-test:mirrors`) sets how often, each time with other timing. The seed is printed, HEADRACE_MIRROR_SEED repeats it.
+The verifier, which compares with the source itself, is the oracle. Once in CI; HEADRACE_MIRROR_RUNS
+(`./taskw test:mirrors`) sets how often, each time with other timing. The seed is printed,
+HEADRACE_MIRROR_SEED repeats it.
 """
 
 from __future__ import annotations
@@ -89,7 +91,13 @@ async def test_three_mirrors_are_equal_to_their_source_after_load_ddl_and_kills(
                 if number:
                     assert await suite.stop("publisher") == 0
                     await suite.start("publisher", HEADRACE_DELIVERY=delivery)
-                print(f"mirrors: {number + 1} of {RUNS}, {delivery}, HEADRACE_MIRROR_SEED={seed + number}", flush=True)
+                print(
+                    (
+                        f"mirrors: {number + 1} of {RUNS}, {delivery}, "
+                        f"HEADRACE_MIRROR_SEED={seed + number}"
+                    ),
+                    flush=True,
+                )
                 rows = await _run(world, random.Random(seed + number), number)
                 print(f"  equal: {rows} rows in {time.monotonic() - began:.0f} s", flush=True)
     finally:
@@ -101,7 +109,8 @@ async def _run(world: World, chance: random.Random, number: int) -> dict[str, in
     folder.mkdir()
     await world.target.execute(
         "DO $$ DECLARE s text; BEGIN FOR s IN SELECT nspname FROM pg_namespace WHERE nspname IN "
-        "('public', 'app', 'headrace_mirror') LOOP EXECUTE format('DROP SCHEMA %I CASCADE', s); END LOOP; END $$;"
+        "('public', 'app', 'headrace_mirror') LOOP EXECUTE format('DROP SCHEMA %I CASCADE', s); "
+        "END LOOP; END $$;"
         "CREATE SCHEMA public"
     )
     mirrors = [
@@ -112,7 +121,9 @@ async def _run(world: World, chance: random.Random, number: int) -> dict[str, in
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         work = [
-            tasks.create_task(_pgbench(world.source.server, "-n", "-c", "4", "-T", str(int(LOAD_S)), "-R", "150")),
+            tasks.create_task(
+                _pgbench(world.source.server, "-n", "-c", "4", "-T", str(int(LOAD_S)), "-R", "150")
+            ),
             tasks.create_task(_ddl(world.source.dsn, chance, number, stop)),
             tasks.create_task(_killed(mirrors[2], chance, stop)),
         ]
@@ -133,23 +144,31 @@ async def _run(world: World, chance: random.Random, number: int) -> dict[str, in
 
 
 async def _bootstrapped(mirror: MirrorProcess, suite: Suite) -> None:
-    """Every table has been there once; which one has not, and what was said of it, if one stands still."""
+    """Every table has been there once; which one has not, and what was said of it, if one stands
+    still.
+    """
     try:
         async with asyncio.timeout(BOOTSTRAP_S):
             while missing := [
-                name for name in ALWAYS_THERE if not re.search(rf"bootstrap_done .*{name}\b", mirror.log)
+                name
+                for name in ALWAYS_THERE
+                if not re.search(rf"bootstrap_done .*{name}\b", mirror.log)
             ]:
                 assert mirror.runs, mirror.log[-4000:]
                 await asyncio.sleep(0.2)
     except TimeoutError:
         # Tables are found by what the schema-publisher keeps, and copied by the snapshot-responder.
-        services = "\n\n".join(suite.log(name)[-4000:] for name in ("schema-publisher", "snapshot-responder"))
+        services = "\n\n".join(
+            suite.log(name)[-4000:] for name in ("schema-publisher", "snapshot-responder")
+        )
         logs = f"{mirror.log[-4000:]}\n\n{services}"
         raise AssertionError(f"{mirror.to} has no {missing}:\n{logs}") from None
 
 
 async def _all_equal(mirrors: Sequence[MirrorProcess]) -> dict[str, int]:
-    answers = await asyncio.gather(*(mirror.verified("--wait", "300", timeout_s=600) for mirror in mirrors))
+    answers = await asyncio.gather(
+        *(mirror.verified("--wait", "300", timeout_s=600) for mirror in mirrors)
+    )
     for mirror, (code, verdicts) in zip(mirrors, answers, strict=True):
         assert (code, different(verdicts)) == (0, []), mirror.log[-6000:]
         assert "row_missing" not in mirror.log
@@ -209,21 +228,32 @@ class Script:
 
     async def step(self) -> None:
         await self._chance.choices(
-            [self._rows, self._moves, self._keyless, self._truncate, self._column, self._table, self._rewrite],
+            [
+                self._rows,
+                self._moves,
+                self._keyless,
+                self._truncate,
+                self._column,
+                self._table,
+                self._rewrite,
+            ],
             [10, 4, 4, 1, 3, 1, 1],
         )[0]()
 
     async def _rows(self) -> None:
         first, self._id = self._id, self._id + 50
         await self._do(
-            "INSERT INTO notes (id, body, n, doc) SELECT g, CASE g % 3 WHEN 0 THEN repeat('x' || g, 2000) "
+            "INSERT INTO notes (id, body, n, doc) SELECT g, CASE g % 3 WHEN 0 THEN repeat('x' || "
+            "g, 2000) "
             "WHEN 1 THEN '' END, g % 10, jsonb_build_object('g', g, 'list', ARRAY[g, NULL]) "
             "FROM generate_series($1::int8, $2::int8) g",
             first,
             first + 49,
         )
         # Large values that do not change are not sent.
-        await self._do("UPDATE notes SET n = n + 1 WHERE id % 7 = $1 AND id > $2", self._id % 7, first - 300)
+        await self._do(
+            "UPDATE notes SET n = n + 1 WHERE id % 7 = $1 AND id > $2", self._id % 7, first - 300
+        )
         await self._do("DELETE FROM notes WHERE id % 11 = $1", self._id % 11)
 
     async def _moves(self) -> None:
@@ -232,19 +262,26 @@ class Script:
             "ON CONFLICT (a, b) DO UPDATE SET n = pairs.n + 1"
         )
         self._moved += 1
-        await self._do("UPDATE pairs SET a = a + 100 * $1::int, b = b || '''' WHERE a < 10", self._moved)
+        await self._do(
+            "UPDATE pairs SET a = a + 100 * $1::int, b = b || '''' WHERE a < 10", self._moved
+        )
         await self._do("DELETE FROM pairs WHERE a > 100 AND random() < 0.3")
 
     async def _keyless(self) -> None:
         await self._do(
-            "INSERT INTO keyless SELECT g % 3, 1.50, CASE WHEN g % 2 = 0 THEN 'same' END FROM generate_series(1, 9) g"
+            "INSERT INTO keyless SELECT g % 3, 1.50, CASE WHEN g % 2 = 0 THEN 'same' END FROM "
+            "generate_series(1, 9) g"
         )
         row = "(SELECT ctid FROM keyless ORDER BY random() LIMIT 1)"
         await self._do(f"UPDATE keyless SET b = b + 0.25 WHERE ctid = {row}")
         await self._do(f"DELETE FROM keyless WHERE ctid = {row}")
 
     async def _truncate(self) -> None:
-        await self._do(self._chance.choice(["TRUNCATE pairs, keyless", "TRUNCATE notes", "TRUNCATE app.tags, pairs"]))
+        await self._do(
+            self._chance.choice(
+                ["TRUNCATE pairs, keyless", "TRUNCATE notes", "TRUNCATE app.tags, pairs"]
+            )
+        )
 
     async def _column(self) -> None:
         self._names += 1
@@ -259,7 +296,8 @@ class Script:
             choices += [f"ALTER COLUMN {last} TYPE text USING {last}::text || '!'"]
         await self._do(f"ALTER TABLE app.tags {self._chance.choice(choices)}")
         await self._do(
-            "INSERT INTO app.tags (id, name) SELECT g, 'tag ' || g FROM generate_series($1::int, $2::int) g "
+            "INSERT INTO app.tags (id, name) SELECT g, 'tag ' || g FROM generate_series($1::int, "
+            "$2::int) g "
             "ON CONFLICT (id) DO UPDATE SET name = excluded.name || '+'",
             1,
             self._chance.randint(1, 30),
@@ -267,7 +305,9 @@ class Script:
 
     async def _table(self) -> None:
         """A table that is made, renamed, dropped, made again."""
-        there = await self._ask("SELECT relname FROM pg_class WHERE relname IN ('visitor', 'guest') AND relkind = 'r'")
+        there = await self._ask(
+            "SELECT relname FROM pg_class WHERE relname IN ('visitor', 'guest') AND relkind = 'r'"
+        )
         if there is None:
             await self._do("CREATE TABLE visitor (id int PRIMARY KEY, n int)")
             await self._do("INSERT INTO visitor SELECT g, g FROM generate_series(1, 50) g")

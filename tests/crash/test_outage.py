@@ -1,4 +1,5 @@
-"""NATS is away while writers go on: the source keeps what is missing, no process grows, everything says what is amiss.
+"""NATS is away while writers go on: the source keeps what is missing, no process grows, everything
+says what is amiss.
 
 Seconds in CI; HEADRACE_OUTAGE_S makes it minutes. The figures are printed.
 """
@@ -73,11 +74,21 @@ async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
-    environment |= {"HEADRACE_SLOT_INTERVAL_S": "0.5", "HEADRACE_WAL_WARNING_BYTES": str(LAG_BYTES_MIN)}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
+    environment |= {
+        "HEADRACE_SLOT_INTERVAL_S": "0.5",
+        "HEADRACE_WAL_WARNING_BYTES": str(LAG_BYTES_MIN),
+    }
     writer = Writer(database)
     async with (
         service(environment, "wal-reader") as reader,
@@ -103,12 +114,25 @@ async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
         for name, process in services.items():
             held[name] = max(held[name], rss_mib(process.pid))
         await asyncio.gather(*(process.readiness(200, WAIT_S) for process in services.values()))
-        print(f"{OUTAGE_S:.0f} s without NATS, {due} rows written meanwhile, a lag of {lag / 1e6:.1f} MB;")
         print(
-            f"caught up {caught_up_s:.1f} s after it was back, {due / caught_up_s:.0f} rows/s, while more was written;"
+            f"{OUTAGE_S:.0f} s without NATS, {due} rows written meanwhile, a lag of "
+            f"{lag / 1e6:.1f} MB;"
         )
-        print("; ".join(f"{name} {before[name]:.0f} MiB before, {held[name]:.0f} at most" for name in services))
-        found = [event.change for event in await stored(server.url) if event.payload["operation"] == "INSERT"]
+        print(
+            f"caught up {caught_up_s:.1f} s after it was back, {due / caught_up_s:.0f} rows/s, "
+            "while more was written;"
+        )
+        print(
+            "; ".join(
+                f"{name} {before[name]:.0f} MiB before, {held[name]:.0f} at most"
+                for name in services
+            )
+        )
+        found = [
+            event.change
+            for event in await stored(server.url)
+            if event.payload["operation"] == "INSERT"
+        ]
         assert found == await oracle.changes()
         for name in services:
             assert held[name] - before[name] < GROWTH_MIB, (name, before, held)
@@ -116,12 +140,16 @@ async def test_a_nats_that_is_away_while_writers_go_on_costs_time_and_no_memory(
 
 
 async def _outage(services: dict[str, ServiceProcess], held: dict[str, float]) -> int:
-    """Wait until everything says what is amiss, and for the time of the outage; the lag that telemetry showed."""
+    """Wait until everything says what is amiss, and for the time of the outage; the lag that
+    telemetry showed.
+    """
     began, lag = time.monotonic(), 0
     for name in ("wal-reader", "publisher"):
         said = await services[name].readiness(503, WAIT_S)
         assert said["reasons"], said
-    while time.monotonic() - began < OUTAGE_S or (lag <= LAG_BYTES_MIN and time.monotonic() - began < WAIT_S):
+    while time.monotonic() - began < OUTAGE_S or (
+        lag <= LAG_BYTES_MIN and time.monotonic() - began < WAIT_S
+    ):
         lag = json.loads((await services["telemetry"].get("/status"))[1])["wal_lag_bytes"]
         for name, process in services.items():
             held[name] = max(held[name], rss_mib(process.pid))
@@ -138,7 +166,9 @@ async def rows_in(server: EmbeddedNats, count: int) -> None:
         async with asyncio.timeout(WAIT_S):
             while True:
                 with contextlib.suppress(NatsError, TimeoutError):
-                    info = await client.jetstream().stream_info("CDC", subjects_filter="cdc.t.insert")
+                    info = await client.jetstream().stream_info(
+                        "CDC", subjects_filter="cdc.t.insert"
+                    )
                     if (info.state.subjects or {}).get("cdc.t.insert", 0) >= count:
                         return
                 await asyncio.sleep(0.1)

@@ -1,7 +1,8 @@
-"""More is written than can be delivered: memory stays flat, the lag is in sight, and all of it comes in the end.
+"""More is written than can be delivered: memory stays flat, the lag is in sight, and all of it
+comes in the end.
 
-The way to NATS is made slow, so that it holds on any machine; the writer doesn't wait. HEADRACE_OVERLOAD_S makes
-it minutes. The figures are printed.
+The way to NATS is made slow, so that it holds on any machine; the writer doesn't wait.
+HEADRACE_OVERLOAD_S makes it minutes. The figures are printed.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from headrace.testing.process import rss_mib
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
 
-# As fast as PostgreSQL takes it; or for so long, with pauses between the bursts, which is still too fast for the line.
+# As fast as PostgreSQL takes it; or for so long, with pauses between the bursts, which is still too
+# fast for the line.
 SECONDS, PAUSE_S = float(os.environ.get("HEADRACE_OVERLOAD_S", "0")), 5.0
 ROW_BYTES, BURST = 2_000, 5_000
 # Written in all: some sixty MiB, or two a second.
 ROWS = 1000 + BURST * (int(SECONDS / PAUSE_S) or 6)
-# What a service may hold more than before: what is in flight, a few times over; and once it holds that, no more.
+# What a service may hold more than before: what is in flight, a few times over; and once it holds
+# that, no more.
 GROWTH_MIB, FLAT_MIB = 64.0, 12
 WAIT_S = 200.0 + SECONDS
 
@@ -41,7 +44,9 @@ async def test_writes_beyond_what_can_be_delivered_cost_time_and_no_memory(
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
     async with Proxy(lambda: server.port) as to_nats:
@@ -68,22 +73,32 @@ async def test_writes_beyond_what_can_be_delivered_cost_time_and_no_memory(
                     held[service] = max(held[service], rss_mib(suite.pid(service)))
                 course.append(round(held["publisher"]))
                 if SECONDS:
-                    await asyncio.sleep(max(0.0, began + first / BURST * PAUSE_S - time.monotonic()))
+                    await asyncio.sleep(
+                        max(0.0, began + first / BURST * PAUSE_S - time.monotonic())
+                    )
             assert lag > 10 << 20, "the writer was not faster than the line"
             assert not SECONDS or course[-1] - course[len(course) // 2] < FLAT_MIB, course
-            print(f"{time.monotonic() - began:.0f} s, {ROWS} rows of {ROW_BYTES} B, {lag / 1e6:.0f} MB behind at most;")
+            print(
+                f"{time.monotonic() - began:.0f} s, {ROWS} rows of {ROW_BYTES} B, {lag / 1e6:.0f} "
+                "MB behind at most;"
+            )
             left, healed = ROWS - await _count(server.url), time.monotonic()
             to_nats.delay_s = 0.0
             await _delivered(server.url, ROWS)
             took_s = time.monotonic() - healed
             print(
-                f"{left} rows left, delivered in {took_s:.1f} s ({left / took_s:.0f} rows/s) once the line was quick;"
+                f"{left} rows left, delivered in {took_s:.1f} s ({left / took_s:.0f} rows/s) once "
+                "the line was quick;"
             )
             for service in services:
                 held[service] = max(held[service], rss_mib(suite.pid(service)))
                 print(f"{service}: {before[service]:.0f} MiB before, {held[service]:.0f} at most")
                 assert held[service] - before[service] < GROWTH_MIB, (before, held)
-            found = [event for event in await stored(server.url) if event.payload["operation"] == "INSERT"]
+            found = [
+                event
+                for event in await stored(server.url)
+                if event.payload["operation"] == "INSERT"
+            ]
             assert [event.change for event in found] == await oracle.changes()
             assert suite.running("wal-reader")
             assert suite.running("publisher")

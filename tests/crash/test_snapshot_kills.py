@@ -1,6 +1,8 @@
-"""Whatever is killed in the middle of a snapshot, it ends complete or with an error, never with a meta for half of it.
+"""Whatever is killed in the middle of a snapshot, it ends complete or with an error, never with a
+meta for half of it.
 
-The JVM and the responder are killed in tests/integration/test_snapshot_faults.py, with the responder that others share.
+The JVM and the responder are killed in tests/integration/test_snapshot_faults.py, with the
+responder that others share.
 """
 
 from __future__ import annotations
@@ -22,7 +24,12 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from headrace.contract.events import decode
-from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject, snapshot_request_subject
+from headrace.contract.naming import (
+    chunk_subject,
+    meta_subject,
+    snapshot_error_subject,
+    snapshot_request_subject,
+)
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.plugin import OwnNats, OwnPostgres
@@ -63,7 +70,9 @@ class World:
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with contextlib.suppress(nats.errors.Error):
-                    answer = await self.client.request(snapshot_request_subject(TABLE), b"", timeout=5)
+                    answer = await self.client.request(
+                        snapshot_request_subject(TABLE), b"", timeout=5
+                    )
                     if (body := decode(answer.data))["status"] != "rejected":
                         return str(body["snapshot_id"])
                 await asyncio.sleep(0.2)
@@ -82,7 +91,10 @@ class World:
     async def outcome(self, snapshot_id: str) -> tuple[str, dict[str, Any]]:
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                for kind, subject in (("meta", meta_subject(TABLE)), ("error", snapshot_error_subject(TABLE))):
+                for kind, subject in (
+                    ("meta", meta_subject(TABLE)),
+                    ("error", snapshot_error_subject(TABLE)),
+                ):
                     body = await self.last(subject)
                     if body is not None and body["snapshot_id"] == snapshot_id:
                         return kind, body
@@ -106,19 +118,32 @@ class World:
         kind, after = await self.outcome(await self.ask())
         assert kind == "meta", after
         await self.check_whole(after)
-        metas = await self.client.jsm().stream_info("INIT", subjects_filter=f"init.snap.{TABLE}.{snapshot_id}.>")
+        metas = await self.client.jsm().stream_info(
+            "INIT", subjects_filter=f"init.snap.{TABLE}.{snapshot_id}.>"
+        )
         assert not metas.state.subjects, "chunks of a snapshot that failed are left"
         return "error"
 
 
 @pytest_asyncio.fixture
-async def world(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> AsyncIterator[World]:
+async def world(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> AsyncIterator[World]:
     postgres, server = await own_postgres(), await own_nats()
     connection = await asyncpg.connect(postgres.dsn())
-    await connection.execute(f"CREATE TABLE {TABLE} (id int, pad text); CREATE PUBLICATION p FOR TABLE {TABLE}")
-    await connection.execute(f"INSERT INTO {TABLE} SELECT g, repeat('x', 400) FROM generate_series(1, {ROWS}) g")
+    await connection.execute(
+        f"CREATE TABLE {TABLE} (id int, pad text); CREATE PUBLICATION p FOR TABLE {TABLE}"
+    )
+    await connection.execute(
+        f"INSERT INTO {TABLE} SELECT g, repeat('x', 400) FROM generate_series(1, {ROWS}) g"
+    )
     await connection.close()
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     async with Suite(environment, tmp_path, [SERVICE]) as suite:
         client = await nats.connect(server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
         yield World(postgres, server, suite, client)
@@ -127,7 +152,11 @@ async def world(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) ->
 
 def workers(pid: int) -> list[int]:
     """Spark's Python workers: what has no children of its own below the JVM."""
-    return [child for child in child_pids(pid) if _command(child).count("pyspark") and not child_pids(child)]
+    return [
+        child
+        for child in child_pids(pid)
+        if _command(child).count("pyspark") and not child_pids(child)
+    ]
 
 
 def _command(pid: int) -> str:
@@ -136,7 +165,9 @@ def _command(pid: int) -> str:
     return ""
 
 
-async def test_killed_workers_servers_and_source_leave_no_meta_of_an_incomplete_snapshot(world: World) -> None:
+async def test_killed_workers_servers_and_source_leave_no_meta_of_an_incomplete_snapshot(
+    world: World,
+) -> None:
     """One after the other on one Spark, which starts slowly."""
     snapshot_id = await world.ask()
     await world.in_the_middle(snapshot_id)
@@ -146,7 +177,9 @@ async def test_killed_workers_servers_and_source_leave_no_meta_of_an_incomplete_
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
     kind, body = await world.outcome(snapshot_id)
-    assert kind == "meta", f"a task whose worker died is run again, and does not fail the snapshot: {body}"
+    assert kind == "meta", (
+        f"a task whose worker died is run again, and does not fail the snapshot: {body}"
+    )
     await world.check_whole(body)
 
     snapshot_id = await world.ask()

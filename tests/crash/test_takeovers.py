@@ -1,7 +1,9 @@
-"""Two schema-publishers and two telemetries: one is killed in the middle of work, and the other misses nothing.
+"""Two schema-publishers and two telemetries: one is killed in the middle of work, and the other
+misses nothing.
 
-Both of a pair work at all times; what one writes the other must neither undo nor write again. How the standbys of
-wal-reader, publisher and snapshot-responder take over is in test_high_availability.py and test_snapshot_kills.py.
+Both of a pair work at all times; what one writes the other must neither undo nor write again. How
+the standbys of wal-reader, publisher and snapshot-responder take over is in
+test_high_availability.py and test_snapshot_kills.py.
 """
 
 from __future__ import annotations
@@ -35,8 +37,15 @@ async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_tw
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     environment["HEADRACE_CATALOG_INTERVAL_S"] = "0.1"
     client = await nats.connect(server.url)
     (tmp_path / "b").mkdir()
@@ -53,7 +62,9 @@ async def test_a_killed_schema_publisher_loses_no_version_and_none_is_written_tw
                 await database.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)")
                 await _schema(client, columns=number + 1)
                 await _schema(client, columns=1, table=f"t{number}")
-                print(f"schema-publisher: the other goes on within {time.monotonic() - began:.1f} s")
+                print(
+                    f"schema-publisher: the other goes on within {time.monotonic() - began:.1f} s"
+                )
                 await victim.start("schema-publisher")
             else:
                 await _schema(client, columns=number + 1)
@@ -83,8 +94,15 @@ async def test_a_killed_telemetry_leaves_another_that_shows_the_whole_suite(
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     environment |= {"HEADRACE_STATS_INTERVAL_S": "0.1", "HEADRACE_SLOT_INTERVAL_S": "0.1"}
     async with Suite(environment, tmp_path) as suite, service(environment, "telemetry") as other:
         await suite.logged("publisher", "epoch_joined")
@@ -102,7 +120,9 @@ async def test_a_killed_telemetry_leaves_another_that_shows_the_whole_suite(
 
 
 async def _shows(telemetry: ServiceProcess, published: int) -> dict[str, str]:
-    """The state of each service, once the publisher's count is this: the rows, and their table's schema."""
+    """The state of each service, once the publisher's count is this: the rows, and their table's
+    schema.
+    """
     status: dict[str, Any] = {}
     try:
         async with asyncio.timeout(WAIT_S):

@@ -1,8 +1,9 @@
-"""In transaction mode no reader sees part of a transaction, whenever it looks and however often the publisher dies.
+"""In transaction mode no reader sees part of a transaction, whenever it looks and however often the
+publisher dies.
 
-One reader asks for the last message without a pause, the other follows by transactions with the library. (A consumer is
-given messages one by one, and a fetch may end between two of them while the server stores a group; the rest is then in
-the server already, and needs no publisher.)
+One reader asks for the last message without a pause, the other follows by transactions with the
+library. (A consumer is given messages one by one, and a fetch may end between two of them while the
+server stores a group; the rest is then in the server already, and needs no publisher.)
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) ->
             async with connection.transaction():
                 for table in ("orders", "items"):
                     await connection.execute(
-                        f"INSERT INTO {table} SELECT g, 'note ' || g FROM generate_series($1::bigint, $2::bigint) g",
+                        (
+                            f"INSERT INTO {table} SELECT g, 'note ' || g FROM "
+                            "generate_series($1::bigint, $2::bigint) g"
+                        ),
                         row,
                         row + rows // 2 - 1,
                     )
@@ -67,18 +71,21 @@ async def write(postgres: EmbeddedPostgres, enough: asyncio.Event, seed: int) ->
 class Reader:
     """Looks at the stream as often as it can; whatever it is shown must be whole.
 
-    By reading messages, as any reader does: the sequence that the server's stream info names while it stores a batch is
-    ahead of what it lets anybody read.
+    By reading messages, as any reader does: the sequence that the server's stream info names while
+    it stores a batch is ahead of what it lets anybody read.
     """
 
     client: Client
     looks: int = 0
-    # Of each transaction that was given out, its events' positions; and how often following began anew.
+    # Of each transaction that was given out, its events' positions; and how often following began
+    # anew.
     given: list[list[Position]] = field(default_factory=list)
     lives: int = 0
 
     async def last_messages(self, done: asyncio.Event) -> None:
-        """The stream's last message, by the leader and by a direct get: it is always the end of a transaction."""
+        """The stream's last message, by the leader and by a direct get: it is always the end of a
+        transaction.
+        """
         js = self.client.jetstream()
         while not done.is_set():
             for direct in (False, True):
@@ -88,7 +95,9 @@ class Reader:
                     self.looks += 1
 
     async def follow(self, done: asyncio.Event) -> None:
-        """Whole transactions, by the library; every now and then from its watermark on, like one that was killed."""
+        """Whole transactions, by the library; every now and then from its watermark on, like one
+        that was killed.
+        """
         marks, chance = MemoryWatermarks(), random.Random(3)
         while not done.is_set():
             self.lives += 1
@@ -96,16 +105,23 @@ class Reader:
                 reader = Transactions(consumer)
                 for _ in range(chance.randint(1, 40)):
                     # Now and then it dies with a transaction in hand that it has not applied.
-                    if (transaction := await reader.next(0.05)) is not None and chance.random() < 0.95:
+                    if (
+                        transaction := await reader.next(0.05)
+                    ) is not None and chance.random() < 0.95:
                         assert transaction.ends
-                        self.given.append([event.position for event in transaction.events if event.advances])
+                        self.given.append(
+                            [event.position for event in transaction.events if event.advances]
+                        )
                         await reader.done(transaction)
                     elif transaction is not None:
                         break
 
     def judge(self, committed: list[Change]) -> None:
         """What was given out is what was committed, transaction by transaction."""
-        by_transaction = [list(group) for _, group in groupby((one.position for one in committed), lambda at: at.lsn)]
+        by_transaction = [
+            list(group)
+            for _, group in groupby((one.position for one in committed), lambda at: at.lsn)
+        ]
         given = [transaction for transaction in self.given if transaction]
         assert given == by_transaction[: len(given)]
         assert len(given) > KILLS
@@ -116,7 +132,9 @@ def is_an_end(payload: events.Payload) -> bool:
 
 
 async def ends_whole(url: str) -> None:
-    """With nobody publishing, the stream ends where a transaction ends: what any reader has begun to see is there."""
+    """With nobody publishing, the stream ends where a transaction ends: what any reader has begun
+    to see is there.
+    """
     client = await nats.connect(url)
     try:
         with contextlib.suppress(NotFoundError):
@@ -132,7 +150,9 @@ async def reading(url: str) -> AsyncIterator[Reader]:
     client = await nats.connect(url)
     done = asyncio.Event()
     reader = Reader(client)
-    tasks = [asyncio.create_task(work) for work in (reader.last_messages(done), reader.follow(done))]
+    tasks = [
+        asyncio.create_task(work) for work in (reader.last_messages(done), reader.follow(done))
+    ]
     try:
         yield reader
         done.set()
@@ -151,13 +171,19 @@ async def test_no_reader_ever_sees_part_of_a_transaction_while_the_publisher_is_
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
     await database.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE TABLE items (id bigint PRIMARY KEY, note text);"
+        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE TABLE items (id bigint "
+        "PRIMARY KEY, note text);"
         "CREATE PUBLICATION headrace FOR ALL TABLES"
     )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
     chance = random.Random(7)
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     settings = {**environment, "HEADRACE_DELIVERY": "transaction", "HEADRACE_LEASE_TTL_S": "0.5"}
     async with Suite(settings, tmp_path) as suite, contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(database.close)
@@ -205,7 +231,14 @@ async def settled(url: str, rows: int) -> None:
             while True:
                 info = await client.jetstream().stream_info("CDC", subjects_filter="cdc.>")
                 subjects = info.state.subjects or {}
-                if sum(count for subject, count in subjects.items() if not subject.endswith(".schema")) >= rows:
+                if (
+                    sum(
+                        count
+                        for subject, count in subjects.items()
+                        if not subject.endswith(".schema")
+                    )
+                    >= rows
+                ):
                     return
                 await asyncio.sleep(0.1)
     finally:
@@ -220,20 +253,34 @@ async def test_a_group_whose_publisher_died_inside_it_leaves_nothing_visible(
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
     await database.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR ALL TABLES"
+        "CREATE TABLE orders (id bigint PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR "
+        "ALL TABLES"
     )
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     settings = {**environment, "HEADRACE_DELIVERY": "transaction"}
-    async with Suite(settings, tmp_path, services=("wal-reader",)) as suite, contextlib.AsyncExitStack() as stack:
+    async with (
+        Suite(settings, tmp_path, services=("wal-reader",)) as suite,
+        contextlib.AsyncExitStack() as stack,
+    ):
         stack.push_async_callback(database.close)
         await suite.start("publisher", HEADRACE_FAILPOINT=f"publisher.{failpoint}")
         await suite.logged("publisher", "epoch_joined")
-        # 99 rows and their schema event; large enough that much of it has left the process when it dies.
-        await database.execute("INSERT INTO orders SELECT g, repeat('x', 60000) FROM generate_series(1, 99) g")
+        # 99 rows and their schema event; large enough that much of it has left the process when it
+        # dies.
+        await database.execute(
+            "INSERT INTO orders SELECT g, repeat('x', 60000) FROM generate_series(1, 99) g"
+        )
         assert await suite.exit_code("publisher", 20) == -9
         assert [event for event in await stored(server.url) if event.payload["tx"]["xid"]] == []
         await suite.start("publisher")
         await settled(server.url, 99)
-        rows = [event for event in await stored(server.url) if event.payload["operation"] != "SCHEMA"]
+        rows = [
+            event for event in await stored(server.url) if event.payload["operation"] != "SCHEMA"
+        ]
         assert [event.payload["data"]["id"] for event in rows] == list(range(1, 100))
         assert [event.change.position.seq for event in rows] == list(range(99))

@@ -1,4 +1,6 @@
-"""Bytes that are nearly right: valid seeds, changed a little, as a truncating or lying peer would send them."""
+"""Bytes that are nearly right: valid seeds, changed a little, as a truncating or lying peer would
+send them.
+"""
 
 from __future__ import annotations
 

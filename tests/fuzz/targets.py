@@ -1,7 +1,8 @@
-"""What is fuzzed, from which seeds, and what must hold: the bytes' whole meaning or a `DecodeError`, nothing else.
+"""What is fuzzed, from which seeds, and what must hold: the bytes' whole meaning or a
+`DecodeError`, nothing else.
 
-Each `check` returns for bytes that were understood or refused, and raises for anything else. Pure, so that a coverage-
-guided fuzzer can drive it as well as hypothesis does.
+Each `check` returns for bytes that were understood or refused, and raises for anything else. Pure,
+so that a coverage- guided fuzzer can drive it as well as hypothesis does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from headrace.bus.frame import Kind, Opening, Part
 from headrace.bus.receiver import FrameReceiver
 from headrace.consumer.event import of_message
 from headrace.contract import events, type_oids
-from headrace.contract.values import ArrayForm, Converter, Encoding, JsonForm, ValueOptions, converter
+from headrace.contract.values import (
+    ArrayForm,
+    Converter,
+    Encoding,
+    JsonForm,
+    ValueOptions,
+    converter,
+)
 from headrace.errors import DecodeError
 from headrace.lsn import Position
 from headrace.pgoutput import Delete, Insert, Row, Truncate, Update, decode
@@ -71,7 +79,9 @@ def _pgoutput(data: bytes) -> None:
         case Insert(relation_id, new):
             assert data == b"I" + struct.pack("!I", relation_id) + b"N" + _row(new)
         case Update(relation_id, key, old, new):
-            before = b"K" + _row(key) if key is not None else b"" if old is None else b"O" + _row(old)
+            before = (
+                b"K" + _row(key) if key is not None else b"" if old is None else b"O" + _row(old)
+            )
             assert data == b"U" + struct.pack("!I", relation_id) + before + b"N" + _row(new)
         case Delete(relation_id, key, old):
             before = b"K" + _row(key) if key is not None else b"O" + _row(old or ())
@@ -80,7 +90,9 @@ def _pgoutput(data: bytes) -> None:
             assert data[6:] == struct.pack(f"!{len(relation_ids)}I", *relation_ids)
 
 
-_OPENING = Opening({"publisher": "s1"}, "slot", "db", "7500000000000000000", 1, 0x100, 0x200, ((1, 0x80),))
+_OPENING = Opening(
+    {"publisher": "s1"}, "slot", "db", "7500000000000000000", 1, 0x100, 0x200, ((1, 0x80),)
+)
 _ENTRIES = b"".join(frame.encode_entry(0x100 + at, message) for at, message in enumerate(_PGOUTPUT))
 _FRAMES = [
     frame.encode_open(5, _OPENING),
@@ -133,7 +145,11 @@ _PAYLOAD: events.Payload = {
     "lsn": 24081224,
     "tx": events.transaction(757, Position(24081648, 0), "2025-12-12T12:00:34.338547Z", last=False),
 }
-_EVENTS = [events.encode(value, encoding) for encoding in Encoding for value in (_PAYLOAD, [_PAYLOAD, _PAYLOAD])]
+_EVENTS = [
+    events.encode(value, encoding)
+    for encoding in Encoding
+    for value in (_PAYLOAD, [_PAYLOAD, _PAYLOAD])
+]
 _EVENTS += [zstandard.ZstdCompressor().compress(data) for data in _EVENTS]
 
 
@@ -161,14 +177,23 @@ _OIDS = [
 ]  # fmt: skip
 
 
-_JSON_OIDS = {oid for oid in _OIDS if {type_oids.ELEMENT_OIDS.get(oid, oid)} & {type_oids.JSON, type_oids.JSONB}}
+_JSON_OIDS = {
+    oid
+    for oid in _OIDS
+    if {type_oids.ELEMENT_OIDS.get(oid, oid)} & {type_oids.JSON, type_oids.JSONB}
+}
 
 
 def _converters() -> list[tuple[int, Encoding, Converter]]:
     options = [
-        ValueOptions(encoding, arrays, form) for encoding in Encoding for arrays in ArrayForm for form in JsonForm
+        ValueOptions(encoding, arrays, form)
+        for encoding in Encoding
+        for arrays in ArrayForm
+        for form in JsonForm
     ]
-    return [(oid, one.encoding, converter(oid, one, lambda _: None)) for one in options for oid in _OIDS]
+    return [
+        (oid, one.encoding, converter(oid, one, lambda _: None)) for one in options for oid in _OIDS
+    ]
 
 
 _CONVERTERS = _converters()

@@ -1,4 +1,5 @@
-"""Decoders against bytes that are nearly right, for FUZZ_SECONDS in all (a few by default); the seed is printed.
+"""Decoders against bytes that are nearly right, for FUZZ_SECONDS in all (a few by default); the
+seed is printed.
 
 `FUZZ_SEED` repeats a run. What hypothesis finds it makes as small as it can.
 """

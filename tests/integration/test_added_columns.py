@@ -1,6 +1,8 @@
-"""A new column's constant default, which PostgreSQL fills into the rows that are there without writing them.
+"""A new column's constant default, which PostgreSQL fills into the rows that are there without
+writing them.
 
-The oracle is the source's own text of a row that is older than the column, and that row's value in an event.
+The oracle is the source's own text of a row that is older than the column, and that row's value in
+an event.
 """
 
 from __future__ import annotations
@@ -95,9 +97,12 @@ DEFAULTS = {
 }
 
 
-async def test_a_constant_default_comes_with_the_event_as_the_value_that_older_rows_have(line: Line) -> None:
+async def test_a_constant_default_comes_with_the_event_as_the_value_that_older_rows_have(
+    line: Line,
+) -> None:
     await line.execute(
-        "CREATE TYPE mood AS ENUM ('fine', 'bad'); CREATE DOMAIN positive AS int; CREATE TYPE pair AS (a int, b text)"
+        "CREATE TYPE mood AS ENUM ('fine', 'bad'); CREATE DOMAIN positive AS int; CREATE TYPE pair "
+        "AS (a int, b text)"
     )
     for kind in DEFAULTS:
         await line.execute(f"CREATE TABLE of_{kind} (id int PRIMARY KEY)")
@@ -139,15 +144,21 @@ async def test_the_value_is_that_of_the_moment_when_the_column_came(one_line: Li
     await one_line.execute("ALTER TABLE moved ALTER c DROP DEFAULT, ALTER d SET DEFAULT 60")
     await one_line.execute("INSERT INTO moved VALUES (2, 2, 50)")
     events = await one_line.take()
-    assert [(change["column"], change["filled"]) for change in added(events)] == [("c", 5), ("d", 6)]
+    assert [(change["column"], change["filled"]) for change in added(events)] == [
+        ("c", 5),
+        ("d", 6),
+    ]
     assert not events[0].payload["resync"]
     assert only(events, "INSERT")[0].row == {"id": 2, "n": 2, "c": 50, "d": 60}
 
 
-async def test_rows_of_the_same_transaction_before_the_column_have_the_value_too(one_line: Line) -> None:
+async def test_rows_of_the_same_transaction_before_the_column_have_the_value_too(
+    one_line: Line,
+) -> None:
     await a_table(one_line, "within")
     await one_line.execute(
-        "INSERT INTO within VALUES (2, 2); ALTER TABLE within ADD c int DEFAULT 5; INSERT INTO within VALUES (3, 3, 3)"
+        "INSERT INTO within VALUES (2, 2); ALTER TABLE within ADD c int DEFAULT 5; INSERT INTO "
+        "within VALUES (3, 3, 3)"
     )
     before, told, after = await one_line.take()
     assert (before.row, after.row) == ({"id": 2, "n": 2}, {"id": 3, "n": 3, "c": 3})
@@ -159,7 +170,9 @@ REWRITES = ("VACUUM FULL {}", "ALTER TABLE {} ALTER n TYPE bigint USING n * 10")
 
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=["vacuum", "retyped"])
-async def test_a_value_that_the_catalog_forgot_is_no_value_but_a_resync(one_line: Line, rewrite: str) -> None:
+async def test_a_value_that_the_catalog_forgot_is_no_value_but_a_resync(
+    one_line: Line, rewrite: str
+) -> None:
     table = f"forgotten_{rewrite.split(maxsplit=1)[0].lower()}"
     await a_table(one_line, table)
     with behind(one_line):
@@ -172,20 +185,26 @@ async def test_a_value_that_the_catalog_forgot_is_no_value_but_a_resync(one_line
 
 
 async def test_another_column_of_the_name_that_came_later_lends_it_no_value(one_line: Line) -> None:
-    """The later column's transaction has the lower number: by that alone it would pass for the earlier one."""
+    """The later column's transaction has the lower number: by that alone it would pass for the
+    earlier one.
+    """
     await a_table(one_line, "namesake")
     with behind(one_line):
         async with session(one_line) as early, early.transaction():
             await early.fetchval("SELECT pg_current_xact_id()::text")
             await one_line.execute("ALTER TABLE namesake ADD c int DEFAULT 5")
             await one_line.execute("INSERT INTO namesake VALUES (2, 2, 2)")
-            await early.execute("ALTER TABLE namesake DROP c; ALTER TABLE namesake ADD c int DEFAULT 9")
+            await early.execute(
+                "ALTER TABLE namesake DROP c; ALTER TABLE namesake ADD c int DEFAULT 9"
+            )
     events = await one_line.take()
     assert events[0].payload["resync"]
     assert all("filled" not in change for change in added(events))
 
 
-async def test_a_partitioned_table_whose_partitions_have_the_value_is_copied_again(lines: Lines) -> None:
+async def test_a_partitioned_table_whose_partitions_have_the_value_is_copied_again(
+    lines: Lines,
+) -> None:
     line = await lines(18, "FOR TABLE line_marker WITH (publish_via_partition_root)")
     await line.execute(
         "CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id);"
@@ -194,13 +213,17 @@ async def test_a_partitioned_table_whose_partitions_have_the_value_is_copied_aga
     )
     await line.execute("INSERT INTO parted VALUES (1)")
     await line.take()
-    await line.execute("ALTER TABLE parted ADD c int DEFAULT 5; ALTER TABLE parted ALTER c DROP DEFAULT")
+    await line.execute(
+        "ALTER TABLE parted ADD c int DEFAULT 5; ALTER TABLE parted ALTER c DROP DEFAULT"
+    )
     await line.execute("INSERT INTO parted VALUES (2)")
     told, _ = await line.take()
     assert told.payload["resync"]
 
 
-async def test_a_name_whose_text_depends_on_the_session_is_no_value_but_a_resync(one_line: Line) -> None:
+async def test_a_name_whose_text_depends_on_the_session_is_no_value_but_a_resync(
+    one_line: Line,
+) -> None:
     await a_table(one_line, "naming")
     await one_line.execute("ALTER TABLE naming ADD c regclass DEFAULT 'naming'")
     await one_line.execute("INSERT INTO naming VALUES (2, 2)")
@@ -211,17 +234,24 @@ async def test_a_name_whose_text_depends_on_the_session_is_no_value_but_a_resync
 
 async def test_two_columns_are_filled_each_with_its_own(one_line: Line) -> None:
     await a_table(one_line, "couple")
-    await one_line.execute("ALTER TABLE couple DROP n, ADD c text DEFAULT 'c', ADD d text DEFAULT 'd'")
+    await one_line.execute(
+        "ALTER TABLE couple DROP n, ADD c text DEFAULT 'c', ADD d text DEFAULT 'd'"
+    )
     await one_line.execute("INSERT INTO couple VALUES (2)")
     events = await one_line.take()
-    assert [(change["column"], change["filled"]) for change in added(events)] == [("c", "c"), ("d", "d")]
+    assert [(change["column"], change["filled"]) for change in added(events)] == [
+        ("c", "c"),
+        ("d", "d"),
+    ]
     assert not events[0].payload["resync"]
 
 
 async def test_a_value_too_large_for_a_message_is_a_resync(lines: Lines) -> None:
     line = await lines(18, HEADRACE_ENCODING="msgpack")
     await a_table(line, "bulky")
-    await line.execute("CREATE FUNCTION long() RETURNS text LANGUAGE sql STABLE AS $$SELECT repeat('x', 600000)$$")
+    await line.execute(
+        "CREATE FUNCTION long() RETURNS text LANGUAGE sql STABLE AS $$SELECT repeat('x', 600000)$$"
+    )
     await line.execute("ALTER TABLE bulky ADD c text DEFAULT long()")
     await line.execute("INSERT INTO bulky VALUES (2, 2, '')")
     events = await line.take()

@@ -1,4 +1,6 @@
-"""A required archive holds the slot, and everybody says so; what it leaves behind is the operator's."""
+"""A required archive holds the slot, and everybody says so; what it leaves behind is the
+operator's.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ async def archiver_check(settings: dict[str, str]) -> dict[str, Any]:
 
 async def published(nats_url: str, rows: int) -> None:
     async with asyncio.timeout(60):
-        while sum(event.payload["operation"] == "INSERT" for event in await stored(nats_url)) < rows:  # noqa: ASYNC110  # a stream's length gives no event
+        while (  # noqa: ASYNC110  # a stream's length gives no event
+            sum(event.payload["operation"] == "INSERT" for event in await stored(nats_url)) < rows
+        ):
             await asyncio.sleep(0.2)
 
 
@@ -63,19 +67,27 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
     oracle = await prepare(database)
     url, port = f"file://{tmp_path}/archive", free_port()
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="1"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_PATIENCE_S="1",
     )
     slot = settings["HEADRACE_SLOT"]
     async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
         await suite.start("wal-reader", HEADRACE_HTTP_PORT=str(port))
         await suite.logged("archiver", "epoch_joined", timeout_s=60)
         await suite.kill("archiver")
-        await database.execute(f"INSERT INTO orders SELECT g, g, 'held' FROM generate_series(1, {ROWS}) g")
+        await database.execute(
+            f"INSERT INTO orders SELECT g, g, 'held' FROM generate_series(1, {ROWS}) g"
+        )
         await published(nats_server.url, ROWS)
         held = await reasons(port, "confirm")
         assert "for archiver" in held["confirm"]
         committed = await oracle.changes()
-        assert await confirmed(database, slot) <= committed[0].position.lsn, "the archive has nothing of it"
+        assert await confirmed(database, slot) <= committed[0].position.lsn, (
+            "the archive has nothing of it"
+        )
         check = await archiver_check(settings)
         assert check["state"] == "fail"
         assert "the slot keeps all WAL" in check["found"]
@@ -103,7 +115,11 @@ async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
     oracle = await prepare(database)
     url, port = f"file://{tmp_path}/archive", free_port()
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_PATIENCE_S="60"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_PATIENCE_S="60",
     )
     async with Suite(settings, tmp_path, ("publisher", "archiver")) as suite:
         await suite.start("wal-reader", HEADRACE_HTTP_PORT=str(port))

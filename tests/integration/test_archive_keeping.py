@@ -1,4 +1,6 @@
-"""What the archiver does about its own files: the old ones go, and an archive that has none is not begun anew."""
+"""What the archiver does about its own files: the old ones go, and an archive that has none is not
+begun anew.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ async def test_the_archiver_collects_what_is_old_and_notices_when_all_is_gone(
     folder = tmp_path / "archive"
     url = f"file://{folder}"
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_KEEP_S="3600"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_KEEP_S="3600",
     )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined", timeout_s=60)
@@ -62,9 +68,12 @@ async def test_the_archiver_collects_what_is_old_and_notices_when_all_is_gone(
         async with asyncio.timeout(60):
             while (await left(url))[0] == files[1]:  # noqa: ASYNC110  # a folder gives no event
                 await asyncio.sleep(0.2)
-        assert (await left(url))[0] <= files[-1], "the last one is kept, from which the archiver goes on"
+        assert (await left(url))[0] <= files[-1], (
+            "the last one is kept, from which the archiver goes on"
+        )
 
-        # The volume is not mounted: what is in its place is empty, and must not be taken for a new archive.
+        # The volume is not mounted: what is in its place is empty, and must not be taken for a new
+        # archive.
         await suite.kill("archiver")
         folder.rename(tmp_path / "volume")
         await database.execute("INSERT INTO orders VALUES (100, 1, 'while it is away')")

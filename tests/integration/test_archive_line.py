@@ -1,4 +1,6 @@
-"""The archive holds what PostgreSQL committed: exactly, in commit order, whatever is killed, optional or required."""
+"""The archive holds what PostgreSQL committed: exactly, in commit order, whatever is killed,
+optional or required.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,19 @@ CHANGES = frozenset({"insert", "update", "delete", "truncate"})
 SCRIPT = (
     "INSERT INTO orders SELECT g, g % 7, 'note ' || g FROM generate_series(1, 2000) g",
     "UPDATE orders SET n = n + 1 WHERE id % 3 = 0",
-    "INSERT INTO items VALUES (1, 'a'), (2, NULL); UPDATE items SET a = 3 WHERE a = 1; DELETE FROM items WHERE a = 2",
-    "ALTER TABLE items ADD COLUMN more jsonb; INSERT INTO items VALUES (9, 'x', '{\"deep\": [1.50, null]}')",
+    (
+        "INSERT INTO items VALUES (1, 'a'), (2, NULL); UPDATE items SET a = 3 WHERE a = 1; DELETE "
+        "FROM items WHERE a = 2"
+    ),
+    (
+        "ALTER TABLE items ADD COLUMN more jsonb; INSERT INTO items VALUES (9, 'x', '{\"deep\": "
+        "[1.50, null]}')"
+    ),
     "TRUNCATE items, orders",
-    "INSERT INTO full_rows VALUES (1, repeat('large ', 20000), 1); UPDATE full_rows SET n = 2; DELETE FROM full_rows",
+    (
+        "INSERT INTO full_rows VALUES (1, repeat('large ', 20000), 1); UPDATE full_rows SET n = 2; "
+        "DELETE FROM full_rows"
+    ),
 )
 
 
@@ -38,7 +49,8 @@ async def prepare(database: Database) -> Oracle:
     await database.execute("CREATE TABLE items (a int, b text, PRIMARY KEY (a))")
     await database.execute("CREATE TABLE full_rows (id int PRIMARY KEY, big text, n int)")
     await database.execute(
-        "ALTER TABLE full_rows REPLICA IDENTITY FULL; ALTER TABLE full_rows ALTER big SET STORAGE EXTERNAL"
+        "ALTER TABLE full_rows REPLICA IDENTITY FULL; ALTER TABLE full_rows ALTER big SET STORAGE "
+        "EXTERNAL"
     )
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
     oracle = Oracle(database, f"oracle_{database.name}", "headrace")
@@ -56,7 +68,10 @@ def changes(entries: Iterable[RowEntry]) -> list[Change]:
 
 
 async def archived(
-    url: str, committed: list[Change], timeout_s: float = 60.0, options: WalReaderOptions | None = None
+    url: str,
+    committed: list[Change],
+    timeout_s: float = 60.0,
+    options: WalReaderOptions | None = None,
 ) -> list[RowEntry]:
     """Everything in the archive, once it holds as many changes as were committed."""
     deadline = time.monotonic() + timeout_s
@@ -87,7 +102,9 @@ async def test_the_archive_holds_what_was_committed_in_commit_order(
     oracle = await prepare(database)
     url = f"file://{tmp_path}/archive"
     async with Suite(
-        environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true"), tmp_path, WITH_ARCHIVE
+        environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true"),
+        tmp_path,
+        WITH_ARCHIVE,
     ) as suite:
         await suite.logged("archiver", "epoch_joined")
         for statement in SCRIPT:

@@ -1,4 +1,6 @@
-"""Damage in a bucket: a store refuses ranges of what is too short for them, and the file is named all the same."""
+"""Damage in a bucket: a store refuses ranges of what is too short for them, and the file is named
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ async def test_a_file_that_is_missing_empty_or_cut_off_in_a_bucket_is_named(
     made = await asyncio.to_thread(Maker, s3.url("log"))
     for _ in range(4):
         await asyncio.to_thread(made.write)
-    assert len(await asyncio.to_thread(lambda: list(WalReader(made.url, options).follow(wait=False)))) == 80
+    assert (
+        len(await asyncio.to_thread(lambda: list(WalReader(made.url, options).follow(wait=False))))
+        == 80
+    )
     for damage in (None, b"", b"P", b"PAR1" * 20):
         await asyncio.to_thread(made.store.delete, file_name(3))
         if damage is not None:
@@ -45,4 +50,6 @@ async def test_a_file_that_is_missing_empty_or_cut_off_in_a_bucket_is_named(
             await asyncio.to_thread(lambda: list(WalReader(made.url, options).follow(wait=False)))
         assert not found.value.retry, "no later try finds another file"
         with pytest.raises(ArchiveError, match=file_name(3)):
-            assert [entry async for entry in AsyncWalReader(made.url, options).follow(wait=False)] == []
+            assert [
+                entry async for entry in AsyncWalReader(made.url, options).follow(wait=False)
+            ] == []

@@ -1,4 +1,6 @@
-"""A change that can't be read: with HEADRACE_POISON=park it holds up neither a required archive nor the slot."""
+"""A change that can't be read: with HEADRACE_POISON=park it holds up neither a required archive nor
+the slot.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ async def test_a_parked_change_holds_up_neither_a_required_archive_nor_the_slot(
 ) -> None:
     postgres, nats_server = await own_postgres(), await own_nats()
     async with fresh_database(postgres, Names.new().other("ascii"), ASCII) as database:
-        await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t")
+        await database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
+        )
         url = f"file://{tmp_path}/archive"
-        settings = environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_POISON="park")
+        settings = environment(
+            database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_POISON="park"
+        )
         async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
             await suite.logged("archiver", "epoch_joined", timeout_s=60)
             await database.execute(POISON)
@@ -54,14 +60,24 @@ async def test_a_parked_change_holds_up_neither_a_required_archive_nor_the_slot(
         entries = await asyncio.to_thread(lambda: list(WalReader(url).follow(wait=False)))
         found = [(entry.position, entry.key["id"]) for entry in entries if entry.key is not None]
         assert [key for _, key in found] == [1, 3, *range(10, 501)]
-        assert [position.seq for position, _ in found[:2]] == [0, 2], "the parked change has its place"
-        events = [event.payload for event in await stored(nats_server.url) if event.payload["operation"] == "INSERT"]
-        assert [(event["tx"]["lsn"], event["tx"]["seq"]) for event in events] == [tuple(place) for place, _ in found]
+        assert [position.seq for position, _ in found[:2]] == [0, 2], (
+            "the parked change has its place"
+        )
+        events = [
+            event.payload
+            for event in await stored(nats_server.url)
+            if event.payload["operation"] == "INSERT"
+        ]
+        assert [(event["tx"]["lsn"], event["tx"]["seq"]) for event in events] == [
+            tuple(place) for place, _ in found
+        ]
         assert [raw for _, raw in await parked(nats_server.url)] == [b"\xff\xfe", b"\xfe"]
 
 
 async def parked(nats_url: str) -> list[tuple[str, bytes]]:
-    """The names of what was put aside, and the bytes that could not be read, by a client of NATS alone."""
+    """The names of what was put aside, and the bytes that could not be read, by a client of NATS
+    alone.
+    """
     client = await nats.connect(nats_url)
     store = await client.jetstream().object_store("headrace_parked")
     found = []

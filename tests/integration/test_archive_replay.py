@@ -1,4 +1,6 @@
-"""The archive played again: into a stream it gives the events that the publisher gave; into a database the tables."""
+"""The archive played again: into a stream it gives the events that the publisher gave; into a
+database the tables.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,20 @@ MORE = (
     "INSERT INTO orders SELECT g, g % 7, 'again ' || g FROM generate_series(1, 3000) g",
     "UPDATE orders SET id = id + 10000 WHERE id <= 20; DELETE FROM orders WHERE id % 11 = 0",
     "INSERT INTO full_rows VALUES (5, repeat('large ', 20000), 1); UPDATE full_rows SET n = 3",
-    "INSERT INTO values_of VALUES (1, 1.50, '{\"b\": [1.50, null]}', '\\x00ff', '2025-01-02 03:04:05+00', 'NaN', true)",
+    (
+        "INSERT INTO values_of VALUES (1, 1.50, '{\"b\": [1.50, null]}', '\\x00ff', '2025-01-02 "
+        "03:04:05+00', 'NaN', true)"
+    ),
 )
 
 
 async def command(settings: dict[str, str], *arguments: str, code: int = 0) -> str:
     """Run `headrace …` to its good end, or the one that is due; what it printed."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "HEADRACE", "NATS"))}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PG", "HEADRACE", "NATS"))
+    }
     process = await asyncio.create_subprocess_exec(
         Path(sys.executable).with_name("headrace"),
         *arguments,
@@ -59,10 +68,13 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
     database = Database(postgres, "postgres")
     oracle = await prepare(database)
     await database.execute(
-        "CREATE TABLE values_of (id int PRIMARY KEY, n numeric, j jsonb, b bytea, t timestamptz, f float8, yes bool)"
+        "CREATE TABLE values_of (id int PRIMARY KEY, n numeric, j jsonb, b bytea, t timestamptz, f "
+        "float8, yes bool)"
     )
     url = f"file://{tmp_path}/archive"
-    settings = environment(database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ENCODING="json")
+    settings = environment(
+        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ENCODING="json"
+    )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
         for statement in (*SCRIPT, *MORE):
@@ -78,14 +90,26 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         assert "the end of the archive" in said
         again = [event.payload for event in await stored(nats_server.url, "REPLAY")]
         # The archive names no key as of the change.
-        published = [{name: value for name, value in body.items() if name != "key"} for body in published]
+        published = [
+            {name: value for name, value in body.items() if name != "key"} for body in published
+        ]
         assert again == published
         assert (await command(settings, "replay", "--into", "jetstream")).startswith("0 changes")
 
         await database.execute("CREATE DATABASE copy")
-        for target in (f"sqlite:///{tmp_path}/copy.db", f"postgresql://headrace@127.0.0.1:{postgres.port}/copy"):
+        for target in (
+            f"sqlite:///{tmp_path}/copy.db",
+            f"postgresql://headrace@127.0.0.1:{postgres.port}/copy",
+        ):
             half = committed[len(committed) // 2].position.lsn
-            first = await command(settings, "replay", "--into", target, "--to", f"{half >> 32:X}/{half & 0xFFFFFFFF:X}")
+            first = await command(
+                settings,
+                "replay",
+                "--into",
+                target,
+                "--to",
+                f"{half >> 32:X}/{half & 0xFFFFFFFF:X}",
+            )
             rest = await command(settings, "replay", "--into", target)
             assert int(first.split()[0]) + int(rest.split()[0]) == len(committed)
             assert int(rest.split()[0]) > 0
@@ -97,17 +121,23 @@ async def test_a_range_played_again_gives_the_same_events_and_the_same_tables(
         late = f"sqlite:///{tmp_path}/late.db"
         await command(settings, "replay", "--into", late, "--to", "2")
         for number in range(2):
-            await database.execute(f"INSERT INTO orders VALUES ({50_000 + number}, 1, 'in a file of its own')")
+            await database.execute(
+                f"INSERT INTO orders VALUES ({50_000 + number}, 1, 'in a file of its own')"
+            )
             committed += await oracle.changes()
             await archived(url, committed)
         assert (await command(settings, "replay", "--into", target)).startswith("2 changes")
         await command(settings, "archive", "gc", "--older-than", "0")
         refused = await command(settings, "replay", "--into", late, code=1)
         assert "does not reach back" in refused
-        away = await command(settings, "replay", "--into", "postgresql://nobody@127.0.0.1:1/copy", code=1)
+        away = await command(
+            settings, "replay", "--into", "postgresql://nobody@127.0.0.1:1/copy", code=1
+        )
         assert "The mirror tries again" not in away
         assert "--into names" in away
-        assert (await command(settings, "replay", "--into", target)).startswith("0 changes"), "nothing is missing there"
+        assert (await command(settings, "replay", "--into", target)).startswith("0 changes"), (
+            "nothing is missing there"
+        )
     await database.close()
 
 
@@ -116,10 +146,16 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
 ) -> None:
     postgres, nats_server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     url = f"file://{tmp_path}/archive"
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_FILE_ROWS_MAX="25", HEADRACE_ENCODING="json"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_FILE_ROWS_MAX="25",
+        HEADRACE_ENCODING="json",
     )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")
@@ -136,11 +172,14 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
         for begin in ("2", "4", "9"):
             stream = f"FROM{begin}"
             await command(
-                settings, *f"replay --into jetstream --from {begin} --stream {stream} --prefix {stream}".split()
+                settings,
+                *f"replay --into jetstream --from {begin} --stream {stream} --prefix {stream}".split(),
             )
             again = [event.payload for event in await stored(nats_server.url, stream)]
             assert len(again) == 700 - 50 * (int(begin) - 1)
-            assert {body["data"]["id"]: body["msg_id"] for body in again}.items() <= original.items()
+            assert {
+                body["data"]["id"]: body["msg_id"] for body in again
+            }.items() <= original.items()
         # Where the file before is gone, nobody knows them.
         for file_id in (1, 2, 3):
             Store(url).delete(file_name(file_id))
@@ -151,7 +190,9 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
 
 
 async def seen(nats_url: str, target_url: str) -> None:
-    """Say in the mirror's account that the whole stream is in it: `verify` looks there for what it might lack."""
+    """Say in the mirror's account that the whole stream is in it: `verify` looks there for what it
+    might lack.
+    """
     events = await stored(nats_url)
     async with opened(target_url) as target:
         book = Book(target)
@@ -162,4 +203,6 @@ async def seen(nats_url: str, target_url: str) -> None:
 
 async def live(nats_url: str) -> list[dict[str, object]]:
     """The publisher's events without schema events."""
-    return [event.payload for event in await stored(nats_url) if event.payload["operation"] != "SCHEMA"]
+    return [
+        event.payload for event in await stored(nats_url) if event.payload["operation"] != "SCHEMA"
+    ]

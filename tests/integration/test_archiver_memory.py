@@ -18,13 +18,16 @@ from integration.test_archive_line import (  # type: ignore[import-not-found]  #
     environment,
 )
 
-TABLE_SQL = "CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text, amount numeric, at timestamptz)"
+TABLE_SQL = (
+    "CREATE TABLE orders (id bigint PRIMARY KEY, n int, note text, amount numeric, at timestamptz)"
+)
 INSERT_SQL = """
 INSERT INTO orders SELECT g, g % 1000, 'note of row ' || g, g * 1.25, timestamptz '2026-01-01' + g * interval '1 s'
 FROM generate_series({first}, {last}) g
 """
 ROWS, STEP = 320_000, 20_000
-# While a file's rows were kept until it was written, it was 205 MiB. More than half of this is pyarrow and numpy.
+# While a file's rows were kept until it was written, it was 205 MiB. More than half of this is
+# pyarrow and numpy.
 HELD_MIB_MAX = 170
 
 
@@ -49,7 +52,11 @@ async def test_the_archiver_holds_a_few_row_groups_and_not_the_file_that_they_ma
     url = f"file://{tmp_path}/archive"
     # Nothing closes a file before it is as large as it gets by default.
     settings = environment(
-        database, nats_server.url, url, HEADRACE_ARCHIVE_REQUIRED="true", HEADRACE_ARCHIVE_FILE_AGE_MAX_S="600"
+        database,
+        nats_server.url,
+        url,
+        HEADRACE_ARCHIVE_REQUIRED="true",
+        HEADRACE_ARCHIVE_FILE_AGE_MAX_S="600",
     )
     async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
         await suite.logged("archiver", "epoch_joined")

@@ -1,4 +1,6 @@
-"""Atomic groups against a real nats-server: whole or not at all, in order, once; nothing behind what was refused."""
+"""Atomic groups against a real nats-server: whole or not at all, in order, once; nothing behind
+what was refused.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,22 @@ async def client(server: EmbeddedNats) -> AsyncIterator[Client]:
 
 
 def event(source: str, lsn: int, pad: int = 10) -> Outgoing:
-    names = {"operation": "INSERT", "table": source, "source": source, "msg_id": f"{lsn:x}-{source}-insert"}
+    names = {
+        "operation": "INSERT",
+        "table": source,
+        "source": source,
+        "msg_id": f"{lsn:x}-{source}-insert",
+    }
     payload = {**names, "tx": {"lsn": lsn, "seq": 0}, "pad": "x" * pad}
-    return Outgoing(f"chain.{source}", str(names["msg_id"]), events.encode(payload, Encoding.MSGPACK))
+    return Outgoing(
+        f"chain.{source}", str(names["msg_id"]), events.encode(payload, Encoding.MSGPACK)
+    )
 
 
 @contextlib.asynccontextmanager
-async def piped(client: Client, source: str = "a", ack_timeout_s: float = 5.0) -> AsyncIterator[tuple[AtomicPipe, int]]:
+async def piped(
+    client: Client, source: str = "a", ack_timeout_s: float = 5.0
+) -> AsyncIterator[tuple[AtomicPipe, int]]:
     """A pipe as the publisher has it, and the next number of its source."""
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
     pipe = AtomicPipe(client, tail, {}, Window(100, 1 << 20, ack_timeout_s))
@@ -68,11 +79,19 @@ async def piped(client: Client, source: str = "a", ack_timeout_s: float = 5.0) -
 
 
 async def lsns(url: str, source: str = "a") -> list[int]:
-    return [one.payload["tx"]["lsn"] for one in await stored(url, STREAM) if one.payload["source"] == source]
+    return [
+        one.payload["tx"]["lsn"]
+        for one in await stored(url, STREAM)
+        if one.payload["source"] == source
+    ]
 
 
-async def test_nothing_is_stored_behind_a_group_that_was_refused(client: Client, server: EmbeddedNats) -> None:
-    await client.jetstream().update_stream(CONFIG.evolve(discard=DiscardPolicy.NEW, max_bytes=20_000))
+async def test_nothing_is_stored_behind_a_group_that_was_refused(
+    client: Client, server: EmbeddedNats
+) -> None:
+    await client.jetstream().update_stream(
+        CONFIG.evolve(discard=DiscardPolicy.NEW, max_bytes=20_000)
+    )
     async with piped(client) as (pipe, _):
         await pipe.publish_all([event("a", lsn, 900) for lsn in range(1, 91)])
         await pipe.flush()
@@ -85,7 +104,9 @@ async def test_nothing_is_stored_behind_a_group_that_was_refused(client: Client,
     assert await lsns(server.url) == []
 
 
-async def test_groups_and_strangers_messages_in_between_keep_their_order(client: Client, server: EmbeddedNats) -> None:
+async def test_groups_and_strangers_messages_in_between_keep_their_order(
+    client: Client, server: EmbeddedNats
+) -> None:
     async def strangers() -> None:
         # Not without end: on a slow machine no group would come between two of them.
         for _ in range(50):

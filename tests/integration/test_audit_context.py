@@ -1,4 +1,6 @@
-"""The context helper: what an application tells is in the log, in the same transaction and before its changes."""
+"""The context helper: what an application tells is in the log, in the same transaction and before
+its changes.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,14 @@ def test_a_context_ends_with_its_block_adds_to_the_outer_one_and_is_always_json(
         assert current_context() == {"user": 1, "why": 'it\'s \\ "so"'}
         assert "it''s" in statement(current_context() or {})
     assert current_context() is None
-    assert json.loads(context_json(json.dumps({"when": object()}, default=str)))["when"].startswith("<object")
+    assert json.loads(context_json(json.dumps({"when": object()}, default=str)))["when"].startswith(
+        "<object"
+    )
 
 
-async def test_sqlalchemy_tells_once_for_a_transaction_and_again_when_the_context_changes(database: Database) -> None:
+async def test_sqlalchemy_tells_once_for_a_transaction_and_again_when_the_context_changes(
+    database: Database,
+) -> None:
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from headrace.context.sqlalchemy import tell_from
 
@@ -88,8 +94,15 @@ async def test_django_tells_inside_a_transaction_and_in_autocommit(database: Dat
     from django.db import connection, transaction
 
     name = await slot(database)
-    address = {"HOST": "127.0.0.1", "PORT": database.port, "NAME": database.name, "USER": database.user}
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **address}}, USE_TZ=True)
+    address = {
+        "HOST": "127.0.0.1",
+        "PORT": database.port,
+        "NAME": database.name,
+        "USER": database.user,
+    }
+    settings.configure(
+        DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", **address}}, USE_TZ=True
+    )
     django.setup()
     from headrace.context.django import ContextMiddleware
 
@@ -114,7 +127,9 @@ async def test_django_tells_inside_a_transaction_and_in_autocommit(database: Dat
     assert await contexts(database, name) == [asked, asked, asked, None]
 
 
-async def test_with_psycopg_the_context_is_told_where_the_application_says(database: Database) -> None:
+async def test_with_psycopg_the_context_is_told_where_the_application_says(
+    database: Database,
+) -> None:
     name = await slot(database)
 
     def work() -> None:

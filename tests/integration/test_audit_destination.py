@@ -1,4 +1,6 @@
-"""The audit's destination by itself: partitions, retention, an older auditor's table, a second writer."""
+"""The audit's destination by itself: partitions, retention, an older auditor's table, a second
+writer.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Destinations:
     async def open(self, writes: str = "source", **settings: str) -> Destination:
         audit = load_audit(settings)
         database = self._database
-        source = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+        source = PostgresSettings(
+            host="127.0.0.1", port=database.port, database=database.name, user=database.user
+        )
         connection = await connect(audit, source, "test")
         self._opened.append(connection)
         destination = Destination(connection, audit, writes)
@@ -81,7 +85,9 @@ def batch(lsn: int, at: datetime, rows: int = 3, source: str = "source") -> Batc
         tx = {"xid": 5, "lsn": lsn, "ts": at.isoformat(), "seq": seq, "last": seq == rows - 1}
         payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
         where = Position(lsn, seq)
-        event = Event(source, "public", "users", "INSERT", where, payload, "s", lsn + seq, source, closes=True)
+        event = Event(
+            source, "public", "users", "INSERT", where, payload, "s", lsn + seq, source, closes=True
+        )
         stitcher.add(event, maker.line(event, b"2026-01-01"))
     made = stitcher.cut()
     assert made is not None
@@ -96,7 +102,10 @@ async def test_months_are_partitions_that_are_made_as_needed_and_go_whole(
     for number, days in enumerate((400, 200, 100, 0)):
         await destination.write(batch(10 * (number + 1), now - timedelta(days=days)))
     partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'changes'::regclass"
-    assert (await database.fetchval("SELECT count(*) FROM changes"), await database.fetchval(partitions)) == (12, 4)
+    assert (
+        await database.fetchval("SELECT count(*) FROM changes"),
+        await database.fetchval(partitions),
+    ) == (12, 4)
     assert await destination.expire(150) == 2
     assert await database.fetchval("SELECT count(*) FROM changes") == 6
     assert await destination.expire(150) == 0
@@ -116,14 +125,21 @@ def said(stitcher: Stitcher, seq: int, context: str) -> None:
     """A message of context in the transaction at 10."""
     tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": False}
     payload = {"operation": "MESSAGE", "prefix": "_bemi", "content": context, "tx": tx}
-    stitcher.add(Event("source", "", "", "MESSAGE", Position(10, seq), payload, "s", 1, "source", closes=True), None)
+    stitcher.add(
+        Event(
+            "source", "", "", "MESSAGE", Position(10, seq), payload, "s", 1, "source", closes=True
+        ),
+        None,
+    )
 
 
 def inserted(stitcher: Stitcher, seq: int, *, last: bool = False, source: str = "source") -> None:
     """A row of it."""
     tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": last}
     payload = {"operation": "INSERT", "data": {"id": seq}, "tx": tx, "relation_id": 1}
-    event = Event(source, "public", "users", "INSERT", Position(10, seq), payload, "s", 1, source, closes=True)
+    event = Event(
+        source, "public", "users", "INSERT", Position(10, seq), payload, "s", 1, source, closes=True
+    )
     stitcher.add(event, RowMaker("db", source, TableBook()).line(event, b"2026-01-01"))
 
 
@@ -146,7 +162,9 @@ async def test_a_late_context_that_jsonb_refuses_is_kept_as_text_of_rows_written
     assert [row["text"] for row in found] == [refused] * 3
 
 
-def test_contexts_are_counted_with_what_waits_for_a_commit_and_held_once_while_they_are_the_same() -> None:
+def test_contexts_are_counted_with_what_waits_for_a_commit_and_held_once_while_they_are_the_same() -> (
+    None
+):
     stitcher = Stitcher(1000, 1 << 30)
     context = json.dumps({"text": "x" * 100_000})
     for seq in range(0, 20, 2):
@@ -161,7 +179,9 @@ def test_contexts_are_counted_with_what_waits_for_a_commit_and_held_once_while_t
     assert len({id(one) for one in made.contexts}) == 2
 
 
-async def test_without_partitions_old_rows_are_deleted(destinations: Destinations, database: Database) -> None:
+async def test_without_partitions_old_rows_are_deleted(
+    destinations: Destinations, database: Database
+) -> None:
     destination = await destinations.open()
     now = datetime.now(UTC)
     await destination.write(batch(10, now - timedelta(days=10)))
@@ -212,8 +232,11 @@ async def test_a_table_of_an_earlier_version_keeps_its_rows_and_takes_two_source
     first, second = await destinations.open(), await destinations.open("other")
     assert await first.noted() == {("public", "users"): Noted(("id",), None)}
     book = TableBook(await first.noted())
-    event = Event("source", "public", "users", "INSERT", Position(10, 0), {}, "s", 1, "source", closes=True)
-    # Its columns of bytea are asked for; its key is that of the changes, whatever the catalog has by now.
+    event = Event(
+        "source", "public", "users", "INSERT", Position(10, 0), {}, "s", 1, "source", closes=True
+    )
+    # Its columns of bytea are asked for; its key is that of the changes, whatever the catalog has
+    # by now.
     assert book.missing([event]) == {("public", "users")}
     book.complete({("public", "users"): Noted(("new",), ("photo",))})
     assert book.tables == {("public", "users"): Noted(("id",), ("photo",))}
@@ -255,7 +278,9 @@ async def test_two_sources_with_the_same_places_in_one_table_are_both_there_and_
         await destination.write(batch(10, now, source=source))
     counts = "SELECT source, count(*) FROM changes GROUP BY 1 ORDER BY 1"
     assert [tuple(row) for row in await database.fetch(counts)] == [("other", 3), ("source", 3)]
-    await database.execute("UPDATE headrace_audit_state SET position = 0, ordinal = 0, stream_seq = 0")
+    await database.execute(
+        "UPDATE headrace_audit_state SET position = 0, ordinal = 0, stream_seq = 0"
+    )
     again = await destinations.open("other", HEADRACE_AUDIT_PARTITIONS=partitions)
     with pytest.raises(asyncpg.UniqueViolationError):
         await again.write(batch(10, now, source="other"))
@@ -281,7 +306,9 @@ async def test_a_late_context_of_a_transaction_in_parts_leaves_another_sources_r
     rest = stitchers["source"].cut()
     assert rest is not None
     await opened["source"].write(rest)
-    assert await database.fetchval("SELECT count(*) FROM changes WHERE context = '{\"who\": 1}'") == 3
+    assert (
+        await database.fetchval("SELECT count(*) FROM changes WHERE context = '{\"who\": 1}'") == 3
+    )
     assert await database.fetchval("SELECT count(*) FROM changes WHERE context = '{}'") == 2
 
 
@@ -290,8 +317,21 @@ def test_an_id_is_of_the_changes_place_and_source() -> None:
         maker = RowMaker("db", source, TableBook())
         tx = {"xid": 5, "lsn": lsn, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": True}
         payload = {"operation": "INSERT", "data": {"id": 1}, "tx": tx, "relation_id": 1}
-        event = Event(source, "public", "users", "INSERT", Position(lsn, seq), payload, "s", 1, source, closes=True)
-        assert maker.line(event, b"2026").split(b"\t")[0].decode() == str(change_id(source, lsn, seq))
+        event = Event(
+            source,
+            "public",
+            "users",
+            "INSERT",
+            Position(lsn, seq),
+            payload,
+            "s",
+            1,
+            source,
+            closes=True,
+        )
+        assert maker.line(event, b"2026").split(b"\t")[0].decode() == str(
+            change_id(source, lsn, seq)
+        )
 
 
 async def test_the_pages_earlier_changes_are_each_shown_once_also_an_older_auditors_and_of_two_sources(
@@ -300,7 +340,8 @@ async def test_the_pages_earlier_changes_are_each_shown_once_also_an_older_audit
     await database.execute(ZEMIS)
     await database.execute(
         'INSERT INTO changes (database, schema, "table", operation, committed_at, queued_at, transaction_id, position)'
-        " SELECT 'd', 'public', 't' || g, 'CREATE', now(), now(), 1, 2 + g / 5 FROM generate_series(0, 39) g"
+        " SELECT 'd', 'public', 't' || g, 'CREATE', now(), now(), 1, 2 + g / 5 FROM "
+        "generate_series(0, 39) g"
     )
     now = datetime.now(UTC)
     for source in ("source", "other"):
@@ -310,7 +351,9 @@ async def test_the_pages_earlier_changes_are_each_shown_once_also_an_older_audit
     seen: list[str] = []
     asked: dict[str, str] = {}
     while True:
-        sql, arguments = query.rows(replace(page._search(asked), limit=3), AuditTable("public", "changes", False))
+        sql, arguments = query.rows(
+            replace(page._search(asked), limit=3), AuditTable("public", "changes", False)
+        )
         found = [page._document(row) for row in await connection.fetch(sql, *arguments)]
         if not found:
             break
@@ -349,7 +392,9 @@ async def test_a_second_writer_stands_by_and_a_late_one_is_fenced(
 async def test_the_destinations_ssl_modes_do_what_libpq_documents(  # a table of cases
     database: Database, tmp_path: Path, mode: str, trusted: bool, named: bool, stranger: bool
 ) -> None:
-    """A server that speaks nothing but TLS: with a certificate of ours, with one for another host, and a stranger's."""
+    """A server that speaks nothing but TLS: with a certificate of ours, with one for another host,
+    and a stranger's.
+    """
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "stranger")
     pairs = (
         ours.server("right"),
@@ -368,7 +413,9 @@ async def test_the_destinations_ssl_modes_do_what_libpq_documents(  # a table of
                     "DEST_DB_SSL_ROOT_CERT": str(ours.certificate),
                 }
             )
-            source = PostgresSettings(database=database.name, user=database.user, connect_timeout_s=10)
+            source = PostgresSettings(
+                database=database.name, user=database.user, connect_timeout_s=10
+            )
             try:
                 connection = await connect(audit, source, "test")
             except HeadraceError:

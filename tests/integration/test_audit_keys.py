@@ -20,13 +20,17 @@ AUDIT = "audit-writer"
 async def line(own_nats: OwnNats, database: Database, tmp_path: Path) -> AsyncIterator[Line]:
     """A line whose publication has the audit's own tables too."""
     nats_server = await own_nats()
-    async with running_line(database, nats_server, tmp_path, {}, "FOR TABLES IN SCHEMA public") as running:
+    async with running_line(
+        database, nats_server, tmp_path, {}, "FOR TABLES IN SCHEMA public"
+    ) as running:
         yield running
 
 
 async def keys(line: Line, table: str, count: int) -> list[str | None]:
     """The keys of so many changes of a table, waited for."""
-    trail = f"SELECT primary_key FROM changes WHERE \"table\" = '{table}' ORDER BY position, ordinal"
+    trail = (
+        f"SELECT primary_key FROM changes WHERE \"table\" = '{table}' ORDER BY position, ordinal"
+    )
     async with asyncio.timeout(60):
         while True:
             if await line.database.fetchval("SELECT to_regclass('changes')") is not None:
@@ -39,15 +43,23 @@ async def keys(line: Line, table: str, count: int) -> list[str | None]:
 
 
 async def test_a_trail_that_is_behind_has_the_keys_that_the_rows_had(line: Line) -> None:
-    """The key moves, tables are dropped: also while the publisher is away, so that the catalog is ahead of it."""
+    """The key moves, tables are dropped: also while the publisher is away, so that the catalog is
+    ahead of it.
+    """
     await line.execute("CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL, note text)")
     await line.execute("CREATE TABLE dropped (id int PRIMARY KEY); INSERT INTO dropped VALUES (1)")
     await line.suite.stop("publisher")
-    await line.execute("INSERT INTO moved VALUES (1, 100); UPDATE moved SET note = 'x'; INSERT INTO dropped VALUES (2)")
-    await line.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)")
-    await line.execute("INSERT INTO moved VALUES (2, 200); DELETE FROM moved WHERE a = 1; DROP TABLE dropped")
     await line.execute(
-        "CREATE TABLE quick (n int, id int PRIMARY KEY); INSERT INTO quick VALUES (1, 7); DELETE FROM quick;"
+        "INSERT INTO moved VALUES (1, 100); UPDATE moved SET note = 'x'; INSERT INTO dropped "
+        "VALUES (2)"
+    )
+    await line.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)")
+    await line.execute(
+        "INSERT INTO moved VALUES (2, 200); DELETE FROM moved WHERE a = 1; DROP TABLE dropped"
+    )
+    await line.execute(
+        "CREATE TABLE quick (n int, id int PRIMARY KEY); INSERT INTO quick VALUES (1, 7); DELETE "
+        "FROM quick;"
         "DROP TABLE quick"
     )
     await line.suite.start("publisher")
@@ -58,8 +70,12 @@ async def test_a_trail_that_is_behind_has_the_keys_that_the_rows_had(line: Line)
     assert await keys(line, "quick", 2) == ["7", "7"]
 
 
-async def test_a_composite_keys_text_is_what_sql_makes_of_its_columns_in_the_keys_order(line: Line) -> None:
-    await line.execute("CREATE TABLE pairs (note text, a text, b int, PRIMARY KEY (b, a) INCLUDE (note))")
+async def test_a_composite_keys_text_is_what_sql_makes_of_its_columns_in_the_keys_order(
+    line: Line,
+) -> None:
+    await line.execute(
+        "CREATE TABLE pairs (note text, a text, b int, PRIMARY KEY (b, a) INCLUDE (note))"
+    )
     texts = ["k", 'a "quoted" \\ one', "tab\t line\n", "é\U0001f600", "\x01\x1f\x7f", "/", ""]
     connection = await line.database.connect()
     for number, text in enumerate(texts):
@@ -67,10 +83,14 @@ async def test_a_composite_keys_text_is_what_sql_makes_of_its_columns_in_the_key
     await line.suite.start(AUDIT)
     await keys(line, "pairs", len(texts))
     matching = "primary_key = array_to_json(ARRAY[after ->> 'b', after ->> 'a'])::text"
-    assert await line.database.fetchval(f"SELECT count(*) FROM changes WHERE {matching}") == len(texts)
+    assert await line.database.fetchval(f"SELECT count(*) FROM changes WHERE {matching}") == len(
+        texts
+    )
 
 
-async def test_of_a_stream_that_lost_its_descriptions_each_change_still_says_its_key(line: Line) -> None:
+async def test_of_a_stream_that_lost_its_descriptions_each_change_still_says_its_key(
+    line: Line,
+) -> None:
     await line.execute("CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL)")
     await line.execute("INSERT INTO moved VALUES (1, 100)")
     await line.execute("ALTER TABLE moved DROP CONSTRAINT moved_pkey, ADD PRIMARY KEY (b)")

@@ -1,4 +1,6 @@
-"""The trail in a browser: what is searched for is shown, with what was before and after, and never as markup."""
+"""The trail in a browser: what is searched for is shown, with what was before and after, and never
+as markup.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ async def test_a_search_shows_the_change_and_what_it_changed(
     own_nats: OwnNats, database: Database, tmp_path: Path
 ) -> None:
     server = await own_nats()
-    async with running_line(database, server, tmp_path, SETTINGS, "FOR TABLES IN SCHEMA public") as line:
+    async with running_line(
+        database, server, tmp_path, SETTINGS, "FOR TABLES IN SCHEMA public"
+    ) as line:
         await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
         await line.execute("ALTER TABLE users REPLICA IDENTITY FULL")
         await line.suite.start("audit-writer")
@@ -49,7 +53,9 @@ async def test_a_search_shows_the_change_and_what_it_changed(
         await line.execute(CHANGES)
         await line.execute("UPDATE users SET name = 'Anna' WHERE id = 42")
         await until(lambda: database.fetchval("SELECT count(*) FROM changes"), 3)
-        found = re.search(r"http_listening host=127.0.0.1 port=(\d+)", line.suite.log("audit-writer"))
+        found = re.search(
+            r"http_listening host=127.0.0.1 port=(\d+)", line.suite.log("audit-writer")
+        )
         assert found is not None
         url = f"http://127.0.0.1:{found[1]}/audit"
         async with browser(tmp_path / "profile", url) as page:
@@ -70,7 +76,9 @@ async def test_a_search_shows_the_change_and_what_it_changed(
             # Another name that leads to this machine, as a page elsewhere might have, sees nothing.
             async with http.get(f"{url}/changes", headers={"Host": "evil.example"}) as answer:
                 assert (answer.status, "Ann" in await answer.text()) == (401, False)
-            async with http.get(f"{url}/changes", params={"context": "user_id=7", "table": "users"}) as answer:
+            async with http.get(
+                f"{url}/changes", params={"context": "user_id=7", "table": "users"}
+            ) as answer:
                 assert len((await answer.json())["changes"]) == 2
             async with http.get(f"{url}/changes", params={"since": "yesterday"}) as answer:
                 assert answer.status == 400

@@ -1,7 +1,7 @@
 """`headrace audit revert` restores what was, to the last byte, or undoes nothing and says why.
 
-The oracle is the source's own text of the row, taken before the change. Most trails are written here as the
-audit-writer writes them, from events as the contract has them: without a suite.
+The oracle is the source's own text of the row, taken before the change. Most trails are written
+here as the audit-writer writes them, from events as the contract has them: without a suite.
 """
 
 from __future__ import annotations
@@ -41,13 +41,30 @@ class Trail:
         self._lsn = 100
         self.redact = Selection()
 
-    async def change(self, operation: str, context: str = "{}", table: str = "t", /, **payload: Any) -> str:
+    async def change(
+        self, operation: str, context: str = "{}", table: str = "t", /, **payload: Any
+    ) -> str:
         """A transaction of one change; its id."""
         self._lsn += 100
-        tx = {"xid": self._lsn, "lsn": self._lsn, "ts": "2026-01-01T00:00:00Z", "seq": 0, "last": True}
+        tx = {
+            "xid": self._lsn,
+            "lsn": self._lsn,
+            "ts": "2026-01-01T00:00:00Z",
+            "seq": 0,
+            "last": True,
+        }
         body = {"operation": operation, "tx": tx, "relation_id": 1, "key": ["id"], **payload}
         event = Event(
-            "s", "public", table, operation, Position(self._lsn, 0), body, "cdc.t", self._lsn, "s", closes=True
+            "s",
+            "public",
+            table,
+            operation,
+            Position(self._lsn, 0),
+            body,
+            "cdc.t",
+            self._lsn,
+            "s",
+            closes=True,
         )
         maker = RowMaker(self.database.name, "s", TableBook(), redact=self.redact)
         maker.book.hear(event)
@@ -57,15 +74,24 @@ class Trail:
         assert made is not None
         made.contexts = [context.encode()]
         await self.destination.write(made, maker.book.tables)
-        return str(await self.database.fetchval("SELECT id FROM changes ORDER BY position DESC LIMIT 1"))
+        return str(
+            await self.database.fetchval("SELECT id FROM changes ORDER BY position DESC LIMIT 1")
+        )
 
     async def text(self) -> list[str]:
         """The table's rows as PostgreSQL writes them."""
-        return [row["text"] for row in await self.database.fetch("SELECT t::text AS text FROM t ORDER BY id")]
+        return [
+            row["text"]
+            for row in await self.database.fetch("SELECT t::text AS text FROM t ORDER BY id")
+        ]
 
 
 async def undo(
-    change: str | None = None, context: str | None = None, *, leave: Sequence[str] = (), apply: bool = True
+    change: str | None = None,
+    context: str | None = None,
+    *,
+    leave: Sequence[str] = (),
+    apply: bool = True,
 ) -> None:
     """The command, in this process."""
     await audit.revert(change, None, context, None, leave=leave, apply=apply)
@@ -74,10 +100,17 @@ async def undo(
 @async_fixture
 async def trail(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trail]:
     """One whose database is what the command's variables name."""
-    named = {"HOST": "127.0.0.1", "PORT": str(database.port), "NAME": database.name, "USER": database.user}
+    named = {
+        "HOST": "127.0.0.1",
+        "PORT": str(database.port),
+        "NAME": database.name,
+        "USER": database.user,
+    }
     for name, value in named.items():
         monkeypatch.setenv(f"DB_{name}", value)
-    source = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+    source = PostgresSettings(
+        host="127.0.0.1", port=database.port, database=database.name, user=database.user
+    )
     connection = await connect(load_audit({}), source, "test")
     destination = Destination(connection, load_audit({}), "s")
     await destination.prepare()
@@ -98,7 +131,9 @@ DOCUMENTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("data_type", ["json", "jsonb"])
 @pytest.mark.parametrize(("text", "native"), DOCUMENTS.items(), ids=range(len(DOCUMENTS)))
-async def test_a_document_comes_back_as_its_own_text(trail: Trail, text: str, native: Any, data_type: str) -> None:
+async def test_a_document_comes_back_as_its_own_text(
+    trail: Trail, text: str, native: Any, data_type: str
+) -> None:
     """After an UPDATE, and after a DELETE; what its native form does not have of it is in `exact`."""
     database = trail.database
     await database.execute(f"CREATE TABLE t (id int PRIMARY KEY, doc {data_type} NOT NULL)")
@@ -128,14 +163,18 @@ async def test_sqls_null_stays_one_beside_a_documents_null(trail: Trail) -> None
     was = await trail.text()
     old = {"id": 1, "a": None, "b": None}
     await trail.database.execute("UPDATE t SET a = NULL, b = 'null'")
-    change = await trail.change("UPDATE", data=old, old=old, exact={"b": "null"}, exact_old={"a": "null"})
+    change = await trail.change(
+        "UPDATE", data=old, old=old, exact={"b": "null"}, exact_old={"a": "null"}
+    )
     await undo(change)
     assert await trail.text() == was
 
 
 @pytest.mark.parametrize("form", ["hex", "base64"])
 async def test_bytea_comes_back_whichever_form_the_trail_has(trail: Trail, form: str) -> None:
-    await trail.database.execute("CREATE DOMAIN blob AS bytea; CREATE TABLE t (id int PRIMARY KEY, b bytea, d blob)")
+    await trail.database.execute(
+        "CREATE DOMAIN blob AS bytea; CREATE TABLE t (id int PRIMARY KEY, b bytea, d blob)"
+    )
     await trail.database.execute("INSERT INTO t VALUES (1, 'hello', '\\x00ff')")
     was = await trail.text()
 
@@ -150,16 +189,26 @@ async def test_bytea_comes_back_whichever_form_the_trail_has(trail: Trail, form:
 
 async def two_changes(trail: Trail) -> tuple[str, str]:
     """n goes from 0 to 1, and from 1 to 2."""
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 2)")
-    first = await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 1}, old={"id": 1, "n": 0})
-    second = await trail.change("UPDATE", '{"who": 2}', data={"id": 1, "n": 2}, old={"id": 1, "n": 1})
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 2)"
+    )
+    first = await trail.change(
+        "UPDATE", '{"who": 1}', data={"id": 1, "n": 1}, old={"id": 1, "n": 0}
+    )
+    second = await trail.change(
+        "UPDATE", '{"who": 2}', data={"id": 1, "n": 2}, old={"id": 1, "n": 1}
+    )
     return first, second
 
 
 @pytest.mark.parametrize("apply", [True, False])
-async def test_a_row_that_changed_later_is_left_alone_and_the_change_is_named(trail: Trail, apply: bool) -> None:
+async def test_a_row_that_changed_later_is_left_alone_and_the_change_is_named(
+    trail: Trail, apply: bool
+) -> None:
     first, second = await two_changes(trail)
-    with pytest.raises(IrreversibleError, match=f"n changed since .UPDATE {second} at 2026-01-01 .*transaction 300"):
+    with pytest.raises(
+        IrreversibleError, match=f"n changed since .UPDATE {second} at 2026-01-01 .*transaction 300"
+    ):
         await undo(first, apply=apply)
     assert await trail.text() == ["(1,2)"]
     await undo(second)
@@ -168,7 +217,9 @@ async def test_a_row_that_changed_later_is_left_alone_and_the_change_is_named(tr
 
 
 @pytest.mark.parametrize("apply", [True, False])
-async def test_another_change_between_two_that_are_undone_is_named(trail: Trail, apply: bool) -> None:
+async def test_another_change_between_two_that_are_undone_is_named(
+    trail: Trail, apply: bool
+) -> None:
     _, between = await two_changes(trail)
     await trail.database.execute("UPDATE t SET n = 3")
     await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 3}, old={"id": 1, "n": 2})
@@ -177,8 +228,12 @@ async def test_another_change_between_two_that_are_undone_is_named(trail: Trail,
     assert await trail.text() == ["(1,3)"]
 
 
-async def test_changes_of_one_row_are_undone_together_the_latest_first_also_across_keys(trail: Trail) -> None:
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (5, 2)")
+async def test_changes_of_one_row_are_undone_together_the_latest_first_also_across_keys(
+    trail: Trail,
+) -> None:
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (5, 2)"
+    )
     await trail.change("INSERT", '{"who": 1}', data={"id": 1, "n": 1})
     await trail.change("UPDATE", '{"who": 1}', data={"id": 1, "n": 2}, old={"id": 1, "n": 1})
     await trail.change("UPDATE", '{"who": 1}', data={"id": 5, "n": 2}, old={"id": 1, "n": 2})
@@ -189,10 +244,15 @@ async def test_changes_of_one_row_are_undone_together_the_latest_first_also_acro
 
 
 @pytest.mark.parametrize(
-    ("now", "said"), [("DELETE FROM t", "the row is gone"), ("UPDATE t SET note = 'z'", "note changed since")]
+    ("now", "said"),
+    [("DELETE FROM t", "the row is gone"), ("UPDATE t SET note = 'z'", "note changed since")],
 )
-async def test_a_change_that_the_trail_has_not_yet_is_noticed_in_the_row(trail: Trail, now: str, said: str) -> None:
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')")
+async def test_a_change_that_the_trail_has_not_yet_is_noticed_in_the_row(
+    trail: Trail, now: str, said: str
+) -> None:
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text); INSERT INTO t VALUES (1, 'a')"
+    )
     change = await trail.change("INSERT", data={"id": 1, "note": "a"})
     await trail.database.execute(now)
     left = await trail.text()
@@ -204,7 +264,8 @@ async def test_a_change_that_the_trail_has_not_yet_is_noticed_in_the_row(trail: 
 async def test_what_a_trigger_writes_otherwise_is_read_back_and_undone(trail: Trail) -> None:
     await trail.database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, at int DEFAULT 0); INSERT INTO t VALUES (1, 2);"
-        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := NEW.at + 1; RETURN NEW; END';"
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := NEW.at + 1; "
+        "RETURN NEW; END';"
         "CREATE TRIGGER touched BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch()"
     )
     old, new = {"id": 1, "n": 1, "at": 0}, {"id": 1, "n": 2, "at": 0}
@@ -217,16 +278,25 @@ async def test_what_a_trigger_writes_otherwise_is_read_back_and_undone(trail: Tr
 async def test_a_column_that_a_trigger_sets_can_be_left_as_it_is(trail: Trail) -> None:
     """Also between two changes of the row; one that comes back has what the trail has."""
     await trail.database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, n int, at int NOT NULL); INSERT INTO t VALUES (1, 3, 7);"
-        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := OLD.at + 1; RETURN NEW; END';"
+        "CREATE TABLE t (id int PRIMARY KEY, n int, at int NOT NULL); INSERT INTO t VALUES (1, 3, "
+        "7);"
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.at := OLD.at + 1; "
+        "RETURN NEW; END';"
         "CREATE TRIGGER touched BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION touch()"
     )
     rows = [{"id": 1, "n": n, "at": at} for n, at in ((1, 5), (2, 6), (3, 7))]
     await trail.change("UPDATE", '{"who": 1}', data=rows[1], old=rows[0])
     await trail.change("UPDATE", '{"who": 1}', data=rows[2], old=rows[1])
-    await trail.change("DELETE", '{"who": 1}', data={"id": 2, "n": None, "at": None}, old={"id": 2, "n": 8, "at": 9})
+    await trail.change(
+        "DELETE",
+        '{"who": 1}',
+        data={"id": 2, "n": None, "at": None},
+        old={"id": 2, "n": 8, "at": 9},
+    )
     for slip in ("att", "other.at"):
-        with pytest.raises(SettingError, match=f"--leave {slip}: no table of these changes has this column"):
+        with pytest.raises(
+            SettingError, match=f"--leave {slip}: no table of these changes has this column"
+        ):
             await undo(context="who=1", leave=[slip, "n", "at"])
     await undo(context="who=1", leave=["t.at"])
     assert await trail.text() == ["(1,1,9)", "(2,8,9)"]
@@ -245,14 +315,22 @@ async def test_rows_of_a_cascade_come_back_behind_the_row_that_they_refer_to(
 ) -> None:
     database = trail.database
     await database.execute(
-        f"CREATE TABLE t (id int PRIMARY KEY, up int REFERENCES t ON DELETE CASCADE);{CASCADES[kind]}"
+        "CREATE TABLE t (id int PRIMARY KEY, up int REFERENCES t ON DELETE "
+        f"CASCADE);{CASCADES[kind]}"
     )
-    await database.execute("INSERT INTO t VALUES (1, NULL), (2, 1), (3, 2); INSERT INTO child VALUES (1, 1), (2, 3)")
-    was, children = await trail.text(), await database.fetch("SELECT child::text FROM child ORDER BY id")
+    await database.execute(
+        "INSERT INTO t VALUES (1, NULL), (2, 1), (3, 2); INSERT INTO child VALUES (1, 1), (2, 3)"
+    )
+    was, children = (
+        await trail.text(),
+        await database.fetch("SELECT child::text FROM child ORDER BY id"),
+    )
     await database.execute("DELETE FROM t WHERE id = 1")
     # In the log's order: what a DELETE cascades to comes behind it.
     for row, up in ((1, None), (2, 1), (3, 2)):
-        await trail.change("DELETE", '{"who": 1}', data={"id": row, "up": None}, old={"id": row, "up": up})
+        await trail.change(
+            "DELETE", '{"who": 1}', data={"id": row, "up": None}, old={"id": row, "up": up}
+        )
     for row, parent in ((1, 1), (2, 3)):
         old, new = {"id": row, "t": parent}, {"id": row, "t": None}
         if kind == "children":
@@ -267,21 +345,29 @@ async def test_rows_of_a_cascade_come_back_behind_the_row_that_they_refer_to(
 
 
 @pytest.mark.parametrize("apply", [True, False])
-async def test_a_row_is_not_removed_while_others_would_go_with_it(trail: Trail, apply: bool) -> None:
+async def test_a_row_is_not_removed_while_others_would_go_with_it(
+    trail: Trail, apply: bool
+) -> None:
     await trail.database.execute(f"CREATE TABLE t (id int PRIMARY KEY);{CASCADES['children']}")
     await trail.database.execute("INSERT INTO t VALUES (1); INSERT INTO child VALUES (5, 1)")
     inserted = await trail.change("INSERT", '{"who": 1}', data={"id": 1})
-    with pytest.raises(IrreversibleError, match=r"1 rows of public\.child refer to t 1, and would be deleted"):
+    with pytest.raises(
+        IrreversibleError, match=r"1 rows of public\.child refer to t 1, and would be deleted"
+    ):
         await undo(inserted, apply=apply)
     await trail.change("INSERT", '{"who": 1}', "child", data={"id": 5, "t": 1})
     await undo(context="who=1", apply=apply)
     assert await trail.text() == ([] if apply else ["(1)"])
 
 
-async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restored(trail: Trail) -> None:
+async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restored(
+    trail: Trail,
+) -> None:
     """It kept neither JSON's null nor long numbers; others are as they were."""
     database = trail.database
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, doc jsonb, n int); INSERT INTO t VALUES (1, '{}', 2)")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, doc jsonb, n int); INSERT INTO t VALUES (1, '{}', 2)"
+    )
     new = {"id": 1, "doc": {}, "n": 2}
     changes = [
         await trail.change("UPDATE", data=new, old={"id": 1, "doc": doc, "n": 1})
@@ -291,7 +377,9 @@ async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restor
     await database.execute("ALTER TABLE changes DROP COLUMN exact, DROP COLUMN source")
     await trail.destination.prepare()
     for change in changes[:2]:
-        with pytest.raises(IrreversibleError, match="earlier version that wrote the change kept neither"):
+        with pytest.raises(
+            IrreversibleError, match="earlier version that wrote the change kept neither"
+        ):
             await undo(change)
     assert await trail.text() == ["(1,{},2)"]
     await undo(changes[2])
@@ -338,7 +426,9 @@ async def test_a_column_that_was_added_since_takes_its_default(trail: Trail) -> 
 
 
 async def test_a_redacted_value_is_not_undone(trail: Trail) -> None:
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n text); INSERT INTO t VALUES (1, 'b')")
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n text); INSERT INTO t VALUES (1, 'b')"
+    )
     trail.redact = Selection(exclude_columns=("t.n",))
     change = await trail.change("UPDATE", data={"id": 1, "n": "b"}, old={"id": 1, "n": "a"})
     with pytest.raises(IrreversibleError, match="HEADRACE_AUDIT_REDACT"):
@@ -347,15 +437,21 @@ async def test_a_redacted_value_is_not_undone(trail: Trail) -> None:
 
 
 async def test_a_column_that_was_renamed_is_named(trail: Trail) -> None:
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, mail text); INSERT INTO t VALUES (1, 'b')")
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, mail text); INSERT INTO t VALUES (1, 'b')"
+    )
     change = await trail.change("UPDATE", data={"id": 1, "email": "b"}, old={"id": 1, "email": "a"})
-    with pytest.raises(IrreversibleError, match="t has no column email any more: it was renamed or dropped"):
+    with pytest.raises(
+        IrreversibleError, match="t has no column email any more: it was renamed or dropped"
+    ):
         await undo(change)
     assert await trail.text() == ["(1,b)"]
 
 
 async def test_a_key_that_moved_since_still_finds_the_row(trail: Trail) -> None:
-    await trail.database.execute("CREATE TABLE t (a int, id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 100, 2)")
+    await trail.database.execute(
+        "CREATE TABLE t (a int, id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 100, 2)"
+    )
     old, new = {"a": 1, "id": 100, "n": 1}, {"a": 1, "id": 100, "n": 2}
     await undo(await trail.change("UPDATE", data=new, old=old, key=["a"]))
     assert await trail.text() == ["(1,100,1)"]
@@ -374,28 +470,39 @@ async def test_a_row_with_a_key_over_1000_bytes_is_looked_at_and_undone(
         "UPDATE", data={"a": longer, "id": 1, "n": 2}, old={"a": long, "id": 1, "n": None}, key=key
     )
     keys = [
-        row["primary_key"] for row in await trail.database.fetch("SELECT primary_key FROM changes ORDER BY position")
+        row["primary_key"]
+        for row in await trail.database.fetch("SELECT primary_key FROM changes ORDER BY position")
     ]
     await audit.at("1h", "t", keys[2])
     assert '"n": 2' in capsys.readouterr().out
     with pytest.raises(audit.NotFoundError, match="UPDATE before"):
         await audit.at("1h", "t", keys[0])
     # Of the old row only the key was sent: the rest is what the changes before left.
-    await trail.database.execute("UPDATE changes SET before = before - 'n' WHERE id = $1::text::uuid", moved)
+    await trail.database.execute(
+        "UPDATE changes SET before = before - 'n' WHERE id = $1::text::uuid", moved
+    )
     await undo(moved)
     assert await trail.database.fetchval("SELECT a = $1 AND n = 1 FROM t", long)
 
 
-async def test_another_databases_row_and_one_from_before_a_gap_are_not_taken_for_what_was(trail: Trail) -> None:
-    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 3)")
+async def test_another_databases_row_and_one_from_before_a_gap_are_not_taken_for_what_was(
+    trail: Trail,
+) -> None:
+    await trail.database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (1, 3)"
+    )
     await trail.change("INSERT", data={"id": 1, "n": 1})
     others = await trail.change("INSERT", data={"id": 1, "n": 2})
-    await trail.database.execute("UPDATE changes SET database = 'other' WHERE id = $1::text::uuid", others)
+    await trail.database.execute(
+        "UPDATE changes SET database = 'other' WHERE id = $1::text::uuid", others
+    )
     change = await trail.change("UPDATE", data={"id": 1, "n": 3})
     await undo(change)
     assert await trail.text() == ["(1,1)"]
     await trail.database.execute("UPDATE t SET n = 3")
-    gap = "INSERT INTO headrace_audit_gaps SELECT 's', max(created_at), 1, 'slot_moved' FROM changes"
+    gap = (
+        "INSERT INTO headrace_audit_gaps SELECT 's', max(created_at), 1, 'slot_moved' FROM changes"
+    )
     await trail.database.execute(gap)
     with pytest.raises(IrreversibleError, match=r"may be missing \(slot_moved"):
         await undo(change)
@@ -440,7 +547,10 @@ VALUES = [
     ("regtype", "'integer'"),
     # What native forms lose something of.
     ("jsonb", "'null'"),
-    ("jsonb", """'{"n": 12345678901234567890123, "price": 1.50, "small": 0.1234567890123456789}'"""),
+    (
+        "jsonb",
+        """'{"n": 12345678901234567890123, "price": 1.50, "small": 0.1234567890123456789}'""",
+    ),
     ("jsonb", f"'{'[' * 600}{']' * 600}'"),
     ("doc", "'null'"),
     ("json", """'{"a": 1, "a": 1e400}'"""),
@@ -453,19 +563,26 @@ VALUES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{}, {"HEADRACE_ENCODING": "json", "HEADRACE_ARRAYS": "list"}], ids=["plain", "json"]
+    "settings",
+    [{}, {"HEADRACE_ENCODING": "json", "HEADRACE_ARRAYS": "list"}],
+    ids=["plain", "json"],
 )
 async def test_values_of_every_type_come_back_through_the_whole_suite(
     trail: Trail, own_nats: OwnNats, tmp_path: Path, settings: dict[str, str]
 ) -> None:
     database, server = trail.database, await own_nats()
-    await database.execute("DROP TABLE changes, headrace_audit_state, headrace_audit_tables, headrace_audit_gaps")
     await database.execute(
-        "CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN blob AS bytea;"
+        "DROP TABLE changes, headrace_audit_state, headrace_audit_tables, headrace_audit_gaps"
+    )
+    await database.execute(
+        "CREATE TYPE mood AS ENUM ('sad'); CREATE TYPE pair AS (a int, b text); CREATE DOMAIN blob "
+        "AS bytea;"
         "CREATE DOMAIN doc AS jsonb"
     )
     columns = ", ".join(f"c{place} {data_type}" for place, (data_type, _) in enumerate(VALUES))
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns}); ALTER TABLE t REPLICA IDENTITY FULL")
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY, {columns}); ALTER TABLE t REPLICA IDENTITY FULL"
+    )
     async with running_line(database, server, tmp_path, settings, "FOR TABLE t") as line:
         await line.suite.start("audit-writer")
         values = ", ".join(value for _, value in VALUES)
@@ -485,7 +602,9 @@ async def written(line: Line, count: int) -> list[str]:
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(Exception):
-                found = await line.database.fetch("SELECT id::text FROM changes ORDER BY position, ordinal")
+                found = await line.database.fetch(
+                    "SELECT id::text FROM changes ORDER BY position, ordinal"
+                )
                 if len(found) >= count:
                     return [row["id"] for row in found]
             await asyncio.sleep(0.1)

@@ -1,4 +1,6 @@
-"""Two suites of one database, and one audit table: each trail is whole, with the contexts that were given."""
+"""Two suites of one database, and one audit table: each trail is whole, with the contexts that were
+given.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,13 @@ ROWS = 40
 async def test_two_suites_write_one_trail_also_of_transactions_that_touch_tables_of_both(
     own_nats: OwnNats, database: Database, tmp_path: Path
 ) -> None:
-    """JetStream's duplicate window is the default: what each suite emits of one message is no duplicate."""
+    """JetStream's duplicate window is the default: what each suite emits of one message is no
+    duplicate.
+    """
     server = await own_nats()
-    await database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    await database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+    )
     await database.execute("CREATE PUBLICATION p1 FOR TABLE a; CREATE PUBLICATION p2 FOR TABLE b")
     async with contextlib.AsyncExitStack() as stack:
         for name, publication in SOURCES.items():
@@ -44,7 +50,9 @@ async def test_two_suites_write_one_trail_also_of_transactions_that_touch_tables
         for n in range(0, ROWS, 5):
             rows = ", ".join(f"({one})" for one in range(n, n + 5))
             told = f"SELECT pg_logical_emit_message(true, '_bemi', '{{\"n\": {n}}}')"
-            await database.execute(f"INSERT INTO a VALUES {rows}; INSERT INTO b VALUES {rows}; {told}")
+            await database.execute(
+                f"INSERT INTO a VALUES {rows}; INSERT INTO b VALUES {rows}; {told}"
+            )
         await until_written(database, 2 * ROWS)
     for table in SOURCES:
         trail = await database.fetch(
@@ -52,7 +60,9 @@ async def test_two_suites_write_one_trail_also_of_transactions_that_touch_tables
             f" WHERE \"table\" = '{table}' ORDER BY position, ordinal"
         )
         source = f"{table}_{database.name}"
-        assert [tuple(row) for row in trail] == [(one, one - one % 5, source) for one in range(ROWS)]
+        assert [tuple(row) for row in trail] == [
+            (one, one - one % 5, source) for one in range(ROWS)
+        ]
 
 
 async def until_written(database: Database, count: int) -> None:
@@ -60,6 +70,9 @@ async def until_written(database: Database, count: int) -> None:
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(Exception):
-                if await database.fetchval("SELECT count(*) FROM changes WHERE context <> '{}'") >= count:
+                if (
+                    await database.fetchval("SELECT count(*) FROM changes WHERE context <> '{}'")
+                    >= count
+                ):
                     return
             await asyncio.sleep(0.1)

@@ -1,4 +1,6 @@
-"""DDL that no row follows leaves no trace in the stream: the catalog tells it, after all rows of the old shape."""
+"""DDL that no row follows leaves no trace in the stream: the catalog tells it, after all rows of
+the old shape.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ def frozen(line: Line, service: str) -> Iterator[None]:
 
 async def published(line: Line, table: str) -> None:
     await line.execute(
-        f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE {table}"
+        f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE "
+        f"{table}"
     )
     await line.execute(f"INSERT INTO {table} VALUES (1, 1)")
     await line.take()
@@ -72,14 +75,22 @@ async def test_a_dropped_table_is_told_and_made_again_is_another(line: Line) -> 
     await published(line, "gone")
     await line.execute("DROP TABLE gone")
     event, _ = await told(line, "gone", "table_dropped")
-    assert (event.payload["version"], event.payload["columns"], event.payload["primary_key"]) == (2, [], [])
-    await line.execute("CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone")
+    assert (event.payload["version"], event.payload["columns"], event.payload["primary_key"]) == (
+        2,
+        [],
+        [],
+    )
+    await line.execute(
+        "CREATE TABLE gone (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE gone"
+    )
     await line.execute("INSERT INTO gone VALUES (2)")
     again, _ = await told(line, "gone", "table_replaced")
     assert (again.payload["version"], again.payload["resync"]) == (3, True)
 
 
-async def test_a_table_taken_out_of_the_publication_is_told_and_again_when_it_comes_back(line: Line) -> None:
+async def test_a_table_taken_out_of_the_publication_is_told_and_again_when_it_comes_back(
+    line: Line,
+) -> None:
     await published(line, "visitor")
     await line.execute("ALTER PUBLICATION headrace DROP TABLE visitor")
     removed, _ = await told(line, "visitor", "table_removed")
@@ -103,7 +114,13 @@ async def test_columns_that_change_without_a_row_are_told(line: Line) -> None:
     await published(line, "quiet")
     await line.execute("ALTER TABLE quiet ADD c int DEFAULT 5")
     event, _ = await told(line, "quiet", "column_added")
-    change = {"change": "column_added", "column": "c", "data_type": "integer", "filled": 5, "filled_text": "5"}
+    change = {
+        "change": "column_added",
+        "column": "c",
+        "data_type": "integer",
+        "filled": 5,
+        "filled_text": "5",
+    }
     assert (event.payload["changes"], event.payload["resync"]) == ([change], False)
     assert (event.payload["tx"]["xid"], event.payload["tx"]["ts"]) == (0, None)
     await line.execute("INSERT INTO quiet VALUES (2, 2)")
@@ -123,10 +140,14 @@ async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lin
     line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="3")
     tables = [f"twice_{n}" for n in range(4)]
     for table in tables:
-        await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, a int); INSERT INTO {table} VALUES (1, 1)")
+        await line.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, a int); INSERT INTO {table} VALUES (1, 1)"
+        )
     await line.take()
     for table in tables:
-        await line.execute(f"ALTER TABLE {table} ADD c float8 DEFAULT random(); INSERT INTO {table} VALUES (2, 2)")
+        await line.execute(
+            f"ALTER TABLE {table} ADD c float8 DEFAULT random(); INSERT INTO {table} VALUES (2, 2)"
+        )
         first = only(await line.take(), "SCHEMA")[-1]
         assert (first.payload["table"], first.payload["resync"]) == (table, True)
         await line.execute(f"ALTER TABLE {table} ALTER a TYPE int USING a * 100")
@@ -141,7 +162,9 @@ async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lin
 
 
 @on_both_versions
-@pytest.mark.parametrize("columns", ["id int PRIMARY KEY", "id int PRIMARY KEY, note text"], ids=["narrow", "toasted"])
+@pytest.mark.parametrize(
+    "columns", ["id int PRIMARY KEY", "id int PRIMARY KEY, note text"], ids=["narrow", "toasted"]
+)
 async def test_a_table_that_was_unlogged_for_a_while_must_be_copied_again(
     lines: Lines, version: PostgresVersion, columns: str
 ) -> None:
@@ -151,7 +174,8 @@ async def test_a_table_that_was_unlogged_for_a_while_must_be_copied_again(
     await line.execute(f"INSERT INTO {table} VALUES (1), (2)")
     await told(line, table, "table_first_seen")
     await line.execute(
-        f"ALTER TABLE {table} SET UNLOGGED; INSERT INTO {table} VALUES (3); DELETE FROM {table} WHERE id = 1;"
+        f"ALTER TABLE {table} SET UNLOGGED; INSERT INTO {table} VALUES (3); DELETE FROM {table} "
+        "WHERE id = 1;"
         f"ALTER TABLE {table} SET LOGGED"
     )
     event, _ = await told(line, table, "table_rewritten")
@@ -165,9 +189,14 @@ async def test_a_publication_that_publishes_less_and_more_again_is_told(line: Li
     change = {"change": "publication_changed", "publishes": ["insert", "update"]}
     assert (less.payload["changes"], less.payload["resync"]) == ([change], False)
     await line.execute("DELETE FROM partly")
-    await line.execute("ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')")
+    await line.execute(
+        "ALTER PUBLICATION headrace SET (publish = 'insert, update, delete, truncate')"
+    )
     more, _ = await told(line, "partly", "publication_changed")
-    change = {"change": "publication_changed", "publishes": ["insert", "update", "delete", "truncate"]}
+    change = {
+        "change": "publication_changed",
+        "publishes": ["insert", "update", "delete", "truncate"],
+    }
     assert (more.payload["changes"], more.payload["resync"]) == ([change], True)
 
 
@@ -205,7 +234,9 @@ async def drained(line: Line, table: str) -> list[str]:
 
 
 @on_both_versions
-async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_again(line: Line) -> None:
+async def test_rows_that_come_and_go_with_a_partition_make_the_root_be_copied_again(
+    line: Line,
+) -> None:
     await line.execute("ALTER PUBLICATION headrace SET (publish_via_partition_root = true)")
     await line.execute("CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     await line.execute("CREATE TABLE tree_0 PARTITION OF tree FOR VALUES FROM (0) TO (10)")
@@ -265,7 +296,8 @@ async def test_what_is_no_change_is_not_told(lines: Lines, line: Line, name: str
 @on_both_versions
 async def test_a_domain_is_told_with_the_type_that_it_stands_on(line: Line) -> None:
     await line.execute(
-        "CREATE DOMAIN hours AS timestamptz(3); CREATE DOMAIN shift AS hours; CREATE DOMAIN bag AS jsonb;"
+        "CREATE DOMAIN hours AS timestamptz(3); CREATE DOMAIN shift AS hours; CREATE DOMAIN bag AS "
+        "jsonb;"
         "CREATE DOMAIN names AS varchar(9)[]; CREATE TYPE mood AS ENUM ('sad')"
     )
     await published(line, "stands")

@@ -1,6 +1,8 @@
-"""Wall clocks that jump by an hour, or run ten times too fast, cost and double nothing that matters.
+"""Wall clocks that jump by an hour, or run ten times too fast, cost and double nothing that
+matters.
 
-Each process alone believes its moved clock; PostgreSQL's account, through a second slot, says what was committed.
+Each process alone believes its moved clock; PostgreSQL's account, through a second slot, says what
+was committed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 
 pytestmark = pytest.mark.skipif(
-    not can_move_clocks(), reason="clocks can't be moved: that needs x86-64 Linux and the right to trace"
+    not can_move_clocks(),
+    reason="clocks can't be moved: that needs x86-64 Linux and the right to trace",
 )
 
 HOUR_S = 3600
@@ -32,7 +35,9 @@ CLOCK = "import time\nwhile True: print(int(time.time()), time.monotonic(), flus
 
 
 def test_a_moved_clock_is_believed_by_its_process_alone() -> None:
-    process = subprocess.Popen([sys.executable, "-u", "-c", CLOCK], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", CLOCK], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         for offset_s in (0, HOUR_S, -HOUR_S, 0):
@@ -53,15 +58,24 @@ async def test_clocks_that_jump_and_drift_under_load_cost_no_process_and_double_
 ) -> None:
     postgres, server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
-    environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": server.url}
+    environment = {
+        **SETTINGS,
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": server.url,
+    }
     async with Suite(environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         writer = Writer(database)
         writing = asyncio.create_task(writer.run(), name="writer")
-        pids = {service: suite.pid(service) for service in ("wal-reader", "publisher")} | {"nats-server": server.pid}
+        pids = {service: suite.pid(service) for service in ("wal-reader", "publisher")} | {
+            "nats-server": server.pid
+        }
         for pid in pids.values():
             for offset_s in (HOUR_S, -HOUR_S, 0):
                 move_clock(pid, offset_s)
@@ -70,7 +84,8 @@ async def test_clocks_that_jump_and_drift_under_load_cost_no_process_and_double_
             for pid in pids.values():
                 move_clock(pid, step)
             await asyncio.sleep(0.1)
-        # Those that come next find their clocks an hour behind what their predecessors and the server believed.
+        # Those that come next find their clocks an hour behind what their predecessors and the
+        # server believed.
         for pid in pids.values():
             move_clock(pid, HOUR_S)
         await writer.some_more()
@@ -101,7 +116,9 @@ class Writer:
     async def run(self) -> None:
         while not self.enough.is_set():
             first, self.rows = self.rows, self.rows + 100
-            await self._database.execute("INSERT INTO t SELECT generate_series($1::int, $2::int)", first, first + 99)
+            await self._database.execute(
+                "INSERT INTO t SELECT generate_series($1::int, $2::int)", first, first + 99
+            )
             await asyncio.sleep(0.01)
 
     async def some_more(self) -> None:
@@ -116,6 +133,8 @@ async def _delivered(url: str, count: int) -> list[Stored]:
     async with asyncio.timeout(WAIT_S):
         while len(found) < count:
             with contextlib.suppress(NatsError, OSError):
-                found = [event for event in await stored(url) if event.payload["operation"] == "INSERT"]
+                found = [
+                    event for event in await stored(url) if event.payload["operation"] == "INSERT"
+                ]
             await asyncio.sleep(0.2)
     return found

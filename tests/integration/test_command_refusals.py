@@ -1,4 +1,6 @@
-"""Whatever a command can't do is one line that says what was wrong and what to do; no traceback, no secret."""
+"""Whatever a command can't do is one line that says what was wrong and what to do; no traceback, no
+secret.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ async def nats_without_jetstream() -> AsyncIterator[str]:
         await process.communicate()
 
 
-@pytest.mark.parametrize("url", ["nats://me:secret@127.0.0.1:port", "http://me:secret@127.0.0.1", "nats://me:secret@"])
+@pytest.mark.parametrize(
+    "url", ["nats://me:secret@127.0.0.1:port", "http://me:secret@127.0.0.1", "nats://me:secret@"]
+)
 async def test_a_nats_url_that_is_none_is_told_without_its_password(url: str) -> None:
     found = await command({"NATS_URL": url}, "tail")
     assert found.code == 1
@@ -47,7 +51,9 @@ async def test_a_nats_without_jetstream_is_told_with_the_remedy() -> None:
     assert (found.code, found.err) == (1, f"headrace: {told} for this account.\n")
 
 
-async def test_a_folder_that_up_cannot_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_folder_that_up_cannot_write_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Root may write anywhere; a file in the folder's place keeps it out, too.
     (tmp_path / ".headrace").write_text("")
     monkeypatch.chdir(tmp_path)
@@ -68,7 +74,8 @@ async def test_to_look_at_an_archive_that_is_not_there_makes_none(tmp_path: Path
     found = await command({}, "archive", "ls", "--url", folder.as_uri())
     assert found.code == 1
     assert found.err == (
-        f"headrace: there is no archive at {folder.as_uri()}. Check the path; the archiver makes the folder.\n"
+        f"headrace: there is no archive at {folder.as_uri()}. Check the path; the archiver makes "
+        "the folder.\n"
     )
     assert not folder.exists()
     folder.mkdir()

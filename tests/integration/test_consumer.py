@@ -52,7 +52,9 @@ def payload(
     }
 
 
-async def put(client: Client, *payloads: events.Payload, encoding: Encoding = Encoding.MSGPACK) -> None:
+async def put(
+    client: Client, *payloads: events.Payload, encoding: Encoding = Encoding.MSGPACK
+) -> None:
     for body in payloads:
         subject = f"cdc.{body['table']}.{body['operation'].lower()}"
         await client.jetstream().publish(subject, events.encode(body, encoding))
@@ -77,26 +79,45 @@ async def test_both_encodings_give_the_same_event(client: Client) -> None:
     assert (first.position, second.position) == (Position(10, 0), Position(11, 0))
     assert first.data == {"id": 10}
     assert second.data == {"id": 11}
-    assert (first.table, first.operation, first.source) == (second.table, second.operation, second.source)
+    assert (first.table, first.operation, first.source) == (
+        second.table,
+        second.operation,
+        second.source,
+    )
 
 
 async def test_an_event_at_or_before_the_watermark_is_never_given_out_again(client: Client) -> None:
     await put(client, payload(10), payload(10, 1), payload(10), payload(10, 1), payload(12))
     async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
         found = await take(consumer, 3)
-    assert [event.position for event in found] == [Position(10, 0), Position(10, 1), Position(12, 0)]
+    assert [event.position for event in found] == [
+        Position(10, 0),
+        Position(10, 1),
+        Position(12, 0),
+    ]
 
 
 async def test_each_source_has_a_watermark_of_its_own(client: Client) -> None:
     await put(
-        client, payload(50, source="a"), payload(10, source="b"), payload(51, source="a"), payload(11, source="b")
+        client,
+        payload(50, source="a"),
+        payload(10, source="b"),
+        payload(51, source="a"),
+        payload(11, source="b"),
     )
     async with follow(client, Subscription(), MemoryWatermarks()) as consumer:
         found = await take(consumer, 4)
-    assert [(event.source, event.position.lsn) for event in found] == [("a", 50), ("b", 10), ("a", 51), ("b", 11)]
+    assert [(event.source, event.position.lsn) for event in found] == [
+        ("a", 50),
+        ("b", 10),
+        ("a", 51),
+        ("b", 11),
+    ]
 
 
-async def test_a_schema_event_is_given_out_and_does_not_advance_the_watermark(client: Client) -> None:
+async def test_a_schema_event_is_given_out_and_does_not_advance_the_watermark(
+    client: Client,
+) -> None:
     await put(client, payload(10, operation="SCHEMA"), payload(10))
     store = MemoryWatermarks()
     async with follow(client, Subscription(), store) as consumer:
@@ -105,18 +126,26 @@ async def test_a_schema_event_is_given_out_and_does_not_advance_the_watermark(cl
     assert (await store.load())["s"].position == Position(10, 0)
 
 
-async def test_a_restart_goes_on_behind_the_stored_watermark(client: Client, tmp_path: Path) -> None:
+async def test_a_restart_goes_on_behind_the_stored_watermark(
+    client: Client, tmp_path: Path
+) -> None:
     await put(client, *(payload(lsn) for lsn in range(1, 21)))
-    async with follow(client, Subscription(durable="billing"), FileWatermarks(tmp_path / "marks")) as consumer:
+    async with follow(
+        client, Subscription(durable="billing"), FileWatermarks(tmp_path / "marks")
+    ) as consumer:
         await take(consumer, 7)
         # Given out and not done: a crash here must bring it again.
         assert (await consumer.next()) is not None
-    async with follow(client, Subscription(durable="billing"), FileWatermarks(tmp_path / "marks")) as consumer:
+    async with follow(
+        client, Subscription(durable="billing"), FileWatermarks(tmp_path / "marks")
+    ) as consumer:
         found = await take(consumer, 13)
     assert [event.position.lsn for event in found] == list(range(8, 21))
 
 
-async def test_a_durable_consumer_without_a_store_goes_on_in_order_behind_what_it_acknowledged(client: Client) -> None:
+async def test_a_durable_consumer_without_a_store_goes_on_in_order_behind_what_it_acknowledged(
+    client: Client,
+) -> None:
     await put(client, *(payload(lsn) for lsn in range(1, 301)))
     async with follow(client, Subscription(durable="billing"), MemoryWatermarks()) as consumer:
         await take(consumer, 250)
@@ -125,7 +154,9 @@ async def test_a_durable_consumer_without_a_store_goes_on_in_order_behind_what_i
     assert [event.position.lsn for event in found] == list(range(251, 301))
 
 
-async def test_the_events_of_a_batch_come_one_by_one_and_its_lane_is_the_table(client: Client) -> None:
+async def test_the_events_of_a_batch_come_one_by_one_and_its_lane_is_the_table(
+    client: Client,
+) -> None:
     batch = [payload(10), payload(10, 1), payload(12)]
     await client.jetstream().publish("cdc.users.batch", events.encode(batch, Encoding.MSGPACK))
     store = MemoryWatermarks()
@@ -136,7 +167,9 @@ async def test_the_events_of_a_batch_come_one_by_one_and_its_lane_is_the_table(c
     assert (await store.load())["s/public.users"] == Watermark(Position(12, 0), 1)
 
 
-async def test_a_consumer_that_fell_behind_the_retention_is_told_at_its_start(client: Client, tmp_path: Path) -> None:
+async def test_a_consumer_that_fell_behind_the_retention_is_told_at_its_start(
+    client: Client, tmp_path: Path
+) -> None:
     await put(client, *(payload(lsn) for lsn in range(1, 11)))
     async with follow(client, Subscription(), FileWatermarks(tmp_path / "marks")) as consumer:
         await take(consumer, 3)
@@ -183,9 +216,13 @@ async def test_a_gap_is_told_also_when_the_look_for_it_failed_at_first(
             await take(consumer, 12)
 
 
-async def test_messages_that_no_filter_wants_may_be_discarded_without_a_gap(client: Client, tmp_path: Path) -> None:
+async def test_messages_that_no_filter_wants_may_be_discarded_without_a_gap(
+    client: Client, tmp_path: Path
+) -> None:
     subscription = Subscription(filters=("cdc.users.>",))
-    await put(client, payload(1), *(payload(lsn, table="noise") for lsn in range(2, 30)), payload(30))
+    await put(
+        client, payload(1), *(payload(lsn, table="noise") for lsn in range(2, 30)), payload(30)
+    )
     async with follow(client, subscription, FileWatermarks(tmp_path / "marks")) as consumer:
         await take(consumer, 2)
     await client.jetstream().purge_stream("CDC", seq=30)
@@ -195,8 +232,12 @@ async def test_messages_that_no_filter_wants_may_be_discarded_without_a_gap(clie
     assert found[0].position.lsn == 31
 
 
-async def test_nothing_counts_as_seen_that_is_on_its_way(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at the stream that are as short as its answers take, so that messages come when nobody waits for them."""
+async def test_nothing_counts_as_seen_that_is_on_its_way(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks at the stream that are as short as its answers take, so that messages come when nobody
+    waits for them.
+    """
     # The package has a function of the module's name.
     monkeypatch.setattr(sys.modules[follow.__module__], "GAP_CHECK_S", 0.0)
     number = 0
@@ -261,7 +302,9 @@ async def test_a_stream_made_anew_that_has_nothing_new_before_the_watermark_is_f
         assert await consumer.next(0.1) is None
 
 
-async def test_a_watermark_beyond_what_the_filters_want_is_no_sign_of_another_stream(client: Client) -> None:
+async def test_a_watermark_beyond_what_the_filters_want_is_no_sign_of_another_stream(
+    client: Client,
+) -> None:
     marks, subscription = MemoryWatermarks(), Subscription(filters=("cdc.users.>",))
     await put(client, payload(1), payload(2, table="noise"), payload(3, table="noise"))
     await marks.save("s", Watermark(Position(1, 0), 3))

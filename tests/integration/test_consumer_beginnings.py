@@ -1,4 +1,6 @@
-"""Where a consumer begins, and what it is told: nothing passed over, and no gap where nothing is missing."""
+"""Where a consumer begins, and what it is told: nothing passed over, and no gap where nothing is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from headrace.consumer import Consumer, MemoryWatermarks, RetentionGapError, Start, Subscription, Watermark, follow
+from headrace.consumer import (
+    Consumer,
+    MemoryWatermarks,
+    RetentionGapError,
+    Start,
+    Subscription,
+    Watermark,
+    follow,
+)
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
@@ -22,7 +32,9 @@ PATIENCE_S = 60.0
 
 
 class AsItWas(MemoryWatermarks):
-    """What a store holds whose owner dies before it keeps anything: a mirror that has not committed yet."""
+    """What a store holds whose owner dies before it keeps anything: a mirror that has not committed
+    yet.
+    """
 
     def __init__(self, marks: Mapping[str, Watermark]) -> None:
         super().__init__()
@@ -37,7 +49,9 @@ async def server(own_nats: OwnNats) -> EmbeddedNats:
 @pytest.fixture
 async def client(server: EmbeddedNats) -> AsyncIterator[Client]:
     connection = await nats.connect(server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1)
-    await connection.jetstream().add_stream(StreamConfig(name="CDC", subjects=["cdc.>"], max_msgs=100))
+    await connection.jetstream().add_stream(
+        StreamConfig(name="CDC", subjects=["cdc.>"], max_msgs=100)
+    )
     yield connection
     await connection.close()
 
@@ -66,7 +80,9 @@ async def passed(consumer: Consumer, stream_seq: int) -> None:
             assert await consumer.next(0.05) is None
 
 
-async def test_a_store_that_has_seen_nothing_counts_for_more_than_what_was_acknowledged(client: Client) -> None:
+async def test_a_store_that_has_seen_nothing_counts_for_more_than_what_was_acknowledged(
+    client: Client,
+) -> None:
     kept = {"": Watermark()}
     async with follow(client, Subscription(durable="mirror"), AsItWas(kept)) as consumer:
         await put(client, *range(1, 51))
@@ -76,7 +92,9 @@ async def test_a_store_that_has_seen_nothing_counts_for_more_than_what_was_ackno
         assert await take(consumer, 50) == list(range(1, 51))
 
 
-async def test_a_durable_reader_of_what_is_new_is_given_again_what_it_did_not_acknowledge(client: Client) -> None:
+async def test_a_durable_reader_of_what_is_new_is_given_again_what_it_did_not_acknowledge(
+    client: Client,
+) -> None:
     subscription = Subscription(durable="billing", start=Start.NEW)
     async with follow(client, subscription, MemoryWatermarks()) as consumer:
         await put(client, 1, 2)
@@ -85,10 +103,14 @@ async def test_a_durable_reader_of_what_is_new_is_given_again_what_it_did_not_ac
         assert await take(consumer, 2) == [1, 2]
 
 
-async def test_what_is_discarded_behind_an_empty_streams_end_is_told_to_who_begins_there(client: Client) -> None:
+async def test_what_is_discarded_behind_an_empty_streams_end_is_told_to_who_begins_there(
+    client: Client,
+) -> None:
     await put(client, *range(1, 121))
     with pytest.raises(RetentionGapError) as caught:
-        async with follow(client, Subscription(start_seq=1), AsItWas({"": Watermark()})) as consumer:
+        async with follow(
+            client, Subscription(start_seq=1), AsItWas({"": Watermark()})
+        ) as consumer:
             await take(consumer, 1)
     assert (caught.value.first_lost, caught.value.last_lost) == (1, 20)
 
@@ -115,12 +137,16 @@ async def test_a_table_that_is_quiet_for_longer_than_the_stream_keeps_is_no_gap_
         assert await take(consumer, 1) == [400]
 
 
-async def test_a_table_that_is_followed_in_addition_is_no_sign_of_another_stream(client: Client) -> None:
+async def test_a_table_that_is_followed_in_addition_is_no_sign_of_another_stream(
+    client: Client,
+) -> None:
     marks = MemoryWatermarks()
     await put(client, 1)
     await put(client, 2, 3, table="other")
     await marks.save("s", Watermark(Position(1, 0), 1))
     await marks.save("", Watermark(stream_seq=3))
-    async with follow(client, Subscription(filters=("cdc.users.>", "cdc.other.>")), marks) as consumer:
+    async with follow(
+        client, Subscription(filters=("cdc.users.>", "cdc.other.>")), marks
+    ) as consumer:
         await put(client, 4, table="other")
         assert await take(consumer, 1) == [4]

@@ -1,4 +1,6 @@
-"""With the event trigger, what leaves no trace of its own is told in its place; without a suite it disturbs nobody."""
+"""With the event trigger, what leaves no trace of its own is told in its place; without a suite it
+disturbs nobody.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 def told(messages: list[Delivered]) -> list[tuple[str, str]]:
     """Each message as (table, operation), schema events as (table, change)."""
     return [
-        (m.payload["table"], m.payload["changes"][0]["change"] if m.operation == "SCHEMA" else m.operation)
+        (
+            m.payload["table"],
+            m.payload["changes"][0]["change"] if m.operation == "SCHEMA" else m.operation,
+        )
         for m in messages
     ]
 
@@ -28,11 +33,17 @@ async def with_trigger(lines: Lines, version: PostgresVersion) -> Line:
 
 
 @pytest.mark.parametrize("version", [16, 18])
-async def test_a_drop_is_told_between_the_rows_before_and_after_it(lines: Lines, version: PostgresVersion) -> None:
+async def test_a_drop_is_told_between_the_rows_before_and_after_it(
+    lines: Lines, version: PostgresVersion
+) -> None:
     line = await with_trigger(lines, version)
-    await line.execute("CREATE TABLE gone (id int PRIMARY KEY); CREATE TABLE stays (id int PRIMARY KEY)")
+    await line.execute(
+        "CREATE TABLE gone (id int PRIMARY KEY); CREATE TABLE stays (id int PRIMARY KEY)"
+    )
     await line.execute("INSERT INTO gone VALUES (1); INSERT INTO stays VALUES (1)")
-    await line.execute("INSERT INTO stays VALUES (2); DROP TABLE gone; INSERT INTO stays VALUES (3)")
+    await line.execute(
+        "INSERT INTO stays VALUES (2); DROP TABLE gone; INSERT INTO stays VALUES (3)"
+    )
     messages = await line.take()
     assert told(messages) == [
         ("gone", "table_first_seen"),
@@ -80,8 +91,16 @@ async def test_what_was_rolled_back_is_not_told(lines: Lines) -> None:
 async def test_what_others_write_under_its_prefix_stops_nothing(lines: Lines) -> None:
     line = await with_trigger(lines, 18)
     await line.execute("CREATE TABLE calm (id int PRIMARY KEY)")
-    for content in ("", "garbage", "[]", '{"tables": [{"relation": "x"}]}', '{"event": "sql_drop", "tables": [7]}'):
-        await line.database.execute("SELECT pg_logical_emit_message(true, 'headrace_ddl', $1::text)", content)
+    for content in (
+        "",
+        "garbage",
+        "[]",
+        '{"tables": [{"relation": "x"}]}',
+        '{"event": "sql_drop", "tables": [7]}',
+    ):
+        await line.database.execute(
+            "SELECT pg_logical_emit_message(true, 'headrace_ddl', $1::text)", content
+        )
     await line.execute("INSERT INTO calm VALUES (1)")
     assert told(await line.take())[1:] == [("calm", "INSERT")]
 
@@ -94,7 +113,9 @@ FORGED = (
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["trigger", "no_trigger"])
-async def test_what_the_catalog_does_not_bear_out_is_not_believed(lines: Lines, installed: bool) -> None:
+async def test_what_the_catalog_does_not_bear_out_is_not_believed(
+    lines: Lines, installed: bool
+) -> None:
     """Anybody who may connect may write under the trigger's prefix, and read the tables' numbers."""
     line = await (with_trigger(lines, 18) if installed else lines(18))
     table = f"true_{installed}".lower()
@@ -108,7 +129,8 @@ async def test_what_the_catalog_does_not_bear_out_is_not_believed(lines: Lines, 
         for content in FORGED:
             forged = content.format(oid=oid)
             await line.execute(
-                f"SET LOCAL ROLE \"{role}\"; SELECT pg_logical_emit_message(true, 'headrace_ddl', '{forged}')"
+                f"SET LOCAL ROLE \"{role}\"; SELECT pg_logical_emit_message(true, 'headrace_ddl', "
+                f"'{forged}')"
             )
         await line.execute(f"INSERT INTO {table} VALUES (2, 'b')")
         assert told(await line.take()) == [(table, "INSERT")]

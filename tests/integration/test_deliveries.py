@@ -1,6 +1,8 @@
-"""`--delivery batch` and `transaction` on real servers: what becomes one message, in which order, and once.
+"""`--delivery batch` and `transaction` on real servers: what becomes one message, in which order,
+and once.
 
-The duplicate window is at its minimum unless a test is about it, so that it hides no double."""
+The duplicate window is at its minimum unless a test is about it, so that it hides no double.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ class Message:
 async def messages(url: str, stream: str = "CDC") -> list[Message]:
     """The whole stream, but for what the catalog told on its own: it comes whenever it was read."""
     found = [
-        Message(m.metadata.sequence.stream, m.subject, m.headers or {}, m.data) for m in await raw_messages(url, stream)
+        Message(m.metadata.sequence.stream, m.subject, m.headers or {}, m.data)
+        for m in await raw_messages(url, stream)
     ]
     return [message for message in found if not _told_by_the_catalog(message)]
 
@@ -64,7 +67,9 @@ def _told_by_the_catalog(message: Message) -> bool:
 class Line:
     """A line of its own, whose publisher a test may kill; an oracle says what was committed."""
 
-    def __init__(self, database: Database, server: EmbeddedNats, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self, database: Database, server: EmbeddedNats, folder: Path, settings: Mapping[str, str]
+    ) -> None:
         self.database = database
         self.nats = server
         self.source = f"slot_{database.name}"
@@ -82,14 +87,18 @@ class Line:
 
     async def prepare(self) -> None:
         await self.database.execute(
-            "CREATE TABLE a (id bigint PRIMARY KEY, note text); CREATE TABLE b (id bigint PRIMARY KEY, note text);"
+            "CREATE TABLE a (id bigint PRIMARY KEY, note text); CREATE TABLE b (id bigint PRIMARY "
+            "KEY, note text);"
             "CREATE PUBLICATION headrace FOR ALL TABLES"
         )
         await self.oracle.begin()
 
     async def insert(self, table: str, first: int, count: int, note: str = "note") -> None:
         await self.database.execute(
-            f"INSERT INTO {table} SELECT g, $3::text FROM generate_series($1::bigint, $2::bigint) g",
+            (
+                f"INSERT INTO {table} SELECT g, $3::text FROM generate_series($1::bigint, "
+                "$2::bigint) g"
+            ),
             first,
             first + count - 1,
             note,
@@ -109,7 +118,9 @@ class Line:
             await asyncio.sleep(0.3)
 
     async def rows(self, *, by_table: bool = False) -> list[Stored]:
-        """The stream's rows, once all that was committed is there: exactly that, in its order (of each table)."""
+        """The stream's rows, once all that was committed is there: exactly that, in its order (of
+        each table).
+        """
         self.committed += await self.oracle.changes()
         found: list[Stored] = []
         with contextlib.suppress(TimeoutError):
@@ -127,7 +138,9 @@ class Line:
         return found
 
     async def _rows(self) -> list[Stored]:
-        return [event for event in await stored(self.nats.url) if event.payload["operation"] != "SCHEMA"]
+        return [
+            event for event in await stored(self.nats.url) if event.payload["operation"] != "SCHEMA"
+        ]
 
     async def killed_at(self, failpoint: str, work: Any) -> None:
         """A publisher that is killed at a failpoint while this is written, and one that goes on."""
@@ -177,10 +190,14 @@ TRANSACTION = {"HEADRACE_DELIVERY": "transaction"}
 
 @pytest.mark.parametrize("line", [BATCH, JSON_BATCH], indirect=True, ids=["msgpack", "json"])
 class TestBatches:
-    async def test_a_tables_events_come_in_arrays_that_are_cut_at_500_events(self, line: Line) -> None:
+    async def test_a_tables_events_come_in_arrays_that_are_cut_at_500_events(
+        self, line: Line
+    ) -> None:
         await line.insert("a", 1, 1700)
         await line.rows()
-        batches = [message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"]
+        batches = [
+            message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"
+        ]
         sizes = [len(batch.payloads) for batch in batches]
         assert sum(sizes) == 1700
         assert max(sizes) == LIMITS.batch_events_max
@@ -195,7 +212,9 @@ class TestBatches:
     async def test_a_batch_is_cut_at_256_kib(self, line: Line) -> None:
         await line.insert("a", 1, 400, "x" * 4000)
         await line.rows()
-        batches = [message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"]
+        batches = [
+            message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"
+        ]
         assert max(len(batch.data) for batch in batches) <= LIMITS.batch_bytes_max
         assert max(len(batch.data) for batch in batches) > LIMITS.batch_bytes_max * 0.9
         assert max(len(batch.payloads) for batch in batches) < 100
@@ -203,7 +222,9 @@ class TestBatches:
     async def test_a_single_event_waits_for_no_other(self, line: Line) -> None:
         await line.insert("a", 1, 1)
         await line.rows()
-        (batch,) = [message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"]
+        (batch,) = [
+            message for message in await messages(line.nats.url) if message.subject == "cdc.a.batch"
+        ]
         assert len(batch.payloads) == 1
 
     async def test_each_table_is_in_order_told_of_before_its_rows_and_complete_where_it_says_so(
@@ -214,21 +235,33 @@ class TestBatches:
             await line.insert("b", 100_000 + first, 7)
         found = await line.rows(by_table=True)
         for table in ("a", "b"):
-            positions = [event.change.position for event in found if event.payload["table"] == table]
+            positions = [
+                event.change.position for event in found if event.payload["table"] == table
+            ]
             assert positions == sorted(set(positions))
-            subjects = [m.subject for m in await messages(line.nats.url) if m.subject.startswith(f"cdc.{table}.")]
+            subjects = [
+                m.subject
+                for m in await messages(line.nats.url)
+                if m.subject.startswith(f"cdc.{table}.")
+            ]
             assert subjects[0] == f"cdc.{table}.schema"
             assert set(subjects[1:]) == {f"cdc.{table}.batch"}
         await assert_complete(line.nats.url)
 
-    async def test_schema_events_and_truncates_keep_their_place_among_a_tables_rows(self, line: Line) -> None:
+    async def test_schema_events_and_truncates_keep_their_place_among_a_tables_rows(
+        self, line: Line
+    ) -> None:
         await line.database.execute(
-            "INSERT INTO a SELECT g, 'before' FROM generate_series(1, 700) g; INSERT INTO b VALUES (1, 'b');"
-            "ALTER TABLE a ADD extra int; INSERT INTO a SELECT g, 'after', g FROM generate_series(701, 1400) g;"
+            "INSERT INTO a SELECT g, 'before' FROM generate_series(1, 700) g; INSERT INTO b VALUES "
+            "(1, 'b');"
+            "ALTER TABLE a ADD extra int; INSERT INTO a SELECT g, 'after', g FROM "
+            "generate_series(701, 1400) g;"
             "TRUNCATE a, b; INSERT INTO a VALUES (1, 'last', 1)"
         )
         await line.rows(by_table=True)
-        of_a = [event.payload for event in await stored(line.nats.url) if event.payload["table"] == "a"]
+        of_a = [
+            event.payload for event in await stored(line.nats.url) if event.payload["table"] == "a"
+        ]
         runs = [(kind, len(list(run))) for kind, run in groupby(p["operation"] for p in of_a)]
         assert runs == [
             ("SCHEMA", 1),
@@ -239,10 +272,14 @@ class TestBatches:
             ("INSERT", 1),
         ]
         assert all(
-            ("extra" in p["data"]) == (p["data"].get("note") in ("after", "last")) for p in of_a if p.get("data")
+            ("extra" in p["data"]) == (p["data"].get("note") in ("after", "last"))
+            for p in of_a
+            if p.get("data")
         )
 
-    async def test_a_consumer_that_crashes_inside_a_batch_repeats_nothing(self, line: Line, tmp_path: Path) -> None:
+    async def test_a_consumer_that_crashes_inside_a_batch_repeats_nothing(
+        self, line: Line, tmp_path: Path
+    ) -> None:
         for first in range(0, 2000, 500):
             await line.mixed(first, 250)
         await line.rows(by_table=True)
@@ -267,13 +304,17 @@ class TestBatches:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [{**BATCH, **STEPWISE}, {**JSON_BATCH, **STEPWISE}, BATCH], indirect=True)
+@pytest.mark.parametrize(
+    "line", [{**BATCH, **STEPWISE}, {**JSON_BATCH, **STEPWISE}, BATCH], indirect=True
+)
 async def test_a_publisher_killed_inside_a_flush_doubles_and_loses_nothing(line: Line) -> None:
     await line.mixed(1, 10)
     await line.rows(by_table=True)
     # With two tables in each flush: after the first table's batch, and after both.
     for number, hits in enumerate((2, 3, 4, 1), start=1):
-        await line.killed_at(f"publisher.before_publish:{hits}", line.mixed_slowly(number * 100_000))
+        await line.killed_at(
+            f"publisher.before_publish:{hits}", line.mixed_slowly(number * 100_000)
+        )
     await line.mixed(900_000, 10)
     await line.rows(by_table=True)
     await assert_complete(line.nats.url)
@@ -281,9 +322,15 @@ async def test_a_publisher_killed_inside_a_flush_doubles_and_loses_nothing(line:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [{**BATCH, **STEPWISE}], indirect=True)
-@pytest.mark.parametrize("second", ["batch publish:3 batch", "event publish:40 insert", "transaction atomic:3 insert"])
-async def test_what_a_crash_inside_a_flush_left_is_known_after_a_second_crash(line: Line, second: str) -> None:
-    """The first life stores table a's batch and not b's; the second sends some of b's, in its own way, and dies."""
+@pytest.mark.parametrize(
+    "second", ["batch publish:3 batch", "event publish:40 insert", "transaction atomic:3 insert"]
+)
+async def test_what_a_crash_inside_a_flush_left_is_known_after_a_second_crash(
+    line: Line, second: str
+) -> None:
+    """The first life stores table a's batch and not b's; the second sends some of b's, in its own
+    way, and dies.
+    """
     await line.mixed(-1, 1)
     await line.rows(by_table=True)
     await line.suite.kill("publisher")
@@ -301,7 +348,9 @@ async def test_what_a_crash_inside_a_flush_left_is_known_after_a_second_crash(li
 
 
 @pytest.mark.parametrize(
-    "line", [{**BATCH, "HEADRACE_BATCH_AGE_MAX_S": "0.5", "HEADRACE_MESSAGE_PREFIXES": "note"}], indirect=True
+    "line",
+    [{**BATCH, "HEADRACE_BATCH_AGE_MAX_S": "0.5", "HEADRACE_MESSAGE_PREFIXES": "note"}],
+    indirect=True,
 )
 async def test_an_emitted_message_stands_alone_behind_everything_before_it(line: Line) -> None:
     await line.database.execute(
@@ -327,19 +376,34 @@ async def subjects(line: Line) -> list[str]:
 
 def transactions(found: list[Message]) -> list[tuple[int, list[dict[str, Any]]]]:
     """Row events by their transaction, in stream order."""
-    payloads = [payload for message in found for payload in message.payloads if payload["operation"] != "SCHEMA"]
-    return [(lsn, list(group)) for lsn, group in groupby(payloads, key=lambda payload: int(payload["tx"]["lsn"]))]
+    payloads = [
+        payload
+        for message in found
+        for payload in message.payloads
+        if payload["operation"] != "SCHEMA"
+    ]
+    return [
+        (lsn, list(group))
+        for lsn, group in groupby(payloads, key=lambda payload: int(payload["tx"]["lsn"]))
+    ]
 
 
 @pytest.mark.parametrize("line", [TRANSACTION], indirect=True)
 class TestTransactions:
-    async def test_transactions_are_whole_and_in_commit_order_with_one_message_for_each_event(self, line: Line) -> None:
+    async def test_transactions_are_whole_and_in_commit_order_with_one_message_for_each_event(
+        self, line: Line
+    ) -> None:
         for first in range(0, 2000, 100):
             await line.mixed(first, 1 + first // 40)
         found = await messages(line.nats.url) if await line.rows() else []
         groups = transactions(found)
-        assert [len(group) for _, group in groups] == [2 * (1 + first // 40) for first in range(0, 2000, 100)]
-        assert all([p["tx"]["last"] for p in group] == [False] * (len(group) - 1) + [True] for _, group in groups)
+        assert [len(group) for _, group in groups] == [
+            2 * (1 + first // 40) for first in range(0, 2000, 100)
+        ]
+        assert all(
+            [p["tx"]["last"] for p in group] == [False] * (len(group) - 1) + [True]
+            for _, group in groups
+        )
         assert not any(SPLIT in message.headers for message in found)
 
     async def test_a_transaction_at_the_servers_limit_is_whole_and_one_beyond_it_says_that_it_is_split(
@@ -354,11 +418,15 @@ class TestTransactions:
         found = await messages(line.nats.url)
         marked = [SPLIT in message.headers for message in found]
         assert marked == [False] * 2000 + [True] * 2345 + [False] * 3
-        assert {message.headers[SPLIT] for message in found if SPLIT in message.headers} == {"split"}
+        assert {message.headers[SPLIT] for message in found if SPLIT in message.headers} == {
+            "split"
+        }
 
     async def test_what_is_outside_any_transaction_waits_for_none(self, line: Line) -> None:
         await line.suite.kill("publisher")
-        await line.suite.start("publisher", HEADRACE_MESSAGE_PREFIXES="note", HEADRACE_CATALOG_INTERVAL_S="0.2")
+        await line.suite.start(
+            "publisher", HEADRACE_MESSAGE_PREFIXES="note", HEADRACE_CATALOG_INTERVAL_S="0.2"
+        )
         await line.joined(2)
         await line.database.execute("SELECT pg_logical_emit_message(false, 'note', 'alone')")
         await self.subject_comes(line, MESSAGES)
@@ -367,10 +435,13 @@ class TestTransactions:
         await line.database.execute("DROP TABLE a")
         await self.dropped_is_told(line)
 
-    async def test_the_rest_of_a_split_transaction_says_after_a_crash_that_it_is_a_part(self, line: Line) -> None:
+    async def test_the_rest_of_a_split_transaction_says_after_a_crash_that_it_is_a_part(
+        self, line: Line
+    ) -> None:
         await line.insert("a", 1, 1)
         await line.rows()
-        # Of its 1,800 rows 1,000 are stored when the publisher dies: the rest would fit one atomic batch.
+        # Of its 1,800 rows 1,000 are stored when the publisher dies: the rest would fit one atomic
+        # batch.
         await line.killed_at("publisher.before_atomic:2", line.insert("a", 100, 1800))
         await line.rows()
         found = await messages(line.nats.url)
@@ -384,13 +455,16 @@ class TestTransactions:
     async def dropped_is_told(self, line: Line) -> None:
         async with asyncio.timeout(10):
             while not any(  # noqa: ASYNC110  # a stream gives no event
-                event.payload.get("changes") == [{"change": "table_dropped"}] for event in await stored(line.nats.url)
+                event.payload.get("changes") == [{"change": "table_dropped"}]
+                for event in await stored(line.nats.url)
             ):
                 await asyncio.sleep(0.1)
 
 
 # Two of the transactions fit into a group: there are at least five, however fast they come.
-@pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "200"}], indirect=True)
+@pytest.mark.parametrize(
+    "line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "200"}], indirect=True
+)
 @pytest.mark.slow
 async def test_a_publisher_killed_between_groups_doubles_and_loses_nothing(line: Line) -> None:
     for number, hits in enumerate((1, 2, 3), start=1):
@@ -404,7 +478,9 @@ async def test_a_publisher_killed_between_groups_doubles_and_loses_nothing(line:
     assert all(len(group) == 90 for _, group in transactions(await messages(line.nats.url)))
 
 
-@pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "50"}], indirect=True)
+@pytest.mark.parametrize(
+    "line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "50"}], indirect=True
+)
 async def test_the_limit_may_be_set_lower(line: Line) -> None:
     await line.insert("a", 1, 49)
     await line.insert("a", 100, 51)
@@ -414,8 +490,12 @@ async def test_the_limit_may_be_set_lower(line: Line) -> None:
     assert marked == [False] * 50 + [True] * 51 + [False] * 50
 
 
-@pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "20000"}], indirect=True)
-async def test_a_limit_above_the_servers_ends_with_the_setting_named_and_loses_nothing(line: Line) -> None:
+@pytest.mark.parametrize(
+    "line", [{**TRANSACTION, "HEADRACE_ATOMIC_MESSAGES_MAX": "20000"}], indirect=True
+)
+async def test_a_limit_above_the_servers_ends_with_the_setting_named_and_loses_nothing(
+    line: Line,
+) -> None:
     await line.insert("a", 1, GROUP_MESSAGES_MAX + 1)
     await line.suite.logged("publisher", "Lower HEADRACE_ATOMIC_MESSAGES_MAX", timeout_s=60)
     await line.suite.kill("publisher")
@@ -423,13 +503,21 @@ async def test_a_limit_above_the_servers_ends_with_the_setting_named_and_loses_n
     await line.suite.start("publisher", HEADRACE_ATOMIC_MESSAGES_MAX=str(GROUP_MESSAGES_MAX))
     await line.insert("b", 1, 1)
     await line.rows()
-    found = [message for message in await messages(line.nats.url) if message.subject.endswith(".insert")]
-    assert [SPLIT in message.headers for message in found] == [True] * (GROUP_MESSAGES_MAX + 1) + [False]
+    found = [
+        message for message in await messages(line.nats.url) if message.subject.endswith(".insert")
+    ]
+    assert [SPLIT in message.headers for message in found] == [True] * (GROUP_MESSAGES_MAX + 1) + [
+        False
+    ]
 
 
-@pytest.mark.parametrize("line", [{**TRANSACTION, "HEADRACE_DEDUPE_WINDOW_S": "120"}], indirect=True)
+@pytest.mark.parametrize(
+    "line", [{**TRANSACTION, "HEADRACE_DEDUPE_WINDOW_S": "120"}], indirect=True
+)
 async def test_ids_in_the_servers_duplicate_window_hold_nothing_up(line: Line) -> None:
-    """Stored, then purged, then replayed from a slot that was never confirmed: the server still knows the ids."""
+    """Stored, then purged, then replayed from a slot that was never confirmed: the server still
+    knows the ids.
+    """
     # Progress is held up, so that the slot keeps everything.
     await line.suite.kill("publisher")
     await line.suite.start("publisher", HEADRACE_PROGRESS_INTERVAL_S="600")
@@ -448,7 +536,11 @@ async def test_ids_in_the_servers_duplicate_window_hold_nothing_up(line: Line) -
     again = await line.rows()
     assert [event.payload for event in again] == [event.payload for event in before]
     found = await messages(line.nats.url)
-    assert all(events.ID_HEADER in message.headers for message in found if not message.subject.endswith(".schema"))
+    assert all(
+        events.ID_HEADER in message.headers
+        for message in found
+        if not message.subject.endswith(".schema")
+    )
     # And it goes on from there, over another restart, as ever.
     await line.mixed(1000, 3)
     await line.rows()

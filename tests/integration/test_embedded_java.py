@@ -1,4 +1,6 @@
-"""The Java that Spark gets accepts the flag that spark-submit adds, with or without the module it names."""
+"""The Java that Spark gets accepts the flag that spark-submit adds, with or without the module it
+names.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ MODULE = "jdk.incubator.vector"
 
 def run(java: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [java, *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [java, *arguments],
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -52,14 +59,18 @@ def test_without_another_java_the_bundled_one_is_found(
     assert found.version >= JAVA_VERSION_MIN
 
 
-def test_a_java_home_that_is_new_enough_comes_first(bundled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_home_that_is_new_enough_comes_first(
+    bundled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(bundled))
     found = find_java()
     assert found is not None
     assert found.path == bundled
 
 
-def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_java_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(an_old_java(tmp_path / "old")))
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr("headrace.embedded.java.util.find_spec", {}.get)
@@ -67,12 +78,16 @@ def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeyp
         java_for_spark(tmp_path)
 
 
-@pytest.mark.parametrize("flag", [[f"--add-modules={MODULE}"], ["--add-modules", MODULE]], ids=["one word", "two"])
+@pytest.mark.parametrize(
+    "flag", [[f"--add-modules={MODULE}"], ["--add-modules", MODULE]], ids=["one word", "two"]
+)
 def test_the_wrapper_drops_the_flag_that_the_bundled_runtime_refuses(
     flag: list[str], bundled: Path, tmp_path: Path
 ) -> None:
     real = JavaHome(bundled, 25)
-    assert run(real.java, *flag, "-version").returncode != 0, "the runtime has the module: the wrapper has no use"
+    assert run(real.java, *flag, "-version").returncode != 0, (
+        "the runtime has the module: the wrapper has no use"
+    )
     wrapper = wrapped_java(real, tmp_path / "it's a folder")
     done = run(wrapper.java, *flag, "-version")
     assert done.returncode == 0, done.stderr
@@ -86,7 +101,15 @@ def test_the_wrapper_hands_on_every_other_argument_unchanged(tmp_path: Path) -> 
     echo.chmod(0o755)
     wrapper = wrapped_java(JavaHome(tmp_path / "real's", 25), tmp_path)
     kept = ["-Da=b c", "", "*", "--add-modules", "java.sql", "it's", "--add-modules"]
-    done = run(wrapper.java, *kept[:3], "--add-modules", MODULE, *kept[3:-1], f"--add-modules={MODULE}", kept[-1])
+    done = run(
+        wrapper.java,
+        *kept[:3],
+        "--add-modules",
+        MODULE,
+        *kept[3:-1],
+        f"--add-modules={MODULE}",
+        kept[-1],
+    )
     assert done.stdout == "".join(f"<{argument}>" for argument in kept)
 
 

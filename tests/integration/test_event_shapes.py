@@ -41,7 +41,9 @@ def version() -> PostgresVersion:
 @on_both_versions
 async def test_an_unchanged_toasted_value_is_named_and_never_null(line: Line) -> None:
     await line.execute("CREATE TABLE toast (id int PRIMARY KEY, big text, other text, n int)")
-    await line.execute("ALTER TABLE toast ALTER big SET STORAGE EXTERNAL, ALTER other SET STORAGE EXTERNAL")
+    await line.execute(
+        "ALTER TABLE toast ALTER big SET STORAGE EXTERNAL, ALTER other SET STORAGE EXTERNAL"
+    )
     await line.execute(f"INSERT INTO toast VALUES (1, {LARGE}, NULL, 0)")
     await line.execute("UPDATE toast SET n = 1")
     await line.execute(f"UPDATE toast SET other = {LARGE}")
@@ -60,7 +62,9 @@ async def test_an_unchanged_toasted_value_is_named_and_never_null(line: Line) ->
 @on_both_versions
 async def test_a_full_old_row_has_the_toasted_value_and_the_new_one_names_it(line: Line) -> None:
     await line.execute("CREATE TABLE toast_full (id int PRIMARY KEY, big text, n int)")
-    await line.execute("ALTER TABLE toast_full ALTER big SET STORAGE EXTERNAL, REPLICA IDENTITY FULL")
+    await line.execute(
+        "ALTER TABLE toast_full ALTER big SET STORAGE EXTERNAL, REPLICA IDENTITY FULL"
+    )
     await line.execute(f"INSERT INTO toast_full VALUES (1, {LARGE}, 0)")
     await line.execute("UPDATE toast_full SET n = 1")
     await line.execute("DELETE FROM toast_full")
@@ -141,7 +145,8 @@ async def test_a_table_without_a_key_delivers_inserts_and_full_old_rows(line: Li
 
 async def test_replica_identity_nothing_delivers_inserts_and_truncates(line: Line) -> None:
     await line.execute(
-        "CREATE TABLE inserted_only (id int PRIMARY KEY); ALTER TABLE inserted_only REPLICA IDENTITY NOTHING"
+        "CREATE TABLE inserted_only (id int PRIMARY KEY); ALTER TABLE inserted_only REPLICA "
+        "IDENTITY NOTHING"
     )
     await line.execute("INSERT INTO inserted_only VALUES (1); TRUNCATE inserted_only")
     assert brief(await line.rows()) == [("INSERT", {"id": 1}), ("TRUNCATE", {})]
@@ -162,12 +167,16 @@ async def test_replica_identity_using_index_gives_the_index_as_old_key_and_the_p
     assert recoded.payload["old"] == {"code": "a"}
     assert "old" not in renumbered.payload
     assert deleted.payload["old"] == {"code": "b"}
-    # What identifies the row must be in `data`, and PostgreSQL sent no more than the index's columns.
+    # What identifies the row must be in `data`, and PostgreSQL sent no more than the index's
+    # columns.
     assert deleted.row == {"id": None, "code": "b", "n": None}
 
 
 async def test_a_table_keyed_by_an_index_alone_is_deleted_by_it(line: Line) -> None:
-    await line.execute("CREATE TABLE index_only (a int NOT NULL, b int); CREATE UNIQUE INDEX index_a ON index_only (a)")
+    await line.execute(
+        "CREATE TABLE index_only (a int NOT NULL, b int); CREATE UNIQUE INDEX index_a ON "
+        "index_only (a)"
+    )
     await line.execute("ALTER TABLE index_only REPLICA IDENTITY USING INDEX index_a")
     await line.execute("INSERT INTO index_only VALUES (1, 2)")
     await line.execute("DELETE FROM index_only")
@@ -184,13 +193,21 @@ async def test_a_table_without_columns_delivers_its_rows(line: Line) -> None:
 
 @on_both_versions
 async def test_a_truncate_of_several_tables_is_an_event_of_each(line: Line) -> None:
-    await line.execute("CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES parent)")
+    await line.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES parent)"
+    )
     await line.execute("CREATE TABLE alone (id int)")
-    await line.execute("INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1); INSERT INTO alone VALUES (1)")
+    await line.execute(
+        "INSERT INTO parent VALUES (1); INSERT INTO child VALUES (1); INSERT INTO alone VALUES (1)"
+    )
     await line.rows()
     await line.execute("TRUNCATE parent, alone CASCADE")
     events = await line.rows()
-    assert {event.subject for event in events} == {"cdc.parent.truncate", "cdc.child.truncate", "cdc.alone.truncate"}
+    assert {event.subject for event in events} == {
+        "cdc.parent.truncate",
+        "cdc.child.truncate",
+        "cdc.alone.truncate",
+    }
     assert [event.payload["tx"]["seq"] for event in events] == [0, 1, 2]
     assert [event.payload["tx"]["last"] for event in events] == [False, False, True]
     assert len({event.msg_id for event in events}) == 3
@@ -256,7 +273,8 @@ async def test_rolled_back_work_leaves_no_event_and_takes_no_place(line: Line) -
     await line.execute("CREATE TABLE tried (id int PRIMARY KEY)")
     await line.execute("BEGIN; INSERT INTO tried VALUES (1); ROLLBACK")
     await line.execute(
-        "BEGIN; INSERT INTO tried VALUES (2); SAVEPOINT a; INSERT INTO tried VALUES (3); SAVEPOINT b;"
+        "BEGIN; INSERT INTO tried VALUES (2); SAVEPOINT a; INSERT INTO tried VALUES (3); SAVEPOINT "
+        "b;"
         "INSERT INTO tried VALUES (4); ROLLBACK TO a; INSERT INTO tried VALUES (5); SAVEPOINT c;"
         "INSERT INTO tried VALUES (6); RELEASE c; COMMIT"
     )
@@ -266,7 +284,9 @@ async def test_rolled_back_work_leaves_no_event_and_takes_no_place(line: Line) -
     assert len({event.payload["tx"]["xid"] for event in events}) == 1
 
 
-async def test_transactions_come_in_commit_order_whatever_the_order_of_their_rows(line: Line) -> None:
+async def test_transactions_come_in_commit_order_whatever_the_order_of_their_rows(
+    line: Line,
+) -> None:
     await line.execute("CREATE TABLE raced (id int PRIMARY KEY)")
     first, second = await line.database.connect(), await line.database.connect()
     await first.execute("BEGIN; INSERT INTO raced VALUES (1)")
@@ -301,9 +321,14 @@ async def test_a_prepared_transaction_comes_when_it_is_committed(
 @on_both_versions
 async def test_rows_come_by_whatever_way_they_were_written(line: Line) -> None:
     await line.execute("CREATE TABLE ways (id int PRIMARY KEY, n int)")
-    await line.execute("CREATE TABLE follows (id int PRIMARY KEY REFERENCES ways ON DELETE CASCADE ON UPDATE CASCADE)")
+    await line.execute(
+        "CREATE TABLE follows (id int PRIMARY KEY REFERENCES ways ON DELETE CASCADE ON UPDATE "
+        "CASCADE)"
+    )
     await line.execute("INSERT INTO ways VALUES (1, 1); INSERT INTO follows VALUES (1)")
-    await line.execute("INSERT INTO ways VALUES (1, 2), (2, 2) ON CONFLICT (id) DO UPDATE SET n = excluded.n")
+    await line.execute(
+        "INSERT INTO ways VALUES (1, 2), (2, 2) ON CONFLICT (id) DO UPDATE SET n = excluded.n"
+    )
     await line.execute(
         "MERGE INTO ways USING (VALUES (2, 9), (3, 3)) AS v (id, n) ON ways.id = v.id "
         "WHEN MATCHED THEN DELETE WHEN NOT MATCHED THEN INSERT VALUES (v.id, v.n)"
@@ -336,12 +361,16 @@ async def test_rows_that_were_replicated_from_elsewhere_come_too(line: Line) -> 
 
 
 async def test_a_rewrite_of_a_table_is_no_change_of_its_rows(line: Line) -> None:
-    await line.execute("CREATE TABLE packed (id int PRIMARY KEY, n int); INSERT INTO packed VALUES (1, 1), (2, 2)")
+    await line.execute(
+        "CREATE TABLE packed (id int PRIMARY KEY, n int); INSERT INTO packed VALUES (1, 1), (2, 2)"
+    )
     await line.take()
     await line.database.execute("VACUUM FULL packed")
     await line.database.execute("CLUSTER packed USING packed_pkey")
     await line.execute("ALTER TABLE packed ALTER n TYPE bigint; ALTER TABLE packed SET UNLOGGED")
-    await line.execute("ALTER TABLE packed SET LOGGED; CREATE MATERIALIZED VIEW seen AS SELECT * FROM packed")
+    await line.execute(
+        "ALTER TABLE packed SET LOGGED; CREATE MATERIALIZED VIEW seen AS SELECT * FROM packed"
+    )
     await line.execute("REFRESH MATERIALIZED VIEW seen; CREATE TEMP TABLE passing AS SELECT 1")
     await line.execute("CREATE UNLOGGED TABLE loose (id int)")
     await line.execute("INSERT INTO loose VALUES (1)")
@@ -388,14 +417,18 @@ async def test_any_name_of_a_table_and_of_a_column_arrives_as_it_is(line: Line) 
     await line.execute('CREATE SCHEMA "Odd.Schema/ü"')
     for schema in ("public", '"Odd.Schema/ü"'):
         for name in NAMES:
-            await line.execute(f"CREATE TABLE {schema}.{quoted[name]} ({quoted[name]} int PRIMARY KEY)")
+            await line.execute(
+                f"CREATE TABLE {schema}.{quoted[name]} ({quoted[name]} int PRIMARY KEY)"
+            )
             await line.execute(f"INSERT INTO {schema}.{quoted[name]} VALUES (7)")
     events = await line.rows()
     expected = [(schema, name) for schema in ("public", "Odd.Schema/ü") for name in NAMES]
     assert [(event.payload["schema"], event.payload["table"]) for event in events] == expected
     for event, (schema, name) in zip(events, expected, strict=True):
         assert event.row == {name: 7}
-        assert event.subject == event.payload["subject"] == f"cdc.{table_token(schema, name)}.insert"
+        assert (
+            event.subject == event.payload["subject"] == f"cdc.{table_token(schema, name)}.insert"
+        )
         assert re.fullmatch(r"cdc\.[A-Za-z0-9_=-]+\.insert", event.subject)
     assert len({event.subject for event in events}) == len(expected)
 
@@ -405,7 +438,8 @@ async def test_tables_of_the_same_name_in_two_schemas_stay_apart(line: Line) -> 
     for schema in ("public", "sales", "stock"):
         await line.execute(f"CREATE TABLE {schema}.items (id int PRIMARY KEY)")
     await line.execute(
-        "INSERT INTO items VALUES (1); INSERT INTO sales.items VALUES (2); INSERT INTO stock.items VALUES (3)"
+        "INSERT INTO items VALUES (1); INSERT INTO sales.items VALUES (2); INSERT INTO stock.items "
+        "VALUES (3)"
     )
     events = await line.rows()
     assert [(event.subject, event.payload["schema"], event.row["id"]) for event in events] == [
@@ -432,10 +466,13 @@ async def test_a_table_of_1600_columns_arrives_whole(line: Line) -> None:
 
 
 @on_both_versions
-async def test_a_message_of_a_configured_prefix_takes_its_place_in_its_transaction(line: Line) -> None:
+async def test_a_message_of_a_configured_prefix_takes_its_place_in_its_transaction(
+    line: Line,
+) -> None:
     await line.execute("CREATE TABLE with_message (id int PRIMARY KEY)")
     await line.execute(
-        "INSERT INTO with_message VALUES (1); SELECT pg_logical_emit_message(true, 'orders', 'été');"
+        "INSERT INTO with_message VALUES (1); SELECT pg_logical_emit_message(true, 'orders', "
+        "'été');"
         "SELECT pg_logical_emit_message(true, 'unknown', 'x'); INSERT INTO with_message VALUES (2)"
     )
     first, message, second = await line.rows()
@@ -444,8 +481,14 @@ async def test_a_message_of_a_configured_prefix_takes_its_place_in_its_transacti
     assert message.payload["prefix"] == "orders"
     # The unknown one is counted too.
     assert [event.payload["tx"]["seq"] for event in (first, message, second)] == [0, 1, 3]
-    assert {event.payload["tx"]["xid"] for event in (first, message, second)} == {first.payload["tx"]["xid"]}
-    assert [event.payload["tx"]["last"] for event in (first, message, second)] == [False, False, True]
+    assert {event.payload["tx"]["xid"] for event in (first, message, second)} == {
+        first.payload["tx"]["xid"]
+    }
+    assert [event.payload["tx"]["last"] for event in (first, message, second)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @on_both_versions
@@ -454,7 +497,9 @@ async def test_a_message_outside_transactions_is_one_of_its_own(line: Line) -> N
     await connection.execute("CREATE TABLE around (id int)")
     await connection.execute("BEGIN; INSERT INTO around VALUES (1)")
     # Sent at once, whatever becomes of the transaction it is called in.
-    await connection.execute(r"SELECT pg_logical_emit_message(false, 'odd prefix.ü', '\xff00'::bytea)")
+    await connection.execute(
+        r"SELECT pg_logical_emit_message(false, 'odd prefix.ü', '\xff00'::bytea)"
+    )
     await connection.execute("SELECT pg_logical_emit_message(false, 'orders', 'soon')")
     await connection.execute("COMMIT")
     await connection.close()
@@ -468,5 +513,7 @@ async def test_a_message_outside_transactions_is_one_of_its_own(line: Line) -> N
         assert (tx["seq"], tx["last"], tx["xid"], tx["ts"]) == (0, True, 0, None)
     # The second one's record ends where that of the commit begins.
     assert soon.payload["lsn"] == row.payload["tx"]["lsn"]
-    places = [(event.payload["tx"]["lsn"], event.payload["tx"]["seq"]) for event in (odd, soon, row)]
+    places = [
+        (event.payload["tx"]["lsn"], event.payload["tx"]["seq"]) for event in (odd, soon, row)
+    ]
     assert places == sorted(set(places))

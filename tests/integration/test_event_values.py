@@ -1,7 +1,8 @@
-"""Every row of the contract's table of values, from a table of a real PostgreSQL to the bytes of a message.
+"""Every row of the contract's table of values, from a table of a real PostgreSQL to the bytes of a
+message.
 
-All values go through the line at once; then each is compared with what the contract says, or with what PostgreSQL's own
-output function prints.
+All values go through the line at once; then each is compared with what the contract says, or with
+what PostgreSQL's own output function prints.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from headrace.testing.value_cases import ARRAYS, CASES, EMBEDDED, TEXT, Both, Ca
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-in_both_encodings = pytest.mark.parametrize(("version", "encoding"), [(16, "msgpack"), (18, "json")])
+in_both_encodings = pytest.mark.parametrize(
+    ("version", "encoding"), [(16, "msgpack"), (18, "json")]
+)
 WRITER_SETTINGS = (
     "DateStyle = 'SQL, DMY'",
     "TimeZone = 'Asia/Kathmandu'",
@@ -42,7 +45,9 @@ _passed: dict[Line, dict[str, list[Passed]]] = {}
 
 
 async def passed(line: Line, case: Case) -> list[Passed]:
-    """The values of a case after their way through the line; all cases go through at the first call."""
+    """The values of a case after their way through the line; all cases go through at the first
+    call.
+    """
     if line not in _passed:
         _passed[line] = await _pass_all(line)
     return _passed[line][case.name]
@@ -81,10 +86,15 @@ def check(passed: Passed, expected: Any, encoding: str) -> None:
         expected = expected.msgpack if encoding == "msgpack" else expected.json
     if expected is EMBEDDED:
         assert passed.printed is not None
-        assert b'"data":{"id":%d,"v":%s}' % (passed.event.row["id"], passed.printed.encode()) in passed.event.data
+        assert (
+            b'"data":{"id":%d,"v":%s}' % (passed.event.row["id"], passed.printed.encode())
+            in passed.event.data
+        )
         return
     # repr tells -0.0 from 0, 1 from 1.0 and True, and knows one NaN.
-    assert repr(value_of(passed.event, encoding)) == repr(passed.printed if expected is TEXT else expected)
+    assert repr(value_of(passed.event, encoding)) == repr(
+        passed.printed if expected is TEXT else expected
+    )
 
 
 def value_of(event: Delivered, encoding: str) -> Any:
@@ -106,15 +116,22 @@ async def test_a_value_has_the_contracts_form(
 
 @in_both_encodings
 @pytest.mark.parametrize("case", ARRAYS, ids=lambda case: case.name)
-async def test_an_array_is_its_literal(lines: Lines, version: PostgresVersion, encoding: str, case: Case) -> None:
+async def test_an_array_is_its_literal(
+    lines: Lines, version: PostgresVersion, encoding: str, case: Case
+) -> None:
     for value in await passed(await lines(version, HEADRACE_ENCODING=encoding), case):
         check(value, TEXT, encoding)
 
 
-# The other two pairs of version and encoding, with every option that changes a value's form where it does.
+# The other two pairs of version and encoding, with every option that changes a value's form where
+# it does.
 OPTIONS = {
     (18, "msgpack"): {"HEADRACE_ARRAYS": "list", "HEADRACE_INT8_AS_STRING": "true"},
-    (16, "json"): {"HEADRACE_ARRAYS": "list", "HEADRACE_INT8_AS_STRING": "true", "HEADRACE_JSON_VALUES": "text"},
+    (16, "json"): {
+        "HEADRACE_ARRAYS": "list",
+        "HEADRACE_INT8_AS_STRING": "true",
+        "HEADRACE_JSON_VALUES": "text",
+    },
 }
 with_options = pytest.mark.parametrize(("version", "encoding"), OPTIONS)
 INT8 = {"int8", "domain_of_domain"}

@@ -1,4 +1,6 @@
-"""A document has an exact text where PostgreSQL says that its native form is another document, and nowhere else."""
+"""A document has an exact text where PostgreSQL says that its native form is another document, and
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ from oracle import documents  # type: ignore[import-not-found]  # tests/ is on p
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_exact_is_there_if_and_only_if_the_native_form_is_another_document(database: Database, seed: int) -> None:
+async def test_exact_is_there_if_and_only_if_the_native_form_is_another_document(
+    database: Database, seed: int
+) -> None:
     chance = random.Random(seed)
     connection = await database.connect()
     printed = await documents.texts(connection, [documents.document(chance) for _ in range(1500)])
     convert = converter(JSONB, ValueOptions(), lambda _: None)
     found = [convert(text.encode()) for text in printed]
-    again = await documents.texts(connection, [json.dumps(_received(exact.native(value))) for value in found])
+    again = await documents.texts(
+        connection, [json.dumps(_received(exact.native(value))) for value in found]
+    )
     for text, value, rebuilt in zip(printed, found, again, strict=True):
         # SQL's NULL has the same native form as the document null.
         same = rebuilt == text and text != "null"
@@ -37,7 +43,9 @@ def _received(native: object) -> Any:
 
 
 @pytest.mark.parametrize("encoding", Encoding)
-async def test_a_row_that_was_read_with_its_texts_is_the_sources_row(database: Database, encoding: Encoding) -> None:
+async def test_a_row_that_was_read_with_its_texts_is_the_sources_row(
+    database: Database, encoding: Encoding
+) -> None:
     chance = random.Random(7)
     connection = await database.connect()
     printed = await documents.texts(connection, [documents.document(chance) for _ in range(1500)])

@@ -45,7 +45,12 @@ def duplicate_window(request: pytest.FixtureRequest) -> float:
 @pytest.fixture
 async def client(own_nats: OwnNats, duplicate_window: float) -> AsyncIterator[Client]:
     connected = await nats.connect((await own_nats()).url)
-    config = StreamConfig(name=STREAM, subjects=["fast.>"], storage=StorageType.FILE, duplicate_window=duplicate_window)
+    config = StreamConfig(
+        name=STREAM,
+        subjects=["fast.>"],
+        storage=StorageType.FILE,
+        duplicate_window=duplicate_window,
+    )
     await connected.jetstream().add_stream(config, allow_batched=True)
     yield connected
     await connected.close()
@@ -66,7 +71,9 @@ async def deliver(ingest: FastIngest, numbered: range) -> None:
 
 async def numbers(client: Client) -> list[int]:
     assert client.connected_url is not None
-    return [found.payload["tx"]["lsn"] for found in await stored(client.connected_url.geturl(), STREAM)]
+    return [
+        found.payload["tx"]["lsn"] for found in await stored(client.connected_url.geturl(), STREAM)
+    ]
 
 
 class Raw:
@@ -80,7 +87,9 @@ class Raw:
     async def open(self) -> None:
         self._answers = await self._client.subscribe(f"{self._inbox}.>")
 
-    async def send(self, number: int, operation: int, headers: dict[str, str], payload: bytes = b"x") -> None:
+    async def send(
+        self, number: int, operation: int, headers: dict[str, str], payload: bytes = b"x"
+    ) -> None:
         reply = f"{self._inbox}.{self._batch}.100.fail.{number}.{operation}.$FI"
         await self._client.publish("fast.raw", payload, reply=reply, headers=headers)
 
@@ -94,13 +103,21 @@ async def raw(client: Client, batch: str) -> Raw:
     return made
 
 
-async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counted_for_a_suite(client: Client) -> None:
-    tail, stats, heard = StreamTail(client.jetstream(), STREAM, reader_of("a")), Stats(), list[str]()
+async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counted_for_a_suite(
+    client: Client,
+) -> None:
+    tail, stats, heard = (
+        StreamTail(client.jetstream(), STREAM, reader_of("a")),
+        Stats(),
+        list[str](),
+    )
 
     def on_stored(messages: Sequence[Message]) -> None:
         heard.extend(message.msg_id for message in messages)
 
-    ingest = FastIngest(client, tail, stats, Window(64, 1 << 23, ack_timeout_s=3), on_stored=on_stored)
+    ingest = FastIngest(
+        client, tail, stats, Window(64, 1 << 23, ack_timeout_s=3), on_stored=on_stored
+    )
     await ingest.open(await tail.after(0))
     await deliver(ingest, range(1, 301))
     assert heard == [event(number).msg_id for number in range(1, 301)]
@@ -108,7 +125,9 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
     await ingest.close()
 
 
-async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(client: Client) -> None:
+async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(
+    client: Client,
+) -> None:
     """Why every message says what it expects: the first one's word alone would fence nothing."""
     await client.jetstream().publish("fast.raw", b"x", headers={"Nats-Msg-Id": "known"})
     batch = await raw(client, "one")
@@ -242,14 +261,17 @@ async def test_a_publisher_with_an_open_batch_doubles_nothing_of_its_heirs(clien
     await asyncio.sleep(0.3)
     with contextlib.suppress(IngestError):
         await deliver(zombie, range(1001, 3001))
-    # What comes right behind the heir's last message is the same whoever sends it: that would be no harm.
+    # What comes right behind the heir's last message is the same whoever sends it: that would be no
+    # harm.
     kept = await numbers(client)
     assert kept == list(range(1, len(kept) + 1))
     assert len(kept) >= 1200
 
 
 @pytest.mark.slow
-async def test_a_batch_that_the_server_has_forgotten_is_an_error_and_no_hole(client: Client) -> None:
+async def test_a_batch_that_the_server_has_forgotten_is_an_error_and_no_hole(
+    client: Client,
+) -> None:
     ingest = await opened(client)
     for number in range(1, 701):
         await ingest.publish(event(number))

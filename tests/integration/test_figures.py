@@ -1,4 +1,6 @@
-"""What a running suite counts is what happened, in every way of delivery; and a frame has one name in all logs."""
+"""What a running suite counts is what happened, in every way of delivery; and a frame has one name
+in all logs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ ROWS = 700
 # What only some suites have: an archive beside the publisher.
 ABSENT = {"confirmers_dropped"}
 # What is counted from the first time on that it happens.
-EVENTUAL = {"gaps", "duplicates_refused", "parked_messages", "recoveries", "skipped_events", "nats_reconnects"}
+EVENTUAL = {
+    "gaps",
+    "duplicates_refused",
+    "parked_messages",
+    "recoveries",
+    "skipped_events",
+    "nats_reconnects",
+}
 # What only publishers of several sources in one stream have.
 EVENTUAL |= {"batches_broken", "turns_passed"}
 
@@ -37,8 +46,11 @@ async def figures_when(telemetry: ServiceProcess, rows: int) -> dict[str, Stats]
     def counted(status: dict[str, dict[str, dict[str, Stats]]]) -> bool:
         publisher = status["services"].get("publisher", {}).get("figures", {})
         tables = publisher.get("table_events")
-        all_there = isinstance(tables, dict) and sum(n for t, n in tables.items() if t in SERIES) >= rows
-        # A frame is noted when the publisher looks up next; the wal-reader reports by a clock of its own.
+        all_there = (
+            isinstance(tables, dict) and sum(n for t, n in tables.items() if t in SERIES) >= rows
+        )
+        # A frame is noted when the publisher looks up next; the wal-reader reports by a clock of
+        # its own.
         reader = status["services"].get("wal-reader", {}).get("figures", {})
         return all_there and "ack_lag_seconds" in publisher and bool(reader.get("frames_sent"))
 
@@ -50,13 +62,16 @@ SERIES = ("counted insert", "counted update", "counted delete", "counted batch")
 
 
 @pytest.mark.parametrize(
-    ("delivery", "mode"), [("event", "fast"), ("event", "chain"), ("batch", "fast"), ("transaction", "atomic")]
+    ("delivery", "mode"),
+    [("event", "fast"), ("event", "chain"), ("batch", "fast"), ("transaction", "atomic")],
 )
 async def test_every_event_is_counted_once_whatever_the_delivery(
     database: Database, own_nats: OwnNats, names: Names, tmp_path: Path, delivery: str, mode: str
 ) -> None:
     server = await own_nats()
-    await database.execute("CREATE TABLE counted (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        "CREATE TABLE counted (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     settings = {
         **SETTINGS,
         **database.server.environment(),
@@ -86,7 +101,9 @@ async def test_every_event_is_counted_once_whatever_the_delivery(
         assert found == {"counted insert": ROWS - 200, "counted update": 100, "counted delete": 100}
     # The table's shape is an event, too.
     assert publisher["cdc_events"] == sum(tables.values()) == ROWS + 1
-    assert publisher["ingest_mode"] == {kind: float(kind == mode) for kind in ("fast", "chain", "atomic")}
+    assert publisher["ingest_mode"] == {
+        kind: float(kind == mode) for kind in ("fast", "chain", "atomic")
+    }
     lag = publisher["ack_lag_seconds"]
     assert isinstance(lag, list)
     assert 1 <= sum(lag[1:]) <= publisher["frames_received"]  # type: ignore[operator]  # a count

@@ -48,7 +48,9 @@ def begin(commit: int) -> Entry:
 
 def row(lsn: int) -> Entry:
     text = str(lsn).encode()
-    return lsn, b"I" + struct.pack(">I", ID_OF_TABLE) + b"N\0\1t" + struct.pack(">I", len(text)) + text
+    return lsn, b"I" + struct.pack(">I", ID_OF_TABLE) + b"N\0\1t" + struct.pack(
+        ">I", len(text)
+    ) + text
 
 
 def ended(commit: int) -> Entry:
@@ -85,7 +87,9 @@ class Source:
     async def _on_control(self, message: Msg) -> None:
         self._sender.on_control(control.decode(message.data), time.monotonic())
 
-    async def epoch(self, *, timeline: int, forks: tuple[tuple[int, int], ...], confirmed: int, end: int) -> None:
+    async def epoch(
+        self, *, timeline: int, forks: tuple[tuple[int, int], ...], confirmed: int, end: int
+    ) -> None:
         async with asyncio.timeout(LIMIT_S):
             while self._sender.missing:
                 await self._client.publish(link.frames_subject(self._slot), self._sender.hello())
@@ -116,10 +120,14 @@ class Source:
 
 
 @contextlib.asynccontextmanager
-async def following(server: EmbeddedNats, delivery: str) -> AsyncIterator[tuple[Source, asyncio.Task[None]]]:
+async def following(
+    server: EmbeddedNats, delivery: str
+) -> AsyncIterator[tuple[Source, asyncio.Task[None]]]:
     """A publisher, and its source. Nothing happens because of time."""
     given = {"NATS_URL": server.url, "HEADRACE_DELIVERY": delivery}
-    settings = load({**given, "HEADRACE_BATCH_AGE_MAX_S": "600", "HEADRACE_PROGRESS_INTERVAL_S": "600"})
+    settings = load(
+        {**given, "HEADRACE_BATCH_AGE_MAX_S": "600", "HEADRACE_PROGRESS_INTERVAL_S": "600"}
+    )
     client = await nats.connect(server.url)
     await ensure(client.jetstream(), settings.streams)
     source = Source(client, settings.source.slot)
@@ -137,19 +145,29 @@ async def following(server: EmbeddedNats, delivery: str) -> AsyncIterator[tuple[
 
 
 async def of(server: EmbeddedNats, operation: str) -> list[Any]:
-    return [event.payload for event in await stored(server.url) if event.payload["operation"] == operation]
+    return [
+        event.payload
+        for event in await stored(server.url)
+        if event.payload["operation"] == operation
+    ]
 
 
 async def test_a_transaction_that_came_in_part_is_no_part_of_the_stream(own_nats: OwnNats) -> None:
-    """Delivered whole or not at all, it binds nobody: a standby that never had it may take its primary's place."""
+    """Delivered whole or not at all, it binds nobody: a standby that never had it may take its
+    primary's place.
+    """
     server = await own_nats()
     async with following(server, "transaction") as (source, follower):
         await source.epoch(timeline=1, forks=(), confirmed=50, end=5000)
         await source.send(begin(1000), table(), row(900), ended(1000))
         await source.send(begin(3000), row(2800), row(2900))
         await source.epoch(timeline=2, forks=((1, 2000),), confirmed=50, end=9000)
-        sent = source.send(begin(1000), table(), row(900), ended(1000), begin(4000), row(3900), ended(4000))
-        await asyncio.wait({follower, asyncio.ensure_future(sent)}, return_when=asyncio.FIRST_COMPLETED)
+        sent = source.send(
+            begin(1000), table(), row(900), ended(1000), begin(4000), row(3900), ended(4000)
+        )
+        await asyncio.wait(
+            {follower, asyncio.ensure_future(sent)}, return_when=asyncio.FIRST_COMPLETED
+        )
         assert not follower.done(), follower.exception()
     assert [event["data"]["id"] for event in await of(server, "INSERT")] == [900, 3900]
 

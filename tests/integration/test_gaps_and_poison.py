@@ -30,7 +30,9 @@ async def nats_own(own_nats: OwnNats) -> EmbeddedNats:
     return await own_nats()
 
 
-def environment(database: Database, server: EmbeddedNats, names: Names, **settings: str) -> dict[str, str]:
+def environment(
+    database: Database, server: EmbeddedNats, names: Names, **settings: str
+) -> dict[str, str]:
     return {
         **database.server.environment(),
         "PG_DB": database.name,
@@ -62,7 +64,9 @@ async def of_operation(server: EmbeddedNats, operation: str, count: int = 1) -> 
 async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_around_it(
     database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
     settings = environment(database, nats_own, names)
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -92,12 +96,15 @@ async def test_a_slot_that_was_made_anew_is_told_as_a_gap_once_between_the_rows_
 
 
 @pytest.fixture
-async def ascii_database(postgres_server: EmbeddedPostgres, names: Names) -> AsyncIterator[Database]:
+async def ascii_database(
+    postgres_server: EmbeddedPostgres, names: Names
+) -> AsyncIterator[Database]:
     """A database that takes any bytes as text."""
     options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"
     async with fresh_database(postgres_server, names.other("ascii"), options) as database:
         await database.execute(
-            f"CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION {names.publication} FOR TABLE t"
+            f"CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION {names.publication} "
+            "FOR TABLE t"
         )
         yield database
 
@@ -123,13 +130,17 @@ async def test_a_change_that_can_not_be_read_stops_the_stream_visibly(
 async def test_with_park_it_is_put_aside_raw_with_the_reason_and_the_stream_goes_on(
     ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, delivery: str
 ) -> None:
-    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_DELIVERY=delivery)
+    settings = environment(
+        ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_DELIVERY=delivery
+    )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(POISON)
         rows = await until(lambda: of_operation(nats_own, "INSERT", 2))
         assert suite.running("publisher")
-    assert [(e.payload["data"]["id"], e.payload["tx"]["seq"], e.payload["tx"]["last"]) for e in rows] == [
+    assert [
+        (e.payload["data"]["id"], e.payload["tx"]["seq"], e.payload["tx"]["last"]) for e in rows
+    ] == [
         (1, 0, False),
         (3, 2, True),
     ]
@@ -171,7 +182,9 @@ def no_stream(_: Path, store: Path) -> None:
 
 
 def half_a_block(_: Path, store: Path) -> None:
-    """The file of the stream's messages ends too early; nats-server goes on behind the numbers that it had."""
+    """The file of the stream's messages ends too early; nats-server goes on behind the numbers that
+    it had.
+    """
     (block,) = store.rglob("streams/CDC/msgs/*.blk")
     block.write_bytes(block.read_bytes()[: block.stat().st_size // 2])
 
@@ -182,9 +195,15 @@ DAMAGES = (older_stream, older_store, no_stream, half_a_block)
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES, ids=[damage.__name__ for damage in DAMAGES])
 async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_with_its_bounds(
-    database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, damage: Callable[[Path, Path], None]
+    database: Database,
+    nats_own: EmbeddedNats,
+    names: Names,
+    tmp_path: Path,
+    damage: Callable[[Path, Path], None],
 ) -> None:
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
     (tmp_path / "suite").mkdir()
     async with Suite(environment(database, nats_own, names), tmp_path / "suite") as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -207,7 +226,9 @@ async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_wit
         await until(lambda: of_operation(nats_own, "GAP"), 60)
         await database.execute("INSERT INTO t VALUES (11)")
         events = await until(lambda: has_row(nats_own, 11), 60)
-    kept = {event.payload["data"]["id"] for event in events if event.payload["operation"] == "INSERT"}
+    kept = {
+        event.payload["data"]["id"] for event in events if event.payload["operation"] == "INSERT"
+    }
     (gap,) = [event.payload for event in events if event.payload["operation"] == "GAP"]
     after, up_to = parse_lsn(gap["after"]), parse_lsn(gap["up_to"])
     lost = set(places) - kept
@@ -220,7 +241,9 @@ async def test_what_a_damaged_store_lost_and_the_slot_no_longer_has_is_a_gap_wit
 async def has_row(server: EmbeddedNats, row: int) -> list[Stored]:
     """The stream's events, once this row is among them."""
     events = await stored(server.url)
-    there = any(e.payload["operation"] == "INSERT" and e.payload["data"]["id"] == row for e in events)
+    there = any(
+        e.payload["operation"] == "INSERT" and e.payload["data"]["id"] == row for e in events
+    )
     return events if there else []
 
 
@@ -247,7 +270,9 @@ async def test_an_excluded_table_is_neither_read_nor_put_aside(
         "ALTER TABLE secret REPLICA IDENTITY FULL;"
         f"ALTER PUBLICATION {names.publication} ADD TABLE secret"
     )
-    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON=poison, HEADRACE_EXCLUDE="secret")
+    settings = environment(
+        ascii_database, nats_own, names, HEADRACE_POISON=poison, HEADRACE_EXCLUDE="secret"
+    )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(
@@ -264,8 +289,12 @@ async def test_an_excluded_table_is_neither_read_nor_put_aside(
 async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
     ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path
 ) -> None:
-    await ascii_database.execute("ALTER TABLE t ADD hidden text; ALTER TABLE t REPLICA IDENTITY FULL")
-    settings = environment(ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_EXCLUDE_COLUMNS="t.hidden")
+    await ascii_database.execute(
+        "ALTER TABLE t ADD hidden text; ALTER TABLE t REPLICA IDENTITY FULL"
+    )
+    settings = environment(
+        ascii_database, nats_own, names, HEADRACE_POISON="park", HEADRACE_EXCLUDE_COLUMNS="t.hidden"
+    )
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await ascii_database.execute(
@@ -281,7 +310,11 @@ async def test_what_is_put_aside_has_nothing_of_an_excluded_column(
 
 @pytest.mark.parametrize("transactional", ["true", "false"])
 async def test_a_message_whose_prefix_is_not_utf8_stops_nothing(
-    ascii_database: Database, nats_own: EmbeddedNats, names: Names, tmp_path: Path, transactional: str
+    ascii_database: Database,
+    nats_own: EmbeddedNats,
+    names: Names,
+    tmp_path: Path,
+    transactional: str,
 ) -> None:
     settings = environment(ascii_database, nats_own, names, HEADRACE_MESSAGE_PREFIXES="audit")
     async with Suite(settings, tmp_path) as suite:

@@ -61,7 +61,9 @@ async def test_the_doctor_names_the_tables_that_an_older_publication_breaks_and_
 ) -> None:
     await database.execute(f"CREATE TABLE odd {STORED}; ALTER TABLE odd REPLICA IDENTITY FULL")
     await database.execute("CREATE TABLE plain (id int PRIMARY KEY); INSERT INTO odd VALUES (1, 2)")
-    await database.execute(f"CREATE TABLE by_key {STORED}; CREATE PUBLICATION {names.publication} FOR ALL TABLES")
+    await database.execute(
+        f"CREATE TABLE by_key {STORED}; CREATE PUBLICATION {names.publication} FOR ALL TABLES"
+    )
     with pytest.raises(asyncpg.PostgresError, match="cannot update table"):
         await database.execute("UPDATE odd SET n = 3")
     found = await generated_check(settings)

@@ -1,4 +1,6 @@
-"""Connections of which one side alone is left: noticed by their silence, within seconds, and nothing lost by them."""
+"""Connections of which one side alone is left: noticed by their silence, within seconds, and
+nothing lost by them.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +62,19 @@ class Rig:
         found: list[Change] = []
         async with asyncio.timeout(timeout_s):
             while len(found) < self.committed:
-                found = [e.change for e in await stored(self.nats.url) if e.payload["operation"] == "INSERT"]
+                found = [
+                    e.change
+                    for e in await stored(self.nats.url)
+                    if e.payload["operation"] == "INSERT"
+                ]
                 await asyncio.sleep(0.2)
         assert found[-len(committed) :] == committed
         assert len(found) == self.committed
 
     async def slot_pid(self) -> int | None:
-        pid = await self.database.fetchval("SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'headrace'")
+        pid = await self.database.fetchval(
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'headrace'"
+        )
         return None if pid is None else int(pid)
 
 
@@ -75,7 +83,9 @@ async def rig(own_postgres: OwnPostgres, own_nats: OwnNats) -> AsyncIterator[Rig
     postgres: EmbeddedPostgres = await own_postgres(settings=NEVER)
     server = await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     oracle = Oracle(database, "oracle", "headrace")
     await oracle.begin()
     async with contextlib.AsyncExitStack() as stack:
@@ -92,7 +102,9 @@ async def rig(own_postgres: OwnPostgres, own_nats: OwnNats) -> AsyncIterator[Rig
     await database.close()
 
 
-async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(rig: Rig, tmp_path: Path) -> None:
+async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(
+    rig: Rig, tmp_path: Path
+) -> None:
     async with Suite(rig.environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)
@@ -104,13 +116,16 @@ async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(ri
         assert "the replication connection is dead" in suite.log("wal-reader")
 
 
-async def test_a_slot_held_by_a_walsender_without_a_reader_is_taken_from_it(rig: Rig, tmp_path: Path) -> None:
+async def test_a_slot_held_by_a_walsender_without_a_reader_is_taken_from_it(
+    rig: Rig, tmp_path: Path
+) -> None:
     async with Suite(rig.environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)
         await rig.delivered()
         stale = await rig.slot_pid()
-        # PostgreSQL's side stays, and holds the slot for as long as wal_sender_timeout says: an hour.
+        # PostgreSQL's side stays, and holds the slot for as long as wal_sender_timeout says: an
+        # hour.
         rig.to_postgres.half_open(server_knows=False)
         await rig.insert(100)
         await rig.delivered()
@@ -135,7 +150,9 @@ async def test_a_standby_leaves_the_slot_to_a_reader_that_works(rig: Rig, tmp_pa
         await rig.delivered()
 
 
-async def test_a_half_open_nats_connection_is_noticed_and_replaced(rig: Rig, tmp_path: Path) -> None:
+async def test_a_half_open_nats_connection_is_noticed_and_replaced(
+    rig: Rig, tmp_path: Path
+) -> None:
     async with Suite(rig.environment, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)

@@ -70,11 +70,19 @@ def environment(database: Database, server: EmbeddedNats, names: Names) -> dict[
 
 @pytest.mark.slow
 async def test_no_name_and_no_value_breaks_out_of_its_place(
-    database: Database, server: EmbeddedNats, names: Names, environment: dict[str, str], tmp_path: Path
+    database: Database,
+    server: EmbeddedNats,
+    names: Names,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    await database.execute("CREATE TABLE victim (id int PRIMARY KEY); INSERT INTO victim VALUES (1)")
+    await database.execute(
+        "CREATE TABLE victim (id int PRIMARY KEY); INSERT INTO victim VALUES (1)"
+    )
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
-    async with Suite(environment, tmp_path, services=("publisher", "wal-reader", "schema-publisher")) as suite:
+    async with Suite(
+        environment, tmp_path, services=("publisher", "wal-reader", "schema-publisher")
+    ) as suite:
         await suite.logged("publisher", "epoch_joined")
         for name in NAMES:
             table, column = quoted(name), quoted(name[::-1])
@@ -85,9 +93,13 @@ async def test_no_name_and_no_value_breaks_out_of_its_place(
         async with asyncio.timeout(60):
             while len(found) < len(NAMES) * len(VALUES):
                 with contextlib.suppress(nats.errors.Error):
-                    found = [e for e in await stored(server.url) if e.payload["operation"] == "INSERT"]
+                    found = [
+                        e for e in await stored(server.url) if e.payload["operation"] == "INSERT"
+                    ]
                 await asyncio.sleep(0.2)
-        for event, (name, value) in zip(found, [(n, v) for n in NAMES for v in VALUES], strict=True):
+        for event, (name, value) in zip(
+            found, [(n, v) for n in NAMES for v in VALUES], strict=True
+        ):
             assert event.payload["table"] == name
             assert event.payload["data"][name[::-1]] == value
             assert event.subject == f"cdc.{table_token('public', name)}.insert"
@@ -100,10 +112,18 @@ async def test_no_name_and_no_value_breaks_out_of_its_place(
 
 @pytest.mark.slow
 async def test_garbage_on_the_internal_subjects_costs_an_epoch_at_most(
-    database: Database, server: EmbeddedNats, names: Names, environment: dict[str, str], tmp_path: Path
+    database: Database,
+    server: EmbeddedNats,
+    names: Names,
+    environment: dict[str, str],
+    tmp_path: Path,
 ) -> None:
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
-    async with Suite(environment, tmp_path, services=("publisher", "wal-reader", "telemetry")) as suite:
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
+    async with Suite(
+        environment, tmp_path, services=("publisher", "wal-reader", "telemetry")
+    ) as suite:
         await suite.logged("publisher", "epoch_joined")
         client = await nats.connect(server.url)
         for subject in (
@@ -132,7 +152,9 @@ async def _ids(server: EmbeddedNats) -> list[int]:
     client = await nats.connect(server.url)
     found: list[int] = []
     try:
-        subscription = await client.jetstream().subscribe("cdc.t.insert", stream="CDC", ordered_consumer=True)
+        subscription = await client.jetstream().subscribe(
+            "cdc.t.insert", stream="CDC", ordered_consumer=True
+        )
         with contextlib.suppress(nats.errors.TimeoutError):
             while True:
                 message = await subscription.next_msg(timeout=1)
@@ -143,12 +165,18 @@ async def _ids(server: EmbeddedNats) -> list[int]:
     return found
 
 
-async def test_the_http_port_bounds_what_it_takes(database: Database, server: EmbeddedNats, names: Names) -> None:
+async def test_the_http_port_bounds_what_it_takes(
+    database: Database, server: EmbeddedNats, names: Names
+) -> None:
     settings = {"PG_DB": database.name, "NATS_URL": server.url, **database.server.environment()}
     async with service(settings, "telemetry") as telemetry:
         url = await telemetry.url()
         async with aiohttp.ClientSession() as http:
-            for path in ("/%00", "/streams/info?stream=../../x", "/streams/info?stream=" + "x" * 5000):
+            for path in (
+                "/%00",
+                "/streams/info?stream=../../x",
+                "/streams/info?stream=" + "x" * 5000,
+            ):
                 async with http.get(url + path) as answer:
                     assert answer.status in (400, 404, 503), path
             async with http.get(f"{url}/status", headers={"X": "y" * 100_000}) as answer:

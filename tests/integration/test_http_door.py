@@ -1,4 +1,6 @@
-"""An HTTP port stays usable whoever sits at it: silent connections, too many of them, answers that don't come."""
+"""An HTTP port stays usable whoever sits at it: silent connections, too many of them, answers that
+don't come.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,8 @@ async def test_an_answer_that_does_not_come_is_a_503(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "said", ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /no HTTP/1.1\r\nHost: x\r\n\r\n", "no\r\n\r\n"]
+    "said",
+    ["GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /no HTTP/1.1\r\nHost: x\r\n\r\n", "no\r\n\r\n"],
 )
 async def test_no_answer_tells_which_version_answers(said: str) -> None:
     async with port(Door()) as at:
@@ -99,7 +102,9 @@ async def test_no_answer_tells_which_version_answers(said: str) -> None:
             answer = (await reader.read()).decode()
         writer.close()
     assert answer.startswith("HTTP/1.")
-    assert not [name for name in ("aiohttp", "python", "traceback") if name in answer.lower()], answer
+    assert not [name for name in ("aiohttp", "python", "traceback") if name in answer.lower()], (
+        answer
+    )
 
 
 async def test_no_answer_tells_a_version_not_even_one_to_what_is_no_request() -> None:

@@ -1,4 +1,6 @@
-"""Both ways of publishing against a real nats-server: never a hole, never a double, never a superseded publisher."""
+"""Both ways of publishing against a real nats-server: never a hole, never a double, never a
+superseded publisher.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,11 @@ def event(source: str, lsn: int, pad: int = 10) -> Outgoing:
 
 async def made(client: Client, **settings: Any) -> None:
     config = StreamConfig(
-        name=STREAM, subjects=["chain.>"], storage=StorageType.FILE, duplicate_window=0.1, allow_batched=True
+        name=STREAM,
+        subjects=["chain.>"],
+        storage=StorageType.FILE,
+        duplicate_window=0.1,
+        allow_batched=True,
     )
     await client.jetstream().add_stream(config.evolve(**settings))
 
@@ -101,7 +107,9 @@ async def connect() -> AsyncIterator[Any]:
         return
 
     async def one(url: str) -> Client:
-        client = await nats.connect(url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=ignore)
+        client = await nats.connect(
+            url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=ignore
+        )
         clients.append(client)
         return client
 
@@ -112,24 +120,35 @@ async def connect() -> AsyncIterator[Any]:
     # A connection that was being made when its client was closed ends in the loop's own time.
     await asyncio.sleep(0.1)
     with warnings.catch_warnings():
-        # nats-py leaves the socket of an attempt to reconnect that failed half-way to the garbage collector.
+        # nats-py leaves the socket of an attempt to reconnect that failed half-way to the garbage
+        # collector.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
-async def publisher(client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500) -> Publisher:
+async def publisher(
+    client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500
+) -> Publisher:
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
     ingest = way(client, tail, {}, Window(window, 1 << 22, ack_timeout_s))
     found = await tail.after(0)
     await ingest.open(found)
-    return Publisher(client, source, tail, ingest, next=1 + (found.position.lsn if found.position else 0))
+    return Publisher(
+        client, source, tail, ingest, next=1 + (found.position.lsn if found.position else 0)
+    )
 
 
 async def lsns(url: str, source: str | None = None) -> list[int]:
-    return [e.payload["tx"]["lsn"] for e in await stored(url, STREAM) if source in (None, e.payload["source"])]
+    return [
+        e.payload["tx"]["lsn"]
+        for e in await stored(url, STREAM)
+        if source in (None, e.payload["source"])
+    ]
 
 
-async def test_what_is_published_is_stored_once_and_in_order(own_nats: OwnNats, connect: Any) -> None:
+async def test_what_is_published_is_stored_once_and_in_order(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client)
@@ -141,7 +160,9 @@ async def test_what_is_published_is_stored_once_and_in_order(own_nats: OwnNats, 
     assert one.ingest.stored_seq == 3000
 
 
-async def test_a_full_stream_never_stores_what_follows_a_refused_message(own_nats: OwnNats, connect: Any) -> None:
+async def test_a_full_stream_never_stores_what_follows_a_refused_message(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client, discard=DiscardPolicy.NEW, max_bytes=60_000)
@@ -158,7 +179,9 @@ async def test_a_full_stream_never_stores_what_follows_a_refused_message(own_nat
     with pytest.raises(StreamFullError):
         await again.deliver(9000, *[1] * 50)
     assert await lsns(server.url) == kept
-    await client.jetstream().update_stream(name=STREAM, subjects=["chain.>"], max_bytes=10_000_000, allow_batched=True)
+    await client.jetstream().update_stream(
+        name=STREAM, subjects=["chain.>"], max_bytes=10_000_000, allow_batched=True
+    )
     third = await publisher(client, "a")
     await third.publish(200 - len(kept), pad=9000)
     await third.ingest.drain()
@@ -205,11 +228,16 @@ async def test_two_publishers_that_began_at_the_same_tail_store_everything_once(
     assert await lsns(server.url) == list(range(1, 2001))
 
 
-async def test_another_source_in_between_breaks_the_chain_harmlessly(own_nats: OwnNats, connect: Any) -> None:
+async def test_another_source_in_between_breaks_the_chain_harmlessly(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     clients = [await connect(server.url) for _ in range(2)]
     await made(clients[0])
-    both = [await publisher(c, name, ack_timeout_s=1.0, window=50) for c, name in zip(clients, "ab", strict=True)]
+    both = [
+        await publisher(c, name, ack_timeout_s=1.0, window=50)
+        for c, name in zip(clients, "ab", strict=True)
+    ]
 
     async def push(one: Publisher) -> None:
         for number in range(60):
@@ -231,14 +259,17 @@ async def test_a_large_window_is_chained_again_while_its_acknowledgements_come_i
     client, other = await connect(server.url), await connect(server.url)
     await made(client)
     one = await publisher(client, "a", ack_timeout_s=2.0)
-    # Another's message comes first: the whole window is refused, and is more than nats-py buffers unflushed.
+    # Another's message comes first: the whole window is refused, and is more than nats-py buffers
+    # unflushed.
     await other.jetstream().publish("chain.b", event("b", 1).payload)
     await one.publish(400, pad=9000)
     await one.ingest.drain()
     assert await lsns(server.url, "a") == list(range(1, 401))
 
 
-async def test_a_server_killed_in_the_middle_loses_and_doubles_nothing(own_nats: OwnNats, connect: Any) -> None:
+async def test_a_server_killed_in_the_middle_loses_and_doubles_nothing(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client)
@@ -267,7 +298,9 @@ async def test_a_server_killed_in_the_middle_loses_and_doubles_nothing(own_nats:
     assert await lsns(server.url) == list(range(1, target + 1))
 
 
-async def test_a_connection_that_was_replaced_ends_the_chain(own_nats: OwnNats, connect: Any) -> None:
+async def test_a_connection_that_was_replaced_ends_the_chain(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client)
@@ -304,7 +337,9 @@ async def place_of(client: Client, source: str) -> tuple[Place, Cell]:
 async def write_down(one: Publisher, cell: Cell, place: Place) -> None:
     last = one.next - 1
     created = place.progress.stream_created
-    progress = Progress(Position(last, 0), one.ingest.stored_seq, event(one.source, last).msg_id, created, last)
+    progress = Progress(
+        Position(last, 0), one.ingest.stored_seq, event(one.source, last).msg_id, created, last
+    )
     await cell.write(progress.encode())
 
 
@@ -348,7 +383,9 @@ async def test_a_lost_tail_is_noticed_by_the_next_life(
     assert found.lost_up_to == 20
 
 
-async def test_messages_that_aged_out_are_not_taken_for_lost(own_nats: OwnNats, connect: Any) -> None:
+async def test_messages_that_aged_out_are_not_taken_for_lost(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client, max_age=1.0)
@@ -394,7 +431,9 @@ async def test_what_was_removed_while_the_duplicate_window_knows_it_is_stored_ag
     assert (found.position, found.lost_up_to) == (Position(310, 0), 0)
 
 
-async def test_a_strangers_message_that_has_our_id_costs_no_message_of_ours(own_nats: OwnNats, connect: Any) -> None:
+async def test_a_strangers_message_that_has_our_id_costs_no_message_of_ours(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client = await connect(server.url)
     await made(client, duplicate_window=60.0)
@@ -452,7 +491,9 @@ async def test_a_message_over_the_servers_limit_is_an_error_and_costs_no_connect
     assert await lsns(server.url) == [1]
 
 
-async def test_what_another_life_of_this_source_wrote_fences_the_chain(own_nats: OwnNats, connect: Any) -> None:
+async def test_what_another_life_of_this_source_wrote_fences_the_chain(
+    own_nats: OwnNats, connect: Any
+) -> None:
     server = await own_nats()
     client, other = await connect(server.url), await connect(server.url)
     await made(client)

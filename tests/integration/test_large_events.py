@@ -1,4 +1,6 @@
-"""Rows larger than a message: kept in the object store, referred to, given whole by the consumer library."""
+"""Rows larger than a message: kept in the object store, referred to, given whole by the consumer
+library.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ async def consumed(line: Line, table: str) -> list[Event]:
     client = await nats.connect(line.nats_url)
     found: list[Event] = []
     try:
-        async with follow(client, Subscription(filters=(f"cdc.{table}.>",)), MemoryWatermarks()) as consumer:
+        async with follow(
+            client, Subscription(filters=(f"cdc.{table}.>",)), MemoryWatermarks()
+        ) as consumer:
             while (event := await consumer.next(0.5)) is not None:
                 found.append(event)
                 await consumer.done(event)
@@ -66,7 +70,9 @@ async def consumed(line: Line, table: str) -> list[Event]:
 async def delivered(line: Line, table: str, changes: int) -> None:
     """Wait until the stream has so many changes of the table."""
     async with asyncio.timeout(60):
-        while [event.payload["table"] for event in await rows(line.nats_url)].count(table) < changes:  # noqa: ASYNC110
+        while [event.payload["table"] for event in await rows(line.nats_url)].count(  # noqa: ASYNC110
+            table
+        ) < changes:
             # A stream gives no event.
             await asyncio.sleep(0.1)
 
@@ -74,17 +80,22 @@ async def delivered(line: Line, table: str, changes: int) -> None:
 async def references(url: str, table: str) -> list[dict[str, Any]]:
     """The payloads of the messages that refer to an object."""
     return [
-        event.payload for event in await stored(url) if event.payload["table"] == table and "reference" in event.payload
+        event.payload
+        for event in await stored(url)
+        if event.payload["table"] == table and "reference" in event.payload
     ]
 
 
-async def test_a_row_over_max_payload_comes_by_reference_and_whole(lines: Lines, settings: dict[str, str]) -> None:
+async def test_a_row_over_max_payload_comes_by_reference_and_whole(
+    lines: Lines, settings: dict[str, str]
+) -> None:
     line = await lines(18, **settings)
     table = "rows"
     await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text)")
     await line.execute(
         f"INSERT INTO {table} VALUES (1, 1, 'small');"
-        f"INSERT INTO {table} SELECT 2, 2, string_agg(md5(g::text), '') FROM generate_series(1, {SMALL // 32}) g;"
+        f"INSERT INTO {table} SELECT 2, 2, string_agg(md5(g::text), '') FROM generate_series(1, "
+        f"{SMALL // 32}) g;"
         f"INSERT INTO {table} VALUES (3, 3, 'small')"
     )
     whole = await line.database.fetchval(f"SELECT note FROM {table} WHERE id = 2")
@@ -119,14 +130,17 @@ async def test_updates_and_deletes_of_a_large_row_with_its_whole_old_row(
     line = await lines(18, **settings)
     table = "full_rows"
     await line.execute(
-        f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text); ALTER TABLE {table} REPLICA IDENTITY FULL;"
+        f"CREATE TABLE {table} (id int PRIMARY KEY, n int, note text); ALTER TABLE {table} REPLICA "
+        "IDENTITY FULL;"
         f"ALTER TABLE {table} ALTER note SET STORAGE EXTERNAL"
     )
     await line.execute(f"INSERT INTO {table} VALUES (1, 1, repeat('é', {LARGE // 2}))")
     await line.execute(f"UPDATE {table} SET n = 2")
     await line.execute(f"DELETE FROM {table}")
     await delivered(line, table, 3)
-    assert [reference["data"] for reference in await references(line.nats_url, table)] == [{"id": 1}] * 3
+    assert [reference["data"] for reference in await references(line.nats_url, table)] == [
+        {"id": 1}
+    ] * 3
     inserted, updated, deleted = await consumed(line, table)
     note = "é" * (LARGE // 2)
     assert inserted.data == {"id": 1, "n": 1, "note": note}
@@ -142,8 +156,12 @@ async def test_updates_and_deletes_of_a_large_row_with_its_whole_old_row(
 async def test_a_large_row_without_any_key_has_no_data_beside_its_reference(lines: Lines) -> None:
     line = await lines(18, **MODES["event"])
     await line.take()
-    await line.execute("CREATE TABLE keyless (n int, note text); ALTER TABLE keyless REPLICA IDENTITY FULL")
-    await line.execute(f"INSERT INTO keyless VALUES (1, repeat('x', {SMALL})); INSERT INTO keyless VALUES (2, 'y')")
+    await line.execute(
+        "CREATE TABLE keyless (n int, note text); ALTER TABLE keyless REPLICA IDENTITY FULL"
+    )
+    await line.execute(
+        f"INSERT INTO keyless VALUES (1, repeat('x', {SMALL})); INSERT INTO keyless VALUES (2, 'y')"
+    )
     first, second = only(await line.take(), "INSERT")
     assert (first.row, second.row) == ({}, {"n": 2, "note": "y"})
     assert (await consumed(line, "keyless"))[0].data == {"n": 1, "note": "x" * SMALL}
@@ -163,7 +181,9 @@ async def test_an_object_is_there_before_its_message_is(lines: Lines) -> None:
     await line.take()
 
 
-async def test_an_object_that_is_gone_is_an_error_and_the_event_is_not_passed_over(lines: Lines) -> None:
+async def test_an_object_that_is_gone_is_an_error_and_the_event_is_not_passed_over(
+    lines: Lines,
+) -> None:
     line = await lines(18, **MODES["event"])
     await line.execute("CREATE TABLE gone (id int PRIMARY KEY, note text)")
     await line.execute(f"INSERT INTO gone VALUES (1, repeat('x', {SMALL}))")
@@ -173,7 +193,9 @@ async def test_an_object_that_is_gone_is_an_error_and_the_event_is_not_passed_ov
         store = await client.jetstream().object_store(BUCKET)
         kept = (await store.get(only_one.msg_id)).data or b""
         await store.delete(only_one.msg_id)
-        async with follow(client, Subscription(filters=("cdc.gone.insert",)), MemoryWatermarks()) as consumer:
+        async with follow(
+            client, Subscription(filters=("cdc.gone.insert",)), MemoryWatermarks()
+        ) as consumer:
             for _ in range(2):
                 with pytest.raises(LargeMissingError, match="bootstrap"):
                     await consumer.next(1)
@@ -193,7 +215,8 @@ async def test_an_object_store_that_refuses_stops_the_line_visibly_until_it_has_
     server, port = await own_nats(), free_port()
     source = f"slot_{database.name}"
     await database.execute(
-        "CREATE TABLE rows (id int PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR ALL TABLES"
+        "CREATE TABLE rows (id int PRIMARY KEY, note text); CREATE PUBLICATION headrace FOR ALL "
+        "TABLES"
     )
     environment = {
         **SETTINGS,
@@ -203,7 +226,10 @@ async def test_an_object_store_that_refuses_stops_the_line_visibly_until_it_has_
         "HEADRACE_SLOT": source,
         "HEADRACE_DELIVERY": delivery,
     }
-    async with Suite(environment, tmp_path, services=("wal-reader",)) as suite, jetstream(server.url) as js:
+    async with (
+        Suite(environment, tmp_path, services=("wal-reader",)) as suite,
+        jetstream(server.url) as js,
+    ):
         await suite.start("publisher", HEADRACE_HTTP_PORT=str(port))
         await suite.logged("publisher", "epoch_joined")
         config = (await js.stream_info(f"OBJ_{BUCKET}")).config
@@ -220,7 +246,9 @@ async def test_an_object_store_that_refuses_stops_the_line_visibly_until_it_has_
             assert (await ready(port))[0] == 503
         confirmed = "SELECT confirmed_flush_lsn < $1 FROM pg_replication_slots WHERE slot_name = $2"
         assert await database.fetchval(confirmed, at, source)
-        assert [event.payload["data"] for event in await rows(server.url)] == [{"id": 1, "note": "before"}]
+        assert [event.payload["data"] for event in await rows(server.url)] == [
+            {"id": 1, "note": "before"}
+        ]
         config.max_bytes = -1
         await js.update_stream(config)
         async with asyncio.timeout(20):
@@ -238,7 +266,10 @@ async def rows(url: str) -> list[Any]:
 
 
 async def ready(port: int) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/readyz") as answer,
+    ):
         return answer.status, await answer.text()
 
 

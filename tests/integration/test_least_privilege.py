@@ -1,6 +1,8 @@
-"""The suite runs with exactly the roles and permissions that deploy/ ships, and a consumer's credentials do no harm.
+"""The suite runs with exactly the roles and permissions that deploy/ ships, and a consumer's
+credentials do no harm.
 
-Everything here is as compose.yaml has it: who the services are in PostgreSQL and NATS, and what those users may do.
+Everything here is as compose.yaml has it: who the services are in PostgreSQL and NATS, and what
+those users may do.
 """
 
 from __future__ import annotations
@@ -37,12 +39,19 @@ INTERNAL = ("frames", "control", "stop", "stats.publisher", "doctor", "snapshot.
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def suite(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Deployment]:
+async def suite(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Deployment]:
     """All five services, the archiver and the audit-writer, ready, on a table of one row."""
     (archive := tmp_path_factory.mktemp("archive")).chmod(0o777)
     (mirror := tmp_path_factory.mktemp("mirror")).chmod(0o777)
-    places = {"HEADRACE_ARCHIVE_URL": archive.as_uri(), "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db"}
-    async with deployed(session_servers, tmp_path_factory.mktemp("deployed"), **places) as deployment:
+    places = {
+        "HEADRACE_ARCHIVE_URL": archive.as_uri(),
+        "HEADRACE_MIRROR_TO": f"sqlite:///{mirror}/mirror.db",
+    }
+    async with deployed(
+        session_servers, tmp_path_factory.mktemp("deployed"), **places
+    ) as deployment:
         await execute(deployment, "CREATE TABLE orders (id int PRIMARY KEY, what text)")
         await execute(deployment, "INSERT INTO orders VALUES (0, 'before')")
         await deployment.set_up()
@@ -93,9 +102,14 @@ async def complaints(suite: Deployment) -> AsyncIterator[Complaints]:
     await heard.client.close()
 
 
-async def test_a_consumer_follows_changes_with_its_own_rights(suite: Deployment, consumer: Client) -> None:
+async def test_a_consumer_follows_changes_with_its_own_rights(
+    suite: Deployment, consumer: Client
+) -> None:
     subscription = Subscription(durable="billing", start=Start.ALL)
-    async with asyncio.timeout(PATIENCE_S), follow(consumer, subscription, MemoryWatermarks()) as changes:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        follow(consumer, subscription, MemoryWatermarks()) as changes,
+    ):
         await execute(suite, "INSERT INTO orders VALUES (1, 'one')")
         async for event in changes:
             await changes.done(event)
@@ -103,7 +117,9 @@ async def test_a_consumer_follows_changes_with_its_own_rights(suite: Deployment,
                 break
 
 
-async def test_a_consumer_bootstraps_with_its_own_rights(suite: Deployment, consumer: Client) -> None:
+async def test_a_consumer_bootstraps_with_its_own_rights(
+    suite: Deployment, consumer: Client
+) -> None:
     """Schema, snapshot, chunks, and an event too large for a message."""
     schemas = await consumer.jetstream().key_value("schemas")
     assert decode((await schemas.get("orders")).value or b"")["table"] == "orders"
@@ -113,13 +129,19 @@ async def test_a_consumer_bootstraps_with_its_own_rights(suite: Deployment, cons
     meta = decode((await results.next_msg(timeout=240)).data)
     assert meta.get("error") is None
     assert meta["snapshot_id"] == answer["snapshot_id"]
-    chunks = await consumer.jetstream().subscribe(f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT")
+    chunks = await consumer.jetstream().subscribe(
+        f"init.snap.orders.{meta['snapshot_id']}.>", stream="INIT"
+    )
     assert decode((await chunks.next_msg(timeout=10)).data)["data"][0]["what"] == "before"
 
 
-async def test_a_table_that_is_not_delivered_is_refused_at_once(suite: Deployment, consumer: Client) -> None:
+async def test_a_table_that_is_not_delivered_is_refused_at_once(
+    suite: Deployment, consumer: Client
+) -> None:
     """The responder may look whether the table is another suite's."""
-    answer = decode((await consumer.request("snapshot.request.headrace_audit=2Fchanges", b"", timeout=20)).data)
+    answer = decode(
+        (await consumer.request("snapshot.request.headrace_audit=2Fchanges", b"", timeout=20)).data
+    )
     assert answer["status"] == "rejected"
 
 
@@ -139,7 +161,9 @@ async def test_the_commands_of_a_consumer_work_with_its_own_rights_and_say_which
     assert "Ask for a table of the publication" in " ".join(heard.err.split())
 
 
-async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream(suite: Deployment) -> None:
+async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream(
+    suite: Deployment,
+) -> None:
     told = "SELECT pg_logical_emit_message(true, '_bemi', '{\"who\": 7}')"
     await execute(suite, f"WITH told AS ({told}) INSERT INTO orders SELECT 70, 'x' FROM told")
     query = "SELECT context->>'who' AS who FROM headrace_audit.changes WHERE after->>'id' = '70'"
@@ -148,7 +172,9 @@ async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream
             await asyncio.sleep(0.1)
     assert [row["who"] for row in found] == ["7"]
     admin = await suite.connect("admin")
-    subjects = (await admin.jetstream().stream_info("CDC", subjects_filter="cdc.>")).state.subjects or {}
+    subjects = (
+        await admin.jetstream().stream_info("CDC", subjects_filter="cdc.>")
+    ).state.subjects or {}
     await admin.close()
     assert [subject for subject in subjects if "headrace_audit" in subject] == []
 
@@ -158,9 +184,9 @@ async def test_a_mirror_bootstraps_and_follows_with_its_own_rights(suite: Deploy
     # Its snapshots need the JVM, which the first one starts.
     await suite.ready("mirror", timeout_s=240)
     await execute(suite, "INSERT INTO orders VALUES (71, 'copied')")
-    place = next(word for word in suite.composed["mirror"].command if word.startswith("sqlite")).removeprefix(
-        "sqlite://"
-    )
+    place = next(
+        word for word in suite.composed["mirror"].command if word.startswith("sqlite")
+    ).removeprefix("sqlite://")
     async with asyncio.timeout(PATIENCE_S):
         while copied(place) != ("copied",):  # noqa: ASYNC110  # another process writes it
             await asyncio.sleep(0.1)
@@ -171,10 +197,18 @@ def copied(place: str) -> Any:
         return mirror.execute("SELECT what FROM orders WHERE id = 71").fetchone()
 
 
-async def test_an_event_too_large_for_a_message_is_kept_and_read(suite: Deployment, consumer: Client) -> None:
-    events = await consumer.jetstream().subscribe("cdc.orders.insert", stream="CDC", deliver_policy=DeliverPolicy.NEW)
+async def test_an_event_too_large_for_a_message_is_kept_and_read(
+    suite: Deployment, consumer: Client
+) -> None:
+    events = await consumer.jetstream().subscribe(
+        "cdc.orders.insert", stream="CDC", deliver_policy=DeliverPolicy.NEW
+    )
     await execute(
-        suite, "INSERT INTO orders VALUES (2, (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 40000) g))"
+        suite,
+        (
+            "INSERT INTO orders VALUES (2, (SELECT string_agg(md5(g::text), '') FROM "
+            "generate_series(1, 40000) g))"
+        ),
     )
     event = decode((await events.next_msg(timeout=PATIENCE_S)).data)
     large = LargeStore(consumer.jetstream(), "headrace_large")
@@ -191,7 +225,8 @@ async def test_the_archiver_archives_with_its_own_rights(suite: Deployment) -> N
 
 async def test_every_health_check_of_compose_passes(suite: Deployment) -> None:
     for name in ALL:
-        # Compose asks again too: a publisher is not ready for as long as an interruption is not made good.
+        # Compose asks again too: a publisher is not ready for as long as an interruption is not
+        # made good.
         async with asyncio.timeout(PATIENCE_S):
             while await suite.probed(name):  # noqa: ASYNC110  # a probe tells nobody
                 await asyncio.sleep(0.5)
@@ -215,15 +250,26 @@ async def test_no_log_holds_a_password(suite: Deployment) -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["cdc.orders.insert", "cdc._gap", "init.meta.orders", "$KV.schemas.orders", "$O.headrace_large.M.x"]
+    "subject",
+    [
+        "cdc.orders.insert",
+        "cdc._gap",
+        "init.meta.orders",
+        "$KV.schemas.orders",
+        "$O.headrace_large.M.x",
+    ],
 )
-async def test_a_consumer_can_not_publish_what_only_the_suite_says(complaints: Complaints, subject: str) -> None:
+async def test_a_consumer_can_not_publish_what_only_the_suite_says(
+    complaints: Complaints, subject: str
+) -> None:
     await complaints.client.publish(subject, b"forged")
     await complaints.refused(subject)
 
 
 @pytest.mark.parametrize("name", INTERNAL)
-async def test_a_consumer_neither_reads_nor_writes_the_internal_bus(complaints: Complaints, name: str) -> None:
+async def test_a_consumer_neither_reads_nor_writes_the_internal_bus(
+    complaints: Complaints, name: str
+) -> None:
     subject = f"headrace.{SLOT}.{name}"
     await complaints.client.publish(subject, b"")
     await complaints.refused(subject)
@@ -231,8 +277,12 @@ async def test_a_consumer_neither_reads_nor_writes_the_internal_bus(complaints: 
     await complaints.refused(subject)
 
 
-@pytest.mark.parametrize("subject", [">", "headrace.>", "_INBOX.>", "$KV.headrace_state.>", "$JS.API.>", "$SYS.>"])
-async def test_a_consumer_hears_nothing_that_is_not_for_it(complaints: Complaints, subject: str) -> None:
+@pytest.mark.parametrize(
+    "subject", [">", "headrace.>", "_INBOX.>", "$KV.headrace_state.>", "$JS.API.>", "$SYS.>"]
+)
+async def test_a_consumer_hears_nothing_that_is_not_for_it(
+    complaints: Complaints, subject: str
+) -> None:
     await complaints.client.subscribe(subject)
     await complaints.refused(subject)
 
@@ -257,8 +307,12 @@ async def test_a_consumer_administers_nothing(complaints: Complaints, subject: s
     await complaints.refused(subject)
 
 
-async def test_nobody_stops_the_suite_by_an_answer_sent_astray(suite: Deployment, consumer: Client) -> None:
-    """A request may name any subject for its answer, and the server checks no right there: nor may it matter."""
+async def test_nobody_stops_the_suite_by_an_answer_sent_astray(
+    suite: Deployment, consumer: Client
+) -> None:
+    """A request may name any subject for its answer, and the server checks no right there: nor may
+    it matter.
+    """
     stop = link.stop_subject(SLOT)
     watcher = await suite.connect("admin")
     heard = await watcher.subscribe(stop)
@@ -268,7 +322,10 @@ async def test_nobody_stops_the_suite_by_an_answer_sent_astray(suite: Deployment
     pull = ConsumerConfig(durable_name="astray", ack_policy=AckPolicy.NONE)
     await consumer.jetstream().add_consumer("CDC", pull)
     await consumer.publish("$JS.API.CONSUMER.MSG.NEXT.CDC.astray", b"1", reply=stop)
-    push = {"stream_name": "CDC", "config": {"deliver_subject": stop, "ack_policy": "none", "deliver_policy": "all"}}
+    push = {
+        "stream_name": "CDC",
+        "config": {"deliver_subject": stop, "ack_policy": "none", "deliver_policy": "all"},
+    }
     await consumer.publish("$JS.API.CONSUMER.CREATE.CDC", json.dumps(push).encode(), reply=stop)
     await consumer.flush()
     async with asyncio.timeout(PATIENCE_S):
@@ -284,20 +341,31 @@ async def test_nobody_stops_the_suite_by_an_answer_sent_astray(suite: Deployment
 async def test_no_role_owns_or_writes_anything(suite: Deployment, role: str) -> None:
     rights = await execute(
         suite,
-        f"SELECT rolsuper, rolcreaterole, rolcreatedb, rolbypassrls FROM pg_roles WHERE rolname = '{role}'",
+        (
+            "SELECT rolsuper, rolcreaterole, rolcreatedb, rolbypassrls FROM pg_roles WHERE "
+            f"rolname = '{role}'"
+        ),
     )
     assert [tuple(row) for row in rights] == [(False, False, False, False)]
     assert await execute(suite, f"SELECT 1 FROM pg_class WHERE relowner = '{role}'::regrole") == []
     for right in ("INSERT", "UPDATE", "DELETE", "TRUNCATE"):
-        assert (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', '{right}')"))[0][0] is False
+        assert (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', '{right}')"))[
+            0
+        ][0] is False
 
 
 async def test_only_who_copies_tables_can_read_them(suite: Deployment) -> None:
     readable = {
-        role: (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', 'SELECT')"))[0][0]
+        role: (await execute(suite, f"SELECT has_table_privilege('{role}', 'orders', 'SELECT')"))[
+            0
+        ][0]
         for role in ("headrace_reader", "headrace_catalog", "headrace_snapshot")
     }
-    assert readable == {"headrace_reader": False, "headrace_catalog": False, "headrace_snapshot": True}
+    assert readable == {
+        "headrace_reader": False,
+        "headrace_catalog": False,
+        "headrace_snapshot": True,
+    }
 
 
 async def test_the_suite_stops_in_order(suite: Deployment) -> None:

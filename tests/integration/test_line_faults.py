@@ -1,4 +1,6 @@
-"""wal-reader and publisher under faults that must cost time and nothing else: neither process ends, nothing is lost."""
+"""wal-reader and publisher under faults that must cost time and nothing else: neither process ends,
+nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,12 @@ class Line:
         self.nats = nats_server
         self.database = Database(postgres, "postgres")
         self.oracle = Oracle(self.database, "oracle", "headrace")
-        settings = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats_server.url}
+        settings = {
+            **SETTINGS,
+            **postgres.environment(),
+            "PG_DB": "postgres",
+            "NATS_URL": nats_server.url,
+        }
         self.suite = Suite(settings, folder)
         self.committed: list[Change] = []
 
@@ -76,7 +83,11 @@ class Line:
             await client.close()
         await asyncio.sleep(0.2)
         standing = ("SCHEMA", "GAP")
-        found = [event for event in await stored(self.nats.url) if event.payload["operation"] not in standing]
+        found = [
+            event
+            for event in await stored(self.nats.url)
+            if event.payload["operation"] not in standing
+        ]
         assert [event.change for event in found] == self.committed
         return found
 
@@ -87,7 +98,11 @@ class Line:
         except NatsError:
             return -1
         subjects = info.state.subjects or {}
-        return sum(count for subject, count in subjects.items() if not subject.endswith((".schema", "._gap")))
+        return sum(
+            count
+            for subject, count in subjects.items()
+            if not subject.endswith((".schema", "._gap"))
+        )
 
     async def caught_up(self, timeout_s: float = 15) -> None:
         """Wait until the slot is confirmed up to the end of the log."""
@@ -116,7 +131,9 @@ async def line(
     request: pytest.FixtureRequest, own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
 ) -> AsyncIterator[Line]:
     """A running line; the parameter, if any, is nats-server's configuration."""
-    made = Line(await own_postgres(), await own_nats(config=getattr(request, "param", "")), tmp_path)
+    made = Line(
+        await own_postgres(), await own_nats(config=getattr(request, "param", "")), tmp_path
+    )
     try:
         await made.prepare()
         async with made.suite:
@@ -145,7 +162,8 @@ async def test_terminating_the_walsender_under_load_costs_no_process_and_no_row(
 async def test_an_idle_slot_follows_the_log_in_every_epoch(line: Line) -> None:
     await line.insert(0, 10)
     await line.rows_delivered()
-    # WAL that publishes nothing: only a keepalive tells of it, and the publisher that hears of it dies.
+    # WAL that publishes nothing: only a keepalive tells of it, and the publisher that hears of it
+    # dies.
     os.kill(line.suite.pid("publisher"), signal.SIGSTOP)
     await line.database.execute("CREATE TABLE quiet (a int); CREATE TABLE quieter (a int)")
     await asyncio.sleep(1.5)
@@ -222,7 +240,9 @@ async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
     line.alive()
 
 
-async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_slot(line: Line) -> None:
+async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_slot(
+    line: Line,
+) -> None:
     await line.insert(0, 10)
     await line.rows_delivered()
     await line.caught_up()
@@ -257,10 +277,16 @@ async def test_a_standby_reader_that_looked_before_the_last_change_was_sent_sees
             await line.insert(100, 100)
             await line.rows_delivered()
             assert line.suite.running("publisher"), line.suite.log("publisher")[-3000:]
-            assert not [event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"]
+            assert not [
+                event
+                for event in await stored(line.nats.url)
+                if event.payload["operation"] == "GAP"
+            ]
 
 
-async def test_one_walsender_is_enough_for_a_line(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> None:
+async def test_one_walsender_is_enough_for_a_line(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
     line = Line(await own_postgres(settings={"max_wal_senders": "1"}), await own_nats(), tmp_path)
     await line.prepare()
     async with line.suite:
@@ -271,7 +297,9 @@ async def test_one_walsender_is_enough_for_a_line(own_postgres: OwnPostgres, own
     await line.database.close()
 
 
-async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(line: Line, tmp_path: Path) -> None:
+async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(
+    line: Line, tmp_path: Path
+) -> None:
     (tmp_path / "standby").mkdir()
     standby = Suite(line.suite._environment, tmp_path / "standby", services=("publisher",))
     async with standby:
@@ -283,7 +311,8 @@ async def test_a_standby_publisher_outlives_a_restart_of_nats_and_takes_over(lin
         await line.rows_delivered()
         assert line.suite.running("wal-reader")
         assert standby.running("publisher"), standby.log("publisher")
-        # After an outage longer than the lease either may be the first to take it; the other one gives way.
+        # After an outage longer than the lease either may be the first to take it; the other one
+        # gives way.
         if line.suite.running("publisher"):
             await line.suite.kill("publisher")
         await line.insert(1000, 100)
@@ -299,7 +328,9 @@ async def test_progress_that_the_suite_did_not_write_is_refused_and_once_removed
     client = await nats.connect(line.nats.url)
     state = await client.jetstream().key_value("headrace_state")
     # As an answer of the server that was sent astray would be.
-    await state.put("progress.headrace", b'{"type": "io.nats.jetstream.api.v1.stream_info_response"}')
+    await state.put(
+        "progress.headrace", b'{"type": "io.nats.jetstream.api.v1.stream_info_response"}'
+    )
     await line.suite.start("publisher")
     assert await line.suite.exit_code("publisher", 30) == 1
     assert "ForeignStateError" in line.suite.log("publisher")
@@ -322,7 +353,9 @@ async def test_two_publishers_started_at_once_agree(line: Line, tmp_path: Path) 
         assert other.running("publisher")
 
 
-async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(line: Line, tmp_path: Path) -> None:
+async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(
+    line: Line, tmp_path: Path
+) -> None:
     (tmp_path / "heir").mkdir()
     heir = Suite(line.suite._environment, tmp_path / "heir", services=("publisher",))
     async with heir:
@@ -341,7 +374,9 @@ async def test_a_publisher_that_slept_past_its_lease_leaves_the_heir_alone(line:
         assert heir.running("publisher"), heir.log("publisher")
 
 
-async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_is_refused(line: Line) -> None:
+async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_is_refused(
+    line: Line,
+) -> None:
     await line.insert(0, 10)
     await line.rows_delivered()
     await line.caught_up()
@@ -372,7 +407,9 @@ async def test_a_promoted_server_goes_on_and_one_that_forked_behind_the_stream_i
     assert (last.subject, last.payload["reason"]) == ("cdc._gap", "source_diverged")
 
 
-async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_not_written(line: Line) -> None:
+async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_not_written(
+    line: Line,
+) -> None:
     await line.suite.kill("publisher")
     await line.suite.start("publisher", HEADRACE_PROGRESS_INTERVAL_S="600")
     await line.insert(0, 10)
@@ -391,17 +428,24 @@ async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_n
     shutil.rmtree(line.postgres.pgdata)
     lagging.rename(line.postgres.pgdata)
     await promoted(line.postgres)
-    # Further than the stream is: by their places alone, some of these would be skipped and the others delivered.
+    # Further than the stream is: by their places alone, some of these would be skipped and the
+    # others delivered.
     await line.insert(500, 2000)
     assert await line.suite.exit_code("publisher", 30) == 1
     assert "SourceDivergedError" in line.suite.log("publisher")
     events = await stored(line.nats.url)
     assert (events[-1].subject, events[-1].payload["reason"]) == ("cdc._gap", "source_diverged")
-    assert all(event.payload["data"]["id"] < 500 for event in events if event.payload["operation"] == "INSERT")
+    assert all(
+        event.payload["data"]["id"] < 500
+        for event in events
+        if event.payload["operation"] == "INSERT"
+    )
 
 
 async def promoted(postgres: EmbeddedPostgres) -> None:
-    """Start a stopped server as a standby of nobody, and promote it: a new timeline from where it ended."""
+    """Start a stopped server as a standby of nobody, and promote it: a new timeline from where it
+    ended.
+    """
     signal_file = postgres.pgdata / "standby.signal"
     signal_file.touch()
     own(signal_file, like=postgres.pgdata)

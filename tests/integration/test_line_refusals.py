@@ -1,4 +1,6 @@
-"""What a user gets wrong is one clear line with the remedy, and an exit; what may pass by itself is waited for."""
+"""What a user gets wrong is one clear line with the remedy, and an exit; what may pass by itself is
+waited for.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,15 @@ async def role(database: Database, names: Names) -> AsyncIterator[str]:
     await database.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
-async def refused(settings: dict[str, str], folder: Path, *words: str, service: str = "wal-reader") -> None:
+async def refused(
+    settings: dict[str, str], folder: Path, *words: str, service: str = "wal-reader"
+) -> None:
     """The service ends by itself, with one line that has these words."""
     async with Suite(settings, folder, services=("publisher", "wal-reader")) as suite:
         assert await suite.exit_code(service, EXIT_S) == EXIT_ERROR
-        failures = [line for line in suite.log(service).splitlines() if "event=service_failed" in line]
+        failures = [
+            line for line in suite.log(service).splitlines() if "event=service_failed" in line
+        ]
         assert len(failures) == 1, suite.log(service)
         assert [word for word in words if word not in failures[0]] == [], failures[0]
         assert "Traceback" not in suite.log(service)
@@ -68,8 +74,12 @@ def said_in(folder: Path) -> str:
     return "".join(path.read_text() for path in folder.glob("*.log"))
 
 
-async def test_a_missing_publication_is_refused_with_the_remedy(settings: dict[str, str], tmp_path: Path) -> None:
-    await refused(settings, tmp_path, "does not exist", "headrace init", "CREATE PUBLICATION", "--pub")
+async def test_a_missing_publication_is_refused_with_the_remedy(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    await refused(
+        settings, tmp_path, "does not exist", "headrace init", "CREATE PUBLICATION", "--pub"
+    )
 
 
 async def test_a_role_without_replication_is_refused_with_the_remedy(
@@ -85,7 +95,9 @@ async def test_a_wrong_password_is_refused_with_the_setting_and_never_shown(
     server = await own_postgres(settings={"password_encryption": "scram-sha-256"})
     connection = await asyncpg.connect(server.dsn())
     await connection.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'right'")
-    (server.pgdata / "pg_hba.conf").write_text("host all headrace all trust\nhost all reader all scram-sha-256\n")
+    (server.pgdata / "pg_hba.conf").write_text(
+        "host all headrace all trust\nhost all reader all scram-sha-256\n"
+    )
     await connection.execute("SELECT pg_reload_conf()")
     await connection.close()
     settings = {
@@ -114,7 +126,12 @@ async def test_a_nats_user_without_rights_on_the_stream_is_told_what_an_administ
     database: Database, own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
 ) -> None:
     server = await own_nats(config=NATS_USERS)
-    as_mute = {**settings, "NATS_URL": server.url, "NATS_BRIDGE_USER": "mute", "NATS_BRIDGE_PASSWORD": "m"}
+    as_mute = {
+        **settings,
+        "NATS_URL": server.url,
+        "NATS_BRIDGE_USER": "mute",
+        "NATS_BRIDGE_PASSWORD": "m",
+    }
     await refused(as_mute, tmp_path, "stream CDC", "nats stream add CDC", service="publisher")
 
 
@@ -122,8 +139,15 @@ async def test_wrong_nats_credentials_are_refused_with_the_setting(
     own_nats: OwnNats, settings: dict[str, str], tmp_path: Path
 ) -> None:
     server = await own_nats(config=NATS_USERS)
-    wrong = {**settings, "NATS_URL": server.url, "NATS_BRIDGE_USER": "admin", "NATS_BRIDGE_PASSWORD": "wrong"}
-    await refused(wrong, tmp_path, "refuses our credentials", "NATS_BRIDGE_PASSWORD", service="publisher")
+    wrong = {
+        **settings,
+        "NATS_URL": server.url,
+        "NATS_BRIDGE_USER": "admin",
+        "NATS_BRIDGE_PASSWORD": "wrong",
+    }
+    await refused(
+        wrong, tmp_path, "refuses our credentials", "NATS_BRIDGE_PASSWORD", service="publisher"
+    )
 
 
 async def test_a_setting_that_can_not_be_used_ends_the_process_before_it_connects(
@@ -131,7 +155,10 @@ async def test_a_setting_that_can_not_be_used_ends_the_process_before_it_connect
 ) -> None:
     async with Suite({**settings, "PG_PORT": "many"}, tmp_path, services=("wal-reader",)) as suite:
         assert await suite.exit_code("wal-reader", EXIT_S) == EXIT_ERROR
-        assert suite.log("wal-reader") == "headrace: PG_PORT='many' can't be used. Set PG_PORT to a whole number.\n"
+        assert (
+            suite.log("wal-reader")
+            == "headrace: PG_PORT='many' can't be used. Set PG_PORT to a whole number.\n"
+        )
 
 
 async def test_servers_that_are_down_are_waited_for_by_name_and_found_when_they_come(
@@ -139,15 +166,23 @@ async def test_servers_that_are_down_are_waited_for_by_name_and_found_when_they_
 ) -> None:
     postgres = await own_postgres()
     connection = await asyncpg.connect(postgres.dsn())
-    await connection.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await connection.execute(
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     await connection.close()
     port = free_port()
     await postgres.stop()
-    settings = {**postgres.environment(), "PG_DB": "postgres", "NATS_URL": f"nats://127.0.0.1:{port}"}
+    settings = {
+        **postgres.environment(),
+        "PG_DB": "postgres",
+        "NATS_URL": f"nats://127.0.0.1:{port}",
+    }
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", f"NATS at nats://127.0.0.1:{port} can't be reached")
         nats = await own_nats(port=port)
-        await suite.logged("wal-reader", f"PostgreSQL at 127.0.0.1:{postgres.port} can't be used now")
+        await suite.logged(
+            "wal-reader", f"PostgreSQL at 127.0.0.1:{postgres.port} can't be used now"
+        )
         await postgres.start()
         await suite.logged("publisher", "epoch_joined", timeout_s=30)
         connection = await asyncpg.connect(postgres.dsn())
@@ -161,7 +196,9 @@ async def test_servers_that_are_down_are_waited_for_by_name_and_found_when_they_
 async def test_sigterm_confirms_what_was_delivered_and_a_restart_repeats_nothing(
     database: Database, settings: dict[str, str], names: Names, tmp_path: Path
 ) -> None:
-    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t")
+    await database.execute(
+        f"CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
     url = settings["NATS_URL"]
     async with Suite(settings, tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
@@ -180,6 +217,9 @@ async def test_sigterm_confirms_what_was_delivered_and_a_restart_repeats_nothing
         await suite.start("wal-reader")
         await suite.start("publisher")
         async with asyncio.timeout(30):
-            while len(found := [e for e in await stored(url) if e.payload["operation"] == "INSERT"]) < 20_010:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                len(found := [e for e in await stored(url) if e.payload["operation"] == "INSERT"])
+                < 20_010
+            ):
                 await asyncio.sleep(0.1)
     assert [event.payload["data"]["id"] for event in found] == list(range(1, 20_011))

@@ -1,4 +1,6 @@
-"""Mirrors in SQLite and PostgreSQL hold what their source does, and the verifier finds what they don't."""
+"""Mirrors in SQLite and PostgreSQL hold what their source does, and the verifier finds what they
+don't.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,14 @@ LINE = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 BOOTSTRAP_S = 200.0
 VERIFY_ONCE = ("--wait", "60")
 SHAPES = (
-    ("ALTER TABLE shaped ADD d jsonb; INSERT INTO shaped VALUES (2, 'x', 'y', 4, '{}')", {"id", "a", "b", "c", "d"}),
-    ("ALTER TABLE shaped RENAME a TO aa; UPDATE shaped SET aa = 'new'", {"id", "aa", "b", "c", "d"}),
+    (
+        "ALTER TABLE shaped ADD d jsonb; INSERT INTO shaped VALUES (2, 'x', 'y', 4, '{}')",
+        {"id", "a", "b", "c", "d"},
+    ),
+    (
+        "ALTER TABLE shaped RENAME a TO aa; UPDATE shaped SET aa = 'new'",
+        {"id", "aa", "b", "c", "d"},
+    ),
     (
         """ALTER TABLE shaped DROP c; ALTER TABLE shaped ALTER b TYPE varchar(9);
         INSERT INTO shaped VALUES (3, 'x', 'longer', '[1]')""",
@@ -61,14 +69,20 @@ class World:
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def world(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
     """A whole suite whose tables several tests share; each has its own."""
     postgres, nats_server = session_servers.shared_postgres(18), session_servers.new_nats()
     await nats_server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(session_servers.discard, nats_server)
-        source = await stack.enter_async_context(fresh_database(postgres, Names.new().other("source")))
-        target = await stack.enter_async_context(fresh_database(postgres, Names.new().other("mirror")))
+        source = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("source"))
+        )
+        target = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("mirror"))
+        )
         await source.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
         environment = {
             **SETTINGS,
@@ -107,7 +121,9 @@ async def write_values(source: Database, first: int) -> None:
         literals = ", ".join(case.values[number % len(case.values)][0] for case in CASES)
         for table in ("everything", "everything_keyless"):
             await source.execute(f"INSERT INTO {table} VALUES ({first + number}, {literals})")
-    needed = ", ".join(f'"c {number} %"' for number, case in enumerate(CASES) if "NOT NULL" in case.setup)
+    needed = ", ".join(
+        f'"c {number} %"' for number, case in enumerate(CASES) if "NOT NULL" in case.setup
+    )
     values = ", ".join(case.values[0][0] for case in CASES if "NOT NULL" in case.setup)
     for table in ("everything", "everything_keyless"):
         await source.execute(f"INSERT INTO {table} (id, {needed}) VALUES ({first + 500}, {values})")
@@ -140,7 +156,9 @@ async def test_values_of_every_type_are_equal_in_both_targets_from_snapshot_and_
         await source.execute("DELETE FROM everything WHERE id % 3 = 0")
         await source.execute("UPDATE everything_keyless SET id = id + 5000 WHERE id % 2 = 0")
         await source.execute("DELETE FROM everything_keyless WHERE id % 3 = 0")
-        await source.execute(f"INSERT INTO large VALUES (2, {LARGE}, 0); UPDATE large SET n = 1 WHERE id = 1")
+        await source.execute(
+            f"INSERT INTO large VALUES (2, {LARGE}, 0); UPDATE large SET n = 1 WHERE id = 1"
+        )
         for mirror in mirrors:
             code, verdicts = await mirror.verified(*VERIFY_ONCE)
             assert code == 0, verdicts
@@ -148,9 +166,13 @@ async def test_values_of_every_type_are_equal_in_both_targets_from_snapshot_and_
             assert "row_missing" not in mirror.log
 
 
-async def test_the_verifier_names_every_row_that_was_tampered_with(world: World, tmp_path: Path) -> None:
+async def test_the_verifier_names_every_row_that_was_tampered_with(
+    world: World, tmp_path: Path
+) -> None:
     await world.source.execute("CREATE TABLE honest (id int PRIMARY KEY, n int, t text)")
-    await world.source.execute("INSERT INTO honest SELECT g, g, 'row ' || g FROM generate_series(1, 5000) g")
+    await world.source.execute(
+        "INSERT INTO honest SELECT g, g, 'row ' || g FROM generate_series(1, 5000) g"
+    )
     path = tmp_path / "tampered.db"
     mirror = world.mirror(tmp_path, f"sqlite:///{path}", "honest")
     async with running(mirror):
@@ -181,7 +203,9 @@ async def test_a_change_of_a_row_that_is_missing_bootstraps_that_table_and_no_ot
     await world.source.execute(
         "CREATE TABLE broken (id int PRIMARY KEY, n int); CREATE TABLE sound (id int PRIMARY KEY)"
     )
-    await world.source.execute("INSERT INTO broken VALUES (1, 1), (2, 2); INSERT INTO sound VALUES (1)")
+    await world.source.execute(
+        "INSERT INTO broken VALUES (1, 1), (2, 2); INSERT INTO sound VALUES (1)"
+    )
     path = tmp_path / "broken.db"
     mirror = world.mirror(tmp_path, f"sqlite:///{path}", "broken", "sound")
     async with running(mirror):
@@ -199,7 +223,9 @@ async def test_a_change_of_a_row_that_is_missing_bootstraps_that_table_and_no_ot
 async def test_shapes_are_followed_and_only_what_events_cannot_carry_is_copied_again(
     world: World, tmp_path: Path
 ) -> None:
-    await world.source.execute("CREATE TABLE shaped (id int PRIMARY KEY, a text, b varchar(5), c int)")
+    await world.source.execute(
+        "CREATE TABLE shaped (id int PRIMARY KEY, a text, b varchar(5), c int)"
+    )
     await world.source.execute("CREATE TABLE calm (id int PRIMARY KEY)")
     await world.source.execute("INSERT INTO shaped VALUES (1, 'a', 'b', 3)")
     mirrors = [
@@ -240,12 +266,18 @@ async def until_columns(path: Path, columns: set[str]) -> None:
 
 async def forget(world: World) -> None:
     """The mirror's database as it was before any test."""
-    await world.target.execute("DROP SCHEMA IF EXISTS headrace_mirror CASCADE; DROP SCHEMA public CASCADE")
+    await world.target.execute(
+        "DROP SCHEMA IF EXISTS headrace_mirror CASCADE; DROP SCHEMA public CASCADE"
+    )
     await world.target.execute("CREATE SCHEMA public")
 
 
-async def test_a_mirror_that_fell_behind_the_streams_retention_bootstraps_again(world: World, tmp_path: Path) -> None:
-    await world.source.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
+async def test_a_mirror_that_fell_behind_the_streams_retention_bootstraps_again(
+    world: World, tmp_path: Path
+) -> None:
+    await world.source.execute(
+        "CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)"
+    )
     mirror = world.mirror(tmp_path, f"sqlite:///{tmp_path}/late.db", "late")
     async with running(mirror):
         await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
@@ -269,9 +301,16 @@ async def test_a_mirror_that_fell_behind_the_streams_retention_bootstraps_again(
         assert (code, verdict["rows"]) == (0, 51)
 
 
-async def test_a_slot_that_was_lost_and_made_anew_makes_a_mirror_bootstrap_again(world: World, tmp_path: Path) -> None:
-    await world.source.execute("CREATE TABLE holed (id int PRIMARY KEY); INSERT INTO holed VALUES (1)")
-    mirror, slot = world.mirror(tmp_path, f"sqlite:///{tmp_path}/holed.db", "holed"), world.environment["HEADRACE_SLOT"]
+async def test_a_slot_that_was_lost_and_made_anew_makes_a_mirror_bootstrap_again(
+    world: World, tmp_path: Path
+) -> None:
+    await world.source.execute(
+        "CREATE TABLE holed (id int PRIMARY KEY); INSERT INTO holed VALUES (1)"
+    )
+    mirror, slot = (
+        world.mirror(tmp_path, f"sqlite:///{tmp_path}/holed.db", "holed"),
+        world.environment["HEADRACE_SLOT"],
+    )
     async with running(mirror):
         await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
         await world.source.execute("INSERT INTO holed VALUES (2)")
@@ -315,7 +354,9 @@ async def move(world: World, times: int) -> None:
     for number in range(times):
         async with connection.transaction():
             await connection.execute("UPDATE accounts SET n = n - 7 WHERE id = $1", number % 10 + 1)
-            await connection.execute("UPDATE accounts SET n = n + 7 WHERE id = $1", (number + 3) % 10 + 1)
+            await connection.execute(
+                "UPDATE accounts SET n = n + 7 WHERE id = $1", (number + 3) % 10 + 1
+            )
 
 
 async def test_batches_are_followed_too(world: World, tmp_path: Path) -> None:
@@ -329,11 +370,15 @@ async def test_batches_are_followed_too(world: World, tmp_path: Path) -> None:
         async with running(mirror):
             await mirror.logged("event=bootstrap_done", 2, timeout_s=BOOTSTRAP_S)
             for table in ("b1", "b2"):
-                await world.source.execute(f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 500) g")
+                await world.source.execute(
+                    f"INSERT INTO {table} SELECT g, g FROM generate_series(1, 500) g"
+                )
             await mirror.kill()
             await mirror.start()
             for table in ("b2", "b1"):
-                await world.source.execute(f"UPDATE {table} SET n = n + 1; DELETE FROM {table} WHERE id % 5 = 0")
+                await world.source.execute(
+                    f"UPDATE {table} SET n = n + 1; DELETE FROM {table} WHERE id % 5 = 0"
+                )
             code, verdicts = await mirror.verified(*VERIFY_ONCE)
             assert (code, [verdict["rows"] for verdict in verdicts]) == (0, [400, 400])
     finally:
@@ -341,7 +386,9 @@ async def test_batches_are_followed_too(world: World, tmp_path: Path) -> None:
         await world.suite.start("publisher")
 
 
-async def test_a_table_that_is_not_there_is_refused_in_one_line(world: World, tmp_path: Path) -> None:
+async def test_a_table_that_is_not_there_is_refused_in_one_line(
+    world: World, tmp_path: Path
+) -> None:
     mirror = world.mirror(tmp_path, f"sqlite:///{tmp_path}/nosuch.db", "nosuch")
     await mirror.start()
     assert await mirror.ended(60) == 1
@@ -349,7 +396,9 @@ async def test_a_table_that_is_not_there_is_refused_in_one_line(world: World, tm
 
 
 async def behind_while_locked(world: World, mirror: MirrorProcess, path: Path) -> None:
-    """A target that takes nothing leaves the mirror behind in sight, until it takes something again."""
+    """A target that takes nothing leaves the mirror behind in sight, until it takes something
+    again.
+    """
     await figures_when(mirror.log, lambda now: now["headrace_mirror_behind_messages"] == 0)
     with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=60)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -357,44 +406,69 @@ async def behind_while_locked(world: World, mirror: MirrorProcess, path: Path) -
         await figures_when(mirror.log, lambda now: now["headrace_mirror_behind_seconds"] > 0)
         await mirror.logged("part=target")
     await figures_when(
-        mirror.log, lambda now: now["headrace_mirror_behind_messages"] == 0 == now["headrace_mirror_behind_seconds"]
+        mirror.log,
+        lambda now: (
+            now["headrace_mirror_behind_messages"] == 0 == now["headrace_mirror_behind_seconds"]
+        ),
     )
 
 
 async def test_both_commands_serve_health_and_figures(world: World, tmp_path: Path) -> None:
-    await world.source.execute("CREATE TABLE seen (id int PRIMARY KEY); INSERT INTO seen VALUES (1)")
+    await world.source.execute(
+        "CREATE TABLE seen (id int PRIMARY KEY); INSERT INTO seen VALUES (1)"
+    )
     to = f"sqlite:///{tmp_path}/seen.db"
-    mirror = MirrorProcess(world.environment, tmp_path, "served", to, "--table", "seen", "--http", "0")
+    mirror = MirrorProcess(
+        world.environment, tmp_path, "served", to, "--table", "seen", "--http", "0"
+    )
     async with running(mirror):
         await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
         await mirror.logged("event=ready")
         now = await figures_when(mirror.log, lambda now: now["headrace_mirror_tables"] == 1)
         assert (now["headrace_mirror_unfollowed"], now["headrace_mirror_waiting"]) == (0, 0)
-        assert (now["headrace_mirror_bootstraps_total"], now["headrace_mirror_rows_total"]) == (1, 1)
+        assert (now["headrace_mirror_bootstraps_total"], now["headrace_mirror_rows_total"]) == (
+            1,
+            1,
+        )
         await behind_while_locked(world, mirror, tmp_path / "seen.db")
         # Continuously, as a service: until it is told to stop.
-        verifier = MirrorProcess(world.environment, tmp_path, "verifier", to, "--every", "1", "--http", "0")
+        verifier = MirrorProcess(
+            world.environment, tmp_path, "verifier", to, "--every", "1", "--http", "0"
+        )
         verifier.command = "verify"
         async with running(verifier):
             await verifier.logged("event=verified", 2)
-            port = verifier.log.partition("event=http_listening")[2].partition("port=")[2].split()[0]
-            async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            port = (
+                verifier.log.partition("event=http_listening")[2].partition("port=")[2].split()[0]
+            )
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(f"http://127.0.0.1:{port}/metrics") as answer,
+            ):
                 assert 'headrace_verify_differences{service="verify"' in await answer.text()
 
 
-async def test_the_target_of_the_page_is_a_mirror_that_survives_being_killed(world: World, tmp_path: Path) -> None:
+async def test_the_target_of_the_page_is_a_mirror_that_survives_being_killed(
+    world: World, tmp_path: Path
+) -> None:
     """The page's own example, as it stands: only the server's address is the test's."""
     text = PAGE.read_text()
     (snippet,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
     program = tmp_path / "own_target.py"
     program.write_text(snippet.replace("nats://127.0.0.1:4222", world.nats_url))
     await world.source.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
-    await world.source.execute("INSERT INTO users SELECT g, 'user ' || g FROM generate_series(1, 100) g")
+    await world.source.execute(
+        "INSERT INTO users SELECT g, 'user ' || g FROM generate_series(1, 100) g"
+    )
     for life in range(3):
-        process = await asyncio.create_subprocess_exec(*tied([sys.executable, program], signal.SIGKILL), cwd=tmp_path)
+        process = await asyncio.create_subprocess_exec(
+            *tied([sys.executable, program], signal.SIGKILL), cwd=tmp_path
+        )
         try:
             await until_file_holds(tmp_path / "users.json", await users(world))
-            await world.source.execute(f"UPDATE users SET name = name || '{life}' WHERE id % 7 = {life}")
+            await world.source.execute(
+                f"UPDATE users SET name = name || '{life}' WHERE id % 7 = {life}"
+            )
             await world.source.execute(f"DELETE FROM users WHERE id % 10 = {life}")
             await world.source.execute(f"INSERT INTO users VALUES ({1000 + life}, NULL)")
         finally:
@@ -404,7 +478,9 @@ async def test_the_target_of_the_page_is_a_mirror_that_survives_being_killed(wor
 
 
 async def users(world: World) -> list[tuple[int, str]]:
-    return [tuple(row) for row in await world.source.fetch("SELECT id, name FROM users ORDER BY id")]
+    return [
+        tuple(row) for row in await world.source.fetch("SELECT id, name FROM users ORDER BY id")
+    ]
 
 
 async def until_file_holds(path: Path, rows: list[tuple[int, str]]) -> None:

@@ -60,7 +60,9 @@ CHANGES = (
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def identified(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def identified(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
     async with world(session_servers, tmp_path_factory.mktemp("identities"), SETUP) as made:
         yield made
 
@@ -86,11 +88,17 @@ async def test_each_identity_has_its_index_and_a_table_that_is_swapped_in_has_th
     identified: World, tmp_path: Path
 ) -> None:
     await identified.mirrors(tmp_path, "indexed")
-    found = await identified.target.fetch("SELECT indexdef FROM pg_indexes WHERE tablename = 'indexed' ORDER BY 1")
+    found = await identified.target.fetch(
+        "SELECT indexdef FROM pg_indexes WHERE tablename = 'indexed' ORDER BY 1"
+    )
     assert sorted(row["indexdef"].rpartition(" ")[2] for row in found) == ["(id)", "(u)"]
     with contextlib.closing(sqlite3.connect(tmp_path / "mirror.db")) as file:
         indexes = [row[0] for row in file.execute("SELECT name FROM pragma_index_list('indexed')")]
-        columns = {row[0] for name in indexes for row in file.execute("SELECT name FROM pragma_index_info(?)", [name])}
+        columns = {
+            row[0]
+            for name in indexes
+            for row in file.execute("SELECT name FROM pragma_index_info(?)", [name])
+        }
     assert columns == {"id", "u"}
 
 
@@ -116,5 +124,6 @@ async def until_equal(place: Any, table: str, expected: list[str], mirror: Mirro
                 await asyncio.sleep(0.1)
     except TimeoutError:
         raise AssertionError(
-            f"{table}: {[r[:60] for r in expected]} are {[r[:60] for r in found]}\n{mirror.log[-2000:]}"
+            f"{table}: {[r[:60] for r in expected]} are "
+            f"{[r[:60] for r in found]}\n{mirror.log[-2000:]}"
         ) from None

@@ -1,6 +1,7 @@
 """What readers of a mirror see is one moment of the source, also while a table is copied again.
 
-Streams are written by hand and read by the follower; copies are put into the target as a bootstrap does.
+Streams are written by hand and read by the follower; copies are put into the target as a bootstrap
+does.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ async def test_readers_keep_one_moment_until_a_table_is_copied_again(client: Cli
     async with following(client, target, "a", "b", every=True) as mirror:
         await publish(client, *transfer(10))
         await target.shows(BEFORE)
-        await publish(client, *transfer(20, schema("a", 20, resync=True)), *transfer(30), *transfer(40))
+        await publish(
+            client, *transfer(20, schema("a", 20, resync=True)), *transfer(30), *transfer(40)
+        )
         await phase(mirror.book, "a", Phase.WANTED)
         await asyncio.sleep(LONG_S)
         assert {*target.rows} == BEFORE
@@ -67,7 +70,9 @@ async def test_readers_keep_one_moment_until_a_table_is_copied_again(client: Cli
         await target.shows({"b40.1", "a40.0"})
         assert mirror.book.tables["a"].phase is Phase.FOLLOWING
     assert {*target.commits[0]} == BEFORE
-    assert {"a20.1", "b20.2", "a30.0", "b30.1"} <= {*target.commits[1]}, "from one moment to the next"
+    assert {"a20.1", "b20.2", "a30.0", "b30.1"} <= {*target.commits[1]}, (
+        "from one moment to the next"
+    )
     target.shown_once("a10.0", "a20.1", "a30.0", "a40.0", "b10.1", "b20.2", "b30.1", "b40.1")
 
 
@@ -89,16 +94,25 @@ async def test_a_transaction_is_not_shown_up_to_where_a_copy_became_necessary(
         assert {*target.rows} == BEFORE
         await publish(client, *transfer(30))
         await target.shows({"a30.0", "a20.20", "b20.30"})
-    assert all({"b20.0", "a20.20"} & {*seen} in (set(), {"b20.0", "a20.20"}) for seen in target.commits)
+    assert all(
+        {"b20.0", "a20.20"} & {*seen} in (set(), {"b20.0", "a20.20"}) for seen in target.commits
+    )
 
 
-async def test_a_second_table_to_copy_on_the_way_is_copied_before_any_is_shown(client: Client) -> None:
+async def test_a_second_table_to_copy_on_the_way_is_copied_before_any_is_shown(
+    client: Client,
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b", "c", every=True) as mirror:
         await publish(client, *transfer(10), row("c", 12, 0, last=True))
         await target.shows({*BEFORE, "c12.0"})
         await publish(client, *transfer(20, schema("a", 20, resync=True)))
-        await publish(client, *transfer(30, schema("b", 30, resync=True)), *transfer(40), row("c", 45, 0, last=True))
+        await publish(
+            client,
+            *transfer(30, schema("b", 30, resync=True)),
+            *transfer(40),
+            row("c", 45, 0, last=True),
+        )
         await phase(mirror.book, "a", Phase.WANTED)
         await copied(mirror.book, "a", 35, "a10.0", "a20.1", "a30.1")
         await phase(mirror.book, "b", Phase.WANTED)
@@ -109,7 +123,9 @@ async def test_a_second_table_to_copy_on_the_way_is_copied_before_any_is_shown(c
     assert all({*seen} <= {*BEFORE, "c12.0"} for seen in target.commits[:-1])
 
 
-async def test_the_mirror_goes_on_where_it_was_when_it_is_killed_on_the_way_to_the_next_moment(client: Client) -> None:
+async def test_the_mirror_goes_on_where_it_was_when_it_is_killed_on_the_way_to_the_next_moment(
+    client: Client,
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b", every=True) as mirror:
         await publish(client, *transfer(10))
@@ -144,7 +160,9 @@ async def test_on_a_source_at_rest_what_its_publisher_wrote_down_says_that_all_i
         await target.shows({"a20.1", "b20.2"})
 
 
-async def test_after_a_restart_another_tables_transaction_says_that_all_is_there(client: Client) -> None:
+async def test_after_a_restart_another_tables_transaction_says_that_all_is_there(
+    client: Client,
+) -> None:
     """To a mirror of some tables that may not read what the publisher wrote down."""
     target = Shown()
     async with following(client, target, "a", "b") as mirror:
@@ -182,13 +200,17 @@ async def test_what_a_gap_concerns_is_shown_again_all_at_once(client: Client) ->
     assert all(("a64.0" in seen) == ("b96.1" in seen) for seen in target.commits)
 
 
-async def test_where_a_source_diverged_its_tables_are_copied_once_and_the_others_go_on(client: Client) -> None:
+async def test_where_a_source_diverged_its_tables_are_copied_once_and_the_others_go_on(
+    client: Client,
+) -> None:
     """LSNs don't say that the copy is of after the gap, and nothing more comes of this source."""
     target = Shown()
     async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
         await publish(client, row("a", 0x70, 0, last=True), row("b", 5, 0, last=True, source="t"))
         await target.shows({"a112.0", "b5.0"})
-        await publish(client, gap(0x30, reason="source_diverged"), row("b", 6, 0, last=True, source="t"))
+        await publish(
+            client, gap(0x30, reason="source_diverged"), row("b", 6, 0, last=True, source="t")
+        )
         await phase(mirror.book, "a", Phase.WANTED)
         await copied(mirror.book, "a", 0x90, "a16.0")
         await target.shows({"a16.0", "b6.0"})
@@ -201,7 +223,9 @@ async def test_in_another_stream_a_mirror_waits_for_no_gap_of_the_last_one(clien
     async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
         await publish(client, row("a", 0x70, 0, last=True), row("b", 5, 0, last=True, source="t"))
         await target.shows({"a112.0", "b5.0"})
-        await publish(client, row("b", 6, 0, last=True, source="t"), gap(0x30, reason="source_diverged"))
+        await publish(
+            client, row("b", 6, 0, last=True, source="t"), gap(0x30, reason="source_diverged")
+        )
         await phase(mirror.book, "a", Phase.WANTED)
     book = await book_of(target, {})
     book.begin_at(0)
@@ -215,7 +239,9 @@ async def test_in_another_stream_a_mirror_waits_for_no_gap_of_the_last_one(clien
         await target.shows({"a16.0", "b5.0", "b7.0", "a149.0"})
 
 
-async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(client: Client) -> None:
+async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(
+    client: Client,
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b", every=True) as mirror:
         await publish(client, *transfer(10))
@@ -231,7 +257,9 @@ async def test_a_renamed_table_is_there_under_one_of_its_names_at_every_moment(c
     assert all(("a" in seen) != ("z" in seen) for seen in target.shown)
 
 
-async def test_a_table_that_the_source_no_longer_has_does_not_keep_the_others(client: Client) -> None:
+async def test_a_table_that_the_source_no_longer_has_does_not_keep_the_others(
+    client: Client,
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b", every=True) as mirror:
         await publish(client, *transfer(10), *transfer(20, schema("a", 20, resync=True)))
@@ -247,7 +275,9 @@ async def test_a_table_that_the_source_no_longer_has_does_not_keep_the_others(cl
 async def test_who_wants_fresh_tables_reads_in_the_mirror_which_are_older(client: Client) -> None:
     target = Shown()
     async with following(client, target, "a", "b", every=True, fresh=True) as mirror:
-        await publish(client, *transfer(10), *transfer(20, schema("a", 20, resync=True)), *transfer(30))
+        await publish(
+            client, *transfer(10), *transfer(20, schema("a", 20, resync=True)), *transfer(30)
+        )
         await target.shows({"b30.1"})
         assert {"a20.1", "a30.0"}.isdisjoint(target.rows)
         (stale,) = target.tables[STALE.name]

@@ -1,4 +1,6 @@
-"""Mirrors of a suite with options: arrays as lists, columns left out; and what a gap event has them do."""
+"""Mirrors of a suite with options: arrays as lists, columns left out; and what a gap event has them
+do.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,19 @@ class World:
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def world(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
     postgres, server = session_servers.shared_postgres(18), session_servers.new_nats()
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(session_servers.discard, server)
-        source = await stack.enter_async_context(fresh_database(postgres, Names.new().other("source")))
-        target = await stack.enter_async_context(fresh_database(postgres, Names.new().other("mirror")))
+        source = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("source"))
+        )
+        target = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("mirror"))
+        )
         await source.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
         environment = {
             **SETTINGS,
@@ -65,7 +73,9 @@ async def world(session_servers: SessionServers, tmp_path_factory: pytest.TempPa
             "HEADRACE_ARRAYS": "list",
             "HEADRACE_EXCLUDE_COLUMNS": "chosen.secret",
         }
-        suite = await stack.enter_async_context(Suite(environment, tmp_path_factory.mktemp("world"), LINE))
+        suite = await stack.enter_async_context(
+            Suite(environment, tmp_path_factory.mktemp("world"), LINE)
+        )
         await suite.logged("publisher", "epoch_joined")
         await suite.logged("snapshot-responder", "event=ready", timeout_s=60)
         yield World(source, target, environment, server.url)
@@ -86,14 +96,19 @@ async def running(*mirrors: MirrorProcess) -> AsyncIterator[None]:
                 await mirror.kill()
 
 
-async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(world: World, tmp_path: Path) -> None:
+async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(
+    world: World, tmp_path: Path
+) -> None:
     source = world.source
     await source.execute(
         "CREATE TABLE chosen "
-        "(id int PRIMARY KEY, secret text, tags text[], grid int[][], at timestamptz[], n numeric[])"
+        "(id int PRIMARY KEY, secret text, tags text[], grid int[][], at timestamptz[], n "
+        "numeric[])"
     )
     arrays = """ARRAY['a,"b', NULL, '{x}', ''], '{{1,2},{NULL,4}}', ARRAY[now(), 'infinity'], '{1.50,NaN}'"""
-    await source.execute(f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(1, 20) g")
+    await source.execute(
+        f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(1, 20) g"
+    )
     await source.execute("INSERT INTO chosen VALUES (100, 'hidden', '{}', NULL, '{}', '{}')")
     path = tmp_path / "chosen.db"
     mirrors = [
@@ -103,9 +118,15 @@ async def test_lists_are_compared_as_such_and_columns_left_out_are_nowhere(world
     async with running(*mirrors):
         for mirror in mirrors:
             await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
-        await source.execute(f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(30, 40) g")
-        await source.execute("UPDATE chosen SET secret = 'other', tags = tags || 'more'::text WHERE id % 2 = 0")
-        await source.execute("UPDATE chosen SET secret = 'alone' WHERE id = 3; DELETE FROM chosen WHERE id = 5")
+        await source.execute(
+            f"INSERT INTO chosen SELECT g, 'hidden', {arrays} FROM generate_series(30, 40) g"
+        )
+        await source.execute(
+            "UPDATE chosen SET secret = 'other', tags = tags || 'more'::text WHERE id % 2 = 0"
+        )
+        await source.execute(
+            "UPDATE chosen SET secret = 'alone' WHERE id = 3; DELETE FROM chosen WHERE id = 5"
+        )
         for mirror in mirrors:
             code, (verdict,) = await mirror.verified(*VERIFY_ONCE)
             assert (code, verdict["rows"]) == (0, 31), mirror.log[-3000:]
@@ -122,9 +143,14 @@ async def test_after_a_gap_what_was_copied_before_its_end_is_copied_again_and_no
 ) -> None:
     source = world.source
     for table in ("older", "younger"):
-        await source.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); INSERT INTO {table} VALUES (1)")
+        await source.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY); INSERT INTO {table} VALUES (1)"
+        )
     path = tmp_path / "gap.db"
-    older, both = (world.mirror(tmp_path, f"sqlite:///{path}", *tables) for tables in (["older"], ["older", "younger"]))
+    older, both = (
+        world.mirror(tmp_path, f"sqlite:///{path}", *tables)
+        for tables in (["older"], ["older", "younger"])
+    )
     async with running(older):
         await older.logged("event=bootstrap_done table=older", timeout_s=BOOTSTRAP_S)
     async with running(both):

@@ -1,4 +1,5 @@
-"""A table that a target can't hold is parked with its reason; the others go on. It is tried again when that may help.
+"""A table that a target can't hold is parked with its reason; the others go on. It is tried again
+when that may help.
 
 Snapshots are of empty tables, answered by the test: no Spark.
 """
@@ -44,17 +45,26 @@ async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
     connection = await nats.connect(server.url)
     js = connection.jetstream()
     await ensure(js, StreamSettings())
-    # As a publisher writes it down that is past all of it: on a source at rest a table is shown by that.
+    # As a publisher writes it down that is past all of it: on a source at rest a table is shown by
+    # that.
     bucket = await connection.jetstream().key_value(StreamSettings().state)
     await bucket.put("progress.s", msgpack.packb({"confirmed_lsn": 1 << 40, "stream_seq": 0}))
 
     async def answer(message: Msg) -> None:
         token = message.subject.rpartition(".")[2]
         snapshot_id = f"snap-{(await js.stream_info('INIT')).state.last_seq}"
-        body = {"snapshot_id": snapshot_id, "lsn": "0/10", "batch_count": 0, "row_count": 0, "source": "s"}
+        body = {
+            "snapshot_id": snapshot_id,
+            "lsn": "0/10",
+            "batch_count": 0,
+            "row_count": 0,
+            "source": "s",
+        }
         await js.publish(meta_subject(token), encode(body, Encoding.MSGPACK))
         inbox = (message.headers or {})[REPLY_HEADER]
-        await connection.publish(inbox, encode({"snapshot_id": snapshot_id, "status": "accepted"}, Encoding.MSGPACK))
+        await connection.publish(
+            inbox, encode({"snapshot_id": snapshot_id, "status": "accepted"}, Encoding.MSGPACK)
+        )
 
     await connection.subscribe("snapshot.request.>", cb=answer)
     yield connection
@@ -80,7 +90,9 @@ async def publish_table(client: Client, schema: str, table: str, columns: dict[s
     await bucket.put(table_token(schema, table), encode(value, Encoding.MSGPACK))
 
 
-async def send_shape(client: Client, table: str, columns: dict[str, str], lsn: int, *, resync: bool = True) -> None:
+async def send_shape(
+    client: Client, table: str, columns: dict[str, str], lsn: int, *, resync: bool = True
+) -> None:
     tx = {"xid": 0, "lsn": lsn, "ts": None, "seq": 0, "last": False}
     body = shape("public", table, columns, 2)
     event = {**body, "operation": "SCHEMA", "changes": [], "resync": resync, "tx": tx}
@@ -91,7 +103,14 @@ async def insert(
     client: Client, table: str, lsn: int, data: dict[str, Any], *, seq: int = 0, last: bool = True
 ) -> None:
     tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": last}
-    event = {"table": table, "schema": "public", "source": "s", "operation": "INSERT", "data": data, "tx": tx}
+    event = {
+        "table": table,
+        "schema": "public",
+        "source": "s",
+        "operation": "INSERT",
+        "data": data,
+        "tx": tx,
+    }
     await client.jetstream().publish(f"cdc.{table}.insert", encode(event, Encoding.MSGPACK))
 
 
@@ -147,7 +166,9 @@ async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape
         await until(lambda: rows("twins") == [(1, 2)])
 
 
-async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(client: Client, tmp_path: Path) -> None:
+async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(
+    client: Client, tmp_path: Path
+) -> None:
     await publish_table(client, "app", "twins", {"a": "integer", "A": "integer"})
     await publish_table(client, "public", "sound", SOUND)
     assert client.connected_url is not None
@@ -161,14 +182,18 @@ async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(client: Client,
         status, body = got.status, await got.json()
     assert (status, body["status"], body["reasons"]) == (200, "ok", {})
     # The name alone: the target's own words may have a row's values.
-    assert body["warnings"] == {"parked": "the target refuses app.twins; the log has the reason (table_parked)"}
+    assert body["warnings"] == {
+        "parked": "the target refuses app.twins; the log has the reason (table_parked)"
+    }
     assert await mirror.stop() == 0
 
 
 async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_parked(
     client: Client, database: Database
 ) -> None:
-    await database.execute("CREATE TABLE seen (id int); CREATE VIEW looked_at AS SELECT * FROM seen")
+    await database.execute(
+        "CREATE TABLE seen (id int); CREATE VIEW looked_at AS SELECT * FROM seen"
+    )
     await publish_table(client, "headrace_mirror", "marks", {"key": "text", "value": "text"})
     await publish_table(client, "public", "seen", SOUND)
     await publish_table(client, "public", "sound", SOUND)
@@ -178,7 +203,12 @@ async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_pa
             await until(lambda: phases(mirror) == {**parked, "seen": Phase.PARKED})
             assert "keeps for itself" in mirror.parked["headrace_mirror=2Fmarks"]
             assert "seen" in mirror.parked["seen"]
-        assert await database.fetchval("SELECT count(*) FROM headrace_mirror.marks WHERE key LIKE 'table %'") == 3
+        assert (
+            await database.fetchval(
+                "SELECT count(*) FROM headrace_mirror.marks WHERE key LIKE 'table %'"
+            )
+            == 3
+        )
         # A start is a request to try again.
         await database.execute("DROP VIEW looked_at")
         async with mirroring(client, target) as mirror:
@@ -220,7 +250,9 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
             assert await ids("picky") == [99]
 
 
-async def test_a_lock_that_somebody_holds_for_long_parks_nothing(client: Client, database: Database) -> None:
+async def test_a_lock_that_somebody_holds_for_long_parks_nothing(
+    client: Client, database: Database
+) -> None:
     await publish_table(client, "public", "sound", SOUND)
     await publish_table(client, "public", "held", SOUND)
     await database.execute(f'ALTER DATABASE "{database.name}" SET lock_timeout = 50')

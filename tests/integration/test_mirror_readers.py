@@ -1,7 +1,9 @@
-"""Readers of two mirrors see one moment of the source at every reading, whatever becomes of its tables and the suite.
+"""Readers of two mirrors see one moment of the source at every reading, whatever becomes of its
+tables and the suite.
 
-The sum over two tables is 0 in every transaction of the source; a reader of each mirror, with a connection of its own,
-asks for it all the time, in one statement: the databases' own SQL is the oracle.
+The sum over two tables is 0 in every transaction of the source; a reader of each mirror, with a
+connection of its own, asks for it all the time, in one statement: the databases' own SQL is the
+oracle.
 """
 
 from __future__ import annotations
@@ -43,8 +45,10 @@ INSERT INTO steps VALUES (0);
 FILLED = "ALTER TABLE left_side ADD note text DEFAULT 'x'"
 REWRITTEN = "ALTER TABLE left_side ALTER n TYPE numeric"
 TRUNCATED = "TRUNCATE left_side, right_side; INSERT INTO left_side VALUES (1, 5); INSERT INTO right_side VALUES (1, -5)"
-REPLACED = "DROP TABLE right_side; CREATE TABLE right_side (id int PRIMARY KEY, n bigint, more text);\
+REPLACED = (
+    "DROP TABLE right_side; CREATE TABLE right_side (id int PRIMARY KEY, n bigint, more text);\
 INSERT INTO right_side SELECT 1, -sum(n), 'new' FROM left_side"
+)
 VOLATILE = "ALTER TABLE right_side ADD at timestamptz DEFAULT clock_timestamp()"
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1200)]
@@ -96,13 +100,23 @@ async def transferring(source: Database) -> AsyncIterator[None]:
         while not stopping.is_set():
             number += 1
             async with connection.transaction():
-                await connection.execute(f"UPDATE left_side SET n = n - 1 WHERE id = 1 + {number} % 5")
-                done = await connection.execute(f"UPDATE left_side SET n = n - 1 WHERE id = 1 + {number} % 7")
+                await connection.execute(
+                    f"UPDATE left_side SET n = n - 1 WHERE id = 1 + {number} % 5"
+                )
+                done = await connection.execute(
+                    f"UPDATE left_side SET n = n - 1 WHERE id = 1 + {number} % 7"
+                )
                 moved = 1 if done == "UPDATE 1" else 0
                 first = (
-                    1 if await connection.fetchval(f"SELECT count(*) FROM left_side WHERE id = 1 + {number} % 5") else 0
+                    1
+                    if await connection.fetchval(
+                        f"SELECT count(*) FROM left_side WHERE id = 1 + {number} % 5"
+                    )
+                    else 0
                 )
-                await connection.execute(f"UPDATE right_side SET n = n + {moved + first} WHERE id = 1")
+                await connection.execute(
+                    f"UPDATE right_side SET n = n + {moved + first} WHERE id = 1"
+                )
             await asyncio.sleep(0.005)
 
     task = asyncio.create_task(work())
@@ -115,7 +129,9 @@ async def transferring(source: Database) -> AsyncIterator[None]:
 
 async def step(source: Database, number: int, sql: str = "") -> None:
     """What is done to the tables, in one transaction with the step's number."""
-    await source.execute(f"BEGIN; LOCK TABLE left_side, right_side; {sql}; UPDATE steps SET n = {number}; COMMIT")
+    await source.execute(
+        f"BEGIN; LOCK TABLE left_side, right_side; {sql}; UPDATE steps SET n = {number}; COMMIT"
+    )
 
 
 async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
@@ -136,7 +152,9 @@ async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
             for mirror in mirrors:
                 await mirror.logged("event=bootstrap_done", 3, timeout_s=PATIENCE_S)
             with (
-                contextlib.closing(sqlite3.connect(path, timeout=60, check_same_thread=False)) as by_file,
+                contextlib.closing(
+                    sqlite3.connect(path, timeout=60, check_same_thread=False)
+                ) as by_file,
                 psycopg.connect(database.dsn, autocommit=True, prepare_threshold=None) as by_server,
             ):
                 readers = (
@@ -147,7 +165,9 @@ async def test_every_reading_of_a_mirror_is_a_moment_of_the_source(
                     wanted = lite.log.count("event=bootstrap_wanted")
                     await step(source, 1, FILLED)
                     await _seen(readers, 1)
-                    assert lite.log.count("event=bootstrap_wanted") == wanted, "a constant default needs no copy"
+                    assert lite.log.count("event=bootstrap_wanted") == wanted, (
+                        "a constant default needs no copy"
+                    )
                     await step(source, 2, REWRITTEN)
                     await _copied(mirrors, 1)
                     await step(source, 3, TRUNCATED)
@@ -188,7 +208,9 @@ async def _seen(readers: tuple[Reader, ...], number: int) -> None:
 
 
 async def _copied(mirrors: tuple[MirrorProcess, ...], times: int) -> None:
-    """Until a table was copied again, beside the first copies of three; DDL that no row follows comes late."""
+    """Until a table was copied again, beside the first copies of three; DDL that no row follows
+    comes late.
+    """
     for mirror in mirrors:
         await mirror.logged("event=standing", times, timeout_s=PATIENCE_S)
         await mirror.logged("event=bootstrap_done", 3 + times, timeout_s=PATIENCE_S)

@@ -1,5 +1,7 @@
-"""Both targets keep every value so that it can be compared again, find rows by any value, and forget what was not
-committed. No suite runs here: what they are given is made from PostgreSQL's own text of each value."""
+"""Both targets keep every value so that it can be compared again, find rows by any value, and
+forget what was not committed. No suite runs here: what they are given is made from PostgreSQL's own
+text of each value.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ async def target(
     request: pytest.FixtureRequest, postgres_server: Any, names: Names, tmp_path: Path
 ) -> AsyncIterator[ReadableTarget]:
     async with fresh_database(postgres_server, names.other("target")) as database:
-        made = target_of(f"sqlite:///{tmp_path}/t.db" if request.param == "sqlite" else database.dsn)
+        made = target_of(
+            f"sqlite:///{tmp_path}/t.db" if request.param == "sqlite" else database.dsn
+        )
         yield made
         await made.close()
 
@@ -61,7 +65,9 @@ async def place(
 async def wire_rows(
     database: Database, options: ValueOptions
 ) -> tuple[Table, list[dict[str, Any]], list[tuple[Any, ...]]]:
-    """A column of each type, and rows that hold all its edge values: as events have them, and as PostgreSQL's text."""
+    """A column of each type, and rows that hold all its edge values: as events have them, and as
+    PostgreSQL's text.
+    """
     connection = await database.connect()
     for name, value in SESSION_SETTINGS.items():
         await connection.execute(f"SET {name} TO '{value}'")
@@ -82,7 +88,10 @@ async def wire_rows(
     makers = [converter(row["oid"], options, types.get) for row in described]
     columns = tuple(Column(row["attname"], row["base_type"] or row["type"]) for row in described)
     # What the type's output function prints, which a cast to text is not.
-    texts = ", ".join(f'CASE num_nulls("{column.name}") WHEN 0 THEN concat("{column.name}") END' for column in columns)
+    texts = ", ".join(
+        f'CASE num_nulls("{column.name}") WHEN 0 THEN concat("{column.name}") END'
+        for column in columns
+    )
     printed = [tuple(row) for row in await connection.fetch(f"SELECT {texts} FROM everything")]
     rows = [
         {
@@ -91,7 +100,11 @@ async def wire_rows(
         }
         for row in printed
     ]
-    return Table("public", "everything", columns, (), tuple(column.name for column in columns)), rows, printed
+    return (
+        Table("public", "everything", columns, (), tuple(column.name for column in columns)),
+        rows,
+        printed,
+    )
 
 
 async def read(target: ReadableTarget, table: Table) -> list[tuple[Any, ...]]:
@@ -133,16 +146,24 @@ async def plain_rows(rows: list[dict[str, Any]], encoding: Encoding) -> list[dic
     """As they come out of a message."""
     made = []
     for row in rows:
-        payload: dict[str, Any] = {"data": {name: exact.native(value) for name, value in row.items()}}
-        payload["exact"] = {name: value.text for name, value in row.items() if isinstance(value, exact.Inexact)}
+        payload: dict[str, Any] = {
+            "data": {name: exact.native(value) for name, value in row.items()}
+        }
+        payload["exact"] = {
+            name: value.text for name, value in row.items() if isinstance(value, exact.Inexact)
+        }
         made.append(dict(exact.row(decode(encode(payload, encoding)))))
     return made
 
 
-USERS = Table("app", 'us"er%s', (Column("id", "integer"), Column("na me", "text")), ("id",), ("id",))
+USERS = Table(
+    "app", 'us"er%s', (Column("id", "integer"), Column("na me", "text")), ("id",), ("id",)
+)
 
 
-async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(target: ReadableTarget) -> None:
+async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(
+    target: ReadableTarget,
+) -> None:
     assert await target.load() == {}
     await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "a\tb\\N\n"}])])
     await target.commit({"place": "1", "other": "x"})
@@ -180,7 +201,9 @@ async def test_who_was_taken_over_writes_nothing_more(place: str) -> None:
     await second.close()
 
 
-async def test_what_another_is_committing_is_waited_for(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_another_is_committing_is_waited_for(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its rows and marks are there afterwards, or never."""
     monkeypatch.setattr(postgres, "TAKE_OVER_S", 1)
     monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_S", 1)
@@ -227,14 +250,22 @@ async def test_of_equal_rows_one_is_changed(target: ReadableTarget) -> None:
 
 
 async def test_a_table_takes_anothers_place_and_changes_its_shape(target: ReadableTarget) -> None:
-    staged = Table(USERS.schema, USERS.name, USERS.columns, USERS.primary_key, USERS.identity, staging=True)
+    staged = Table(
+        USERS.schema, USERS.name, USERS.columns, USERS.primary_key, USERS.identity, staging=True
+    )
     await target.load()
     await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "old"}]), Create(staged)])
     await target.write([Insert(staged, [{"id": 2, "na me": "new"}]), Swap(staged)])
     # Twice: nothing of the first is in the way of the second.
-    await target.write([Create(staged), Insert(staged, [{"id": 3, "na me": "newer"}]), Swap(staged)])
-    after = Table("app", USERS.name, (Column("key", "integer"), Column("n", "numeric")), ("key",), ("key",))
-    await target.write([Alter(USERS, after, {"key": "id"}), Update(after, {"key": 3}, {"n": "1.50"})])
+    await target.write(
+        [Create(staged), Insert(staged, [{"id": 3, "na me": "newer"}]), Swap(staged)]
+    )
+    after = Table(
+        "app", USERS.name, (Column("key", "integer"), Column("n", "numeric")), ("key",), ("key",)
+    )
+    await target.write(
+        [Alter(USERS, after, {"key": "id"}), Update(after, {"key": 3}, {"n": "1.50"})]
+    )
     await target.commit({})
     assert await shown(target, after) == [("3", "1.50")]
     await target.write([Drop(after)])
@@ -256,7 +287,9 @@ async def test_a_new_column_has_its_filled_value_in_rows_that_are_there_and_in_n
         "n": Filled(-7, "-7"),
         "doc": Filled(ExactText(document), document),
     }
-    await target.write([Alter(USERS, after, {}, filled), Insert(after, [{"id": 2, "na me": "new"}])])
+    await target.write(
+        [Alter(USERS, after, {}, filled), Insert(after, [{"id": 2, "na me": "new"}])]
+    )
     await target.commit({})
     assert sorted(await shown(target, after), key=str) == [
         ("1", "old", "it's \\ 100 %", "-7", document),

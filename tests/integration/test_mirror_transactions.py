@@ -1,6 +1,8 @@
-"""What a mirror commits ends where a transaction of its source ends: streams written by hand, read by the follower.
+"""What a mirror commits ends where a transaction of its source ends: streams written by hand, read
+by the follower.
 
-Each commit of the target is judged by the rows that it shows, against the transactions as they were published.
+Each commit of the target is judged by the rows that it shows, against the transactions as they were
+published.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("every", [True, False], ids=["every_table", "some_tables"])
-async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(client: Client, every: bool) -> None:
+async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(
+    client: Client, every: bool
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b", every=every):
         await publish(client, row("a", 10, 0, last=True), row("a", 20, 0), row("b", 20, 1))
@@ -66,11 +70,14 @@ async def test_half_a_transaction_is_never_shown_however_long_the_rest_takes(cli
         await publish(client, row("b", 20, 2, last=True))
         await target.shows({"a20.0", "b20.1", "b20.2"})
     assert not any(
-        {"a20.0", "b20.1", "b20.2"} & {*seen} not in ({"a20.0", "b20.1", "b20.2"}, set()) for seen in target.commits
+        {"a20.0", "b20.1", "b20.2"} & {*seen} not in ({"a20.0", "b20.1", "b20.2"}, set())
+        for seen in target.commits
     )
 
 
-async def test_what_the_catalog_showed_ends_no_transaction_that_it_stands_in(client: Client) -> None:
+async def test_what_the_catalog_showed_ends_no_transaction_that_it_stands_in(
+    client: Client,
+) -> None:
     """A publisher that begins a transaction again may find out in between what was so before it."""
     target = Shown()
     shown = {"xid": 0, "lsn": 15, "ts": None, "seq": 0, "last": False}
@@ -88,9 +95,16 @@ async def test_what_the_catalog_showed_ends_no_transaction_that_it_stands_in(cli
 async def test_a_mirror_that_is_behind_and_whose_reader_pauses_shows_no_part(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream has later transactions, of its own tables too, that the mirror is not given for a while."""
+    """The stream has later transactions, of its own tables too, that the mirror is not given for a
+    while.
+    """
     target, resumed, original, read = Shown(), asyncio.Event(), Pull.read, 0
-    published = [row("a", 20, 0), row("b", 20, 1), row("a", 20, 2, last=True), row("c", 30, 0, last=True)]
+    published = [
+        row("a", 20, 0),
+        row("b", 20, 1),
+        row("a", 20, 2, last=True),
+        row("c", 30, 0, last=True),
+    ]
     await publish(client, *published, row("a", 40, 0, last=True))
 
     async def slow(self: Pull, wait_s: float) -> list[Delivered]:
@@ -136,11 +150,22 @@ async def test_a_transaction_that_ends_in_a_table_not_followed_is_shown_at_once(
             await target.shows({"a20.0"})
 
 
-async def test_transactions_of_two_sources_that_stand_inside_each_other_are_whole(client: Client) -> None:
+async def test_transactions_of_two_sources_that_stand_inside_each_other_are_whole(
+    client: Client,
+) -> None:
     target = Shown()
     wholes = [{"a20.0", "a20.1"}, {"b5.0", "b5.1"}, {"a30.0", "a30.1"}, {"b6.0", "b6.1"}]
-    bodies = [row("a", 20, 0), row("b", 5, 0, source="t"), row("a", 20, 1, last=True), row("a", 30, 0)]
-    bodies += [row("b", 5, 1, last=True, source="t"), row("b", 6, 0, source="t"), row("a", 30, 1, last=True)]
+    bodies = [
+        row("a", 20, 0),
+        row("b", 5, 0, source="t"),
+        row("a", 20, 1, last=True),
+        row("a", 30, 0),
+    ]
+    bodies += [
+        row("b", 5, 1, last=True, source="t"),
+        row("b", 6, 0, source="t"),
+        row("a", 30, 1, last=True),
+    ]
     async with following(client, target, "a", "b", every=True, sources={"b": "t"}):
         for body in bodies:
             await publish(client, body)
@@ -177,7 +202,9 @@ async def test_a_transaction_that_a_gap_cuts_off_is_never_shown(
     monkeypatch.setattr(follower, "SPILL_EVENTS", 5 if spills else 1000)
     target = Shown()
     async with following(client, target, "a", "b", every=True, sources={"b": "t"}) as mirror:
-        await publish(client, row("a", 10, 0, last=True), *(row("a", 20, n) for n in range(12)), gap(0x50))
+        await publish(
+            client, row("a", 10, 0, last=True), *(row("a", 20, n) for n in range(12)), gap(0x50)
+        )
         await publish(client, row("b", 7, 0, last=True, source="t"))
         await phase(mirror.book, "a", Phase.WANTED)
         await copied(mirror.book, "a", 0x60, "a10.0")
@@ -225,7 +252,9 @@ async def test_arrays_larger_than_memory_are_shown_by_whole_transactions(
     assert all(later & {*seen} in (later, set()) for seen in target.commits)
 
 
-async def test_arrays_of_some_tables_are_shown_when_another_tables_array_completes_them(client: Client) -> None:
+async def test_arrays_of_some_tables_are_shown_when_another_tables_array_completes_them(
+    client: Client,
+) -> None:
     target = Shown()
     async with following(client, target, "a", "b"):
         await publish_array(client, row("a", 10, 0))
@@ -239,7 +268,9 @@ async def test_arrays_of_some_tables_are_shown_when_another_tables_array_complet
 async def test_a_table_joins_between_transactions(client: Client) -> None:
     """Its bootstrap takes what the follower is past, and leaves it what is open."""
     target = Shown()
-    await publish(client, row("a", 10, 0), row("b", 10, 1, last=True), row("a", 20, 0), row("b", 20, 1))
+    await publish(
+        client, row("a", 10, 0), row("b", 10, 1, last=True), row("a", 20, 0), row("b", 20, 1)
+    )
     book = await book_of(target, {"a": "s"})
     await book.write([Create(table("b", staging=True))])
     run = Run("snap-1", 1, 0, 0, table("b", staging=True), source="s", marks={SEEN: Watermark()})
@@ -264,7 +295,9 @@ async def test_what_is_held_is_shown_up_to_the_lsn_and_whole(client: Client) -> 
     async with following(client, target, "a", "b", every=True) as mirror:
         mirror.hold.set(20, PATIENCE_S)
         await publish_array(client, row("a", 10, 0), row("a", 20, 0))
-        await publish_array(client, row("b", 10, 1, last=True), row("b", 20, 1, last=True), complete=21)
+        await publish_array(
+            client, row("b", 10, 1, last=True), row("b", 20, 1, last=True), complete=21
+        )
         await target.shows({"a10.0", "b10.1"})
         await asyncio.sleep(LONG_S)
         target.shown_once("a10.0", "b10.1")

@@ -1,7 +1,8 @@
-"""A mirror has the source's values: by `col::text` in PostgreSQL, and in SQLite by the text that PostgreSQL printed.
+"""A mirror has the source's values: by `col::text` in PostgreSQL, and in SQLite by the text that
+PostgreSQL printed.
 
-Each value goes into an event as the publisher makes it, and out as a reader has it, in both encodings; what it must
-be, the two databases say.
+Each value goes into an event as the publisher makes it, and out as a reader has it, in both
+encodings; what it must be, the two databases say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 
 SESSION = (
-    "SET DateStyle = ISO; SET TimeZone = UTC; SET IntervalStyle = iso_8601; SET extra_float_digits = 1; "
+    "SET DateStyle = ISO; SET TimeZone = UTC; SET IntervalStyle = iso_8601; SET extra_float_digits "
+    "= 1; "
     "SET bytea_output = hex; SET lc_monetary = 'C'; SET search_path = pg_catalog"
 )
 DOCUMENTS = (
@@ -48,7 +50,8 @@ ARRAYS = (
     ("timetz[]", "'{12:00:34.5+02}'"), ("character(5)[]", "'{ab,c}'"), ("character varying(9)[]", "'{x y}'"),
 )  # fmt: skip
 SETUP = (
-    "CREATE TYPE public.shade AS ENUM ('light', 'dark, red'); CREATE TYPE public.spot AS (x int, y text, i interval); "
+    "CREATE TYPE public.shade AS ENUM ('light', 'dark, red'); CREATE TYPE public.spot AS (x int, y "
+    "text, i interval); "
     "CREATE DOMAIN public.pets AS int"
 )
 
@@ -61,7 +64,9 @@ _LONG = {
 
 def _long_name(kind: str) -> str:
     """As format_type has it."""
-    return _LONG.get(kind.removesuffix("[]"), kind.removesuffix("[]")) + ("[]" if kind.endswith("[]") else "")
+    return _LONG.get(kind.removesuffix("[]"), kind.removesuffix("[]")) + (
+        "[]" if kind.endswith("[]") else ""
+    )
 
 
 class Wire:
@@ -74,7 +79,8 @@ class Wire:
     async def printed(self, kind: str, literal: str) -> str | None:
         # What the output function prints: a cast to text trims character(n).
         text: str | None = await self._source.fetchval(
-            f"SELECT CASE WHEN num_nulls(v) = 0 THEN format('%s', v) END FROM (SELECT ({literal})::{kind} AS v) AS one"
+            "SELECT CASE WHEN num_nulls(v) = 0 THEN format('%s', v) END FROM (SELECT "
+            f"({literal})::{kind} AS v) AS one"
         )
         return text
 
@@ -84,7 +90,9 @@ class Wire:
         for name, (kind, text) in values.items():
             oid = await self._source.fetchval("SELECT $1::regtype::oid::int8", kind)
             types = await catalog.types(self._source, {oid})
-            value = None if text is None else converter(oid, self._options, types.get)(text.encode())
+            value = (
+                None if text is None else converter(oid, self._options, types.get)(text.encode())
+            )
             payload["data"][name] = exact.native(value)
             if isinstance(value, exact.Inexact):
                 payload["exact"][name] = value.text
@@ -101,7 +109,10 @@ async def test_a_postgresql_mirror_has_the_sources_text_of_each_value(
     wire = Wire(source, arrays, encoding)
     given = [("jsonb", one) for one in DOCUMENTS] + list(ARRAYS)
     columns = tuple(Column(f"c{place}", _long_name(kind)) for place, (kind, _) in enumerate(given))
-    printed = {f"c{place}": (kind, await wire.printed(kind, literal)) for place, (kind, literal) in enumerate(given)}
+    printed = {
+        f"c{place}": (kind, await wire.printed(kind, literal))
+        for place, (kind, literal) in enumerate(given)
+    }
     row = await wire.row(printed)
     table = Table("public", "t", columns, (), tuple(column.name for column in columns))
     async with fresh_database(postgres_server, names.other("target")) as mirrored:
@@ -111,8 +122,12 @@ async def test_a_postgresql_mirror_has_the_sources_text_of_each_value(
         await target.commit({})
         reader = await mirrored.connect()
         await reader.execute(SESSION)
-        texts = ", ".join(f"CASE WHEN num_nulls({c.name}) = 0 THEN format('%s', {c.name}) END" for c in columns)
-        found = dict(zip(printed, await reader.fetchrow(f"SELECT {texts} FROM public.t"), strict=True))
+        texts = ", ".join(
+            f"CASE WHEN num_nulls({c.name}) = 0 THEN format('%s', {c.name}) END" for c in columns
+        )
+        found = dict(
+            zip(printed, await reader.fetchrow(f"SELECT {texts} FROM public.t"), strict=True)
+        )
         for name, (kind, text) in printed.items():
             assert found[name] == text, (kind, text)
         await target.write([Delete(table, row)])
@@ -126,11 +141,18 @@ async def test_a_sqlite_mirror_has_the_sources_text_of_each_document(
     source = await database.connect()
     wire = Wire(source, ArrayForm.LITERAL, encoding)
     printed = [await wire.printed("jsonb", document) for document in DOCUMENTS]
-    rows = [await wire.row({"id": ("int", str(n)), "doc": ("jsonb", text)}) for n, text in enumerate(printed)]
-    table = Table("public", "t", (Column("id", "integer"), Column("doc", "jsonb")), ("id",), ("id",))
+    rows = [
+        await wire.row({"id": ("int", str(n)), "doc": ("jsonb", text)})
+        for n, text in enumerate(printed)
+    ]
+    table = Table(
+        "public", "t", (Column("id", "integer"), Column("doc", "jsonb")), ("id",), ("id",)
+    )
     target = SqliteTarget(str(tmp_path / "t.db"))
     await target.load()
-    await target.write([Create(table), Insert(table, rows), *(Update(table, row, row) for row in rows)])
+    await target.write(
+        [Create(table), Insert(table, rows), *(Update(table, row, row) for row in rows)]
+    )
     await target.commit({})
     await target.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as connection:
@@ -138,11 +160,16 @@ async def test_a_sqlite_mirror_has_the_sources_text_of_each_document(
 
 
 @pytest.mark.parametrize("encoding", Encoding)
-async def test_a_sqlite_mirror_keeps_every_list(database: Database, tmp_path: Path, encoding: Encoding) -> None:
+async def test_a_sqlite_mirror_keeps_every_list(
+    database: Database, tmp_path: Path, encoding: Encoding
+) -> None:
     source = await database.connect()
     await source.execute(f"{SETUP}; {SESSION}")
     wire = Wire(source, ArrayForm.LIST, encoding)
-    given = {f"c{place}": (kind, await wire.printed(kind, literal)) for place, (kind, literal) in enumerate(ARRAYS)}
+    given = {
+        f"c{place}": (kind, await wire.printed(kind, literal))
+        for place, (kind, literal) in enumerate(ARRAYS)
+    }
     columns = tuple(Column(name, kind) for name, (kind, _) in given.items())
     row = await wire.row(given)
     table = Table("public", "t", columns, (), tuple(given))

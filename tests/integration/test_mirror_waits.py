@@ -1,5 +1,5 @@
-"""A mirror never waits for what does not come: a follower that it keeps from running, a table that nobody told of; and
-never takes what it has not committed for done.
+"""A mirror never waits for what does not come: a follower that it keeps from running, a table that
+nobody told of; and never takes what it has not committed for done.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class MemoryTarget:
         self.steps += steps
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
-        self.marks = {key: value for key, value in {**self.marks, **marks}.items() if value is not None}
+        self.marks = {
+            key: value for key, value in {**self.marks, **marks}.items() if value is not None
+        }
 
 
 @pytest.fixture
@@ -82,7 +84,9 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
     # The follower is not given the table yet, and the next event of the table is beyond.
     book.subscribed = frozenset()
-    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    bootstrap = asyncio.create_task(
+        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
+    )
     await asyncio.sleep(1)
     assert not bootstrap.done()
     book.subscribed = None
@@ -104,7 +108,9 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
     book.subscribed = None
-    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    bootstrap = asyncio.create_task(
+        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
+    )
     async with asyncio.timeout(PATIENCE_S):
         while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
             await asyncio.sleep(0.1)
@@ -112,7 +118,9 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
     assert book.tables["users"].phase is Phase.WANTED
 
 
-async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_discarded(client: Client) -> None:
+async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_discarded(
+    client: Client,
+) -> None:
     js = client.jetstream()
     config = (await js.stream_info("CDC")).config
     config.max_msgs = 3
@@ -125,7 +133,9 @@ async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=5)})
     book.subscribed = None
-    bootstrap = asyncio.create_task(Bootstrap(book, client, Streams(), "users", lambda *_: None).run())
+    bootstrap = asyncio.create_task(
+        Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
+    )
     async with asyncio.timeout(PATIENCE_S):
         while book.tables["users"].phase is Phase.LOADING:  # noqa: ASYNC110  # a state tells nobody
             await asyncio.sleep(0.1)
@@ -211,16 +221,27 @@ async def test_a_table_that_came_back_while_it_was_refused_is_not_forgotten(clie
     await book.open()
     book.want("public", "users", "published")
     bootstrap = Bootstrap(book, client, Streams(), "users", lambda *_: None)
-    told = {"table": "users", "schema": "public", "source": "s", "operation": "SCHEMA", "version": 1, "changes": []}
+    told = {
+        "table": "users",
+        "schema": "public",
+        "source": "s",
+        "operation": "SCHEMA",
+        "version": 1,
+        "changes": [],
+    }
     columns = [{"name": "id", "data_type": "integer"}]
     tx = {"xid": 0, "lsn": 5, "ts": None, "seq": 0, "last": False}
-    (event,) = of_message(encode({**told, "columns": columns, "tx": tx}, Encoding.MSGPACK), "cdc.users.schema", 1)
+    (event,) = of_message(
+        encode({**told, "columns": columns, "tx": tx}, Encoding.MSGPACK), "cdc.users.schema", 1
+    )
     assert Changes(book, every_table=True).of([event]) == []
     with pytest.raises(AgainError):
         await bootstrap._refused(RefusedError("it was dropped a moment ago"))
     assert [state.phase for state in book.tables.values()] == [Phase.WANTED]
     # Asked again, and nothing was heard since.
-    await Bootstrap(book, client, Streams(), "users", lambda *_: None)._refused(RefusedError("dropped"))
+    await Bootstrap(book, client, Streams(), "users", lambda *_: None)._refused(
+        RefusedError("dropped")
+    )
     assert [state.phase for state in book.tables.values()] == [Phase.GONE]
     assert not [step for step in target.steps if isinstance(step, Create)]
 

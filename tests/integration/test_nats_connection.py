@@ -1,4 +1,6 @@
-"""A connection to NATS that is reset while something is being said is one that was lost, and nothing worse."""
+"""A connection to NATS that is reset while something is being said is one that was lost, and
+nothing worse.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ async def _reset(url: str) -> _Transport:
     return transport
 
 
-@pytest.mark.parametrize("say", [lambda to: to.write(b"PING\r\n"), lambda to: to.writelines([b"PING\r\n"])])
+@pytest.mark.parametrize(
+    "say", [lambda to: to.write(b"PING\r\n"), lambda to: to.writelines([b"PING\r\n"])]
+)
 async def test_a_word_on_a_connection_that_was_just_reset_is_an_error_that_is_reconnected_after(
     own_nats: OwnNats, say: Callable[[_Transport], None]
 ) -> None:
@@ -39,7 +43,9 @@ async def test_a_word_on_a_connection_that_was_just_reset_is_an_error_that_is_re
     await asyncio.to_thread(uvloop.run, once())
 
 
-async def test_a_client_whose_connection_is_reset_again_and_again_comes_back_each_time(own_nats: OwnNats) -> None:
+async def test_a_client_whose_connection_is_reset_again_and_again_comes_back_each_time(
+    own_nats: OwnNats,
+) -> None:
     server = await own_nats()
     await asyncio.to_thread(uvloop.run, _come_back(server))
 

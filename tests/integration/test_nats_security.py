@@ -1,4 +1,6 @@
-"""TLS to NATS and every way to prove who one is: what is let in, what is refused, and that nothing leaks on the way."""
+"""TLS to NATS and every way to prove who one is: what is let in, what is refused, and that nothing
+leaks on the way.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,14 @@ def authority(tmp_path: Path) -> Authority:
 
 def tls(pair: Pair, clients: Authority | None = None) -> dict[str, Any]:
     """nats-server's TLS options."""
-    options: dict[str, Any] = {"cert_file": str(pair.certificate), "key_file": str(pair.key), "timeout": 5}
-    return {"tls": options | ({"ca_file": str(clients.certificate), "verify": True} if clients else {})}
+    options: dict[str, Any] = {
+        "cert_file": str(pair.certificate),
+        "key_file": str(pair.key),
+        "timeout": 5,
+    }
+    return {
+        "tls": options | ({"ca_file": str(clients.certificate), "verify": True} if clients else {})
+    }
 
 
 async def let_in(settings: NatsSettings) -> bool:
@@ -45,7 +53,9 @@ async def let_in(settings: NatsSettings) -> bool:
     return True
 
 
-def at(server: EmbeddedNats, scheme: str = "nats", host: str = "127.0.0.1", **more: Any) -> NatsSettings:
+def at(
+    server: EmbeddedNats, scheme: str = "nats", host: str = "127.0.0.1", **more: Any
+) -> NatsSettings:
     return NatsSettings(url=f"{scheme}://{host}:{server.port}", **more)
 
 
@@ -61,7 +71,9 @@ async def test_tls_proves_the_server_by_its_authority_and_its_name(
     for settings in (at(server), at(server, "tls"), at(server, tls_ca=stranger.certificate)):
         with pytest.raises(NatsTlsError, match="certificate"):
             await let_in(settings)
-    named = await own_nats(config=tls(authority.server("elsewhere", hosts=("nats.example",), addresses=False)))
+    named = await own_nats(
+        config=tls(authority.server("elsewhere", hosts=("nats.example",), addresses=False))
+    )
     with pytest.raises(NatsTlsError, match=r"127\.0\.0\.1"):
         await let_in(at(named, tls_ca=authority.certificate))
 
@@ -71,7 +83,9 @@ async def test_mutual_tls_lets_in_who_shows_a_certificate_and_nobody_else(
 ) -> None:
     server = await own_nats(config=tls(authority.server(), authority))
     client = authority.client("publisher")
-    shown = at(server, tls_ca=authority.certificate, tls_cert=client.certificate, tls_key=client.key)
+    shown = at(
+        server, tls_ca=authority.certificate, tls_cert=client.certificate, tls_key=client.key
+    )
     assert await let_in(shown)
     (tmp_path / "other").mkdir()
     forged = Authority(tmp_path / "other", "stranger").client("publisher")
@@ -91,7 +105,13 @@ async def impostor() -> AsyncIterator[tuple[int, list[bytes]]]:
     heard: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        info = {"server_id": "X", "version": "2.15.1", "max_payload": 1_048_576, "proto": 1, "auth_required": True}
+        info = {
+            "server_id": "X",
+            "version": "2.15.1",
+            "max_payload": 1_048_576,
+            "proto": 1,
+            "auth_required": True,
+        }
         writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
         with contextlib.suppress(OSError):
             while data := await reader.read(4096):
@@ -111,13 +131,17 @@ async def test_a_server_that_leaves_tls_out_is_told_no_secret(authority: Authori
     async with impostor() as (port, heard):
         for settings in (
             NatsSettings(url=f"tls://127.0.0.1:{port}", user="u", password="swordfish"),
-            NatsSettings(url=f"nats://127.0.0.1:{port}", tls_ca=authority.certificate, token="swordfish"),
+            NatsSettings(
+                url=f"nats://127.0.0.1:{port}", tls_ca=authority.certificate, token="swordfish"
+            ),
         ):
             with pytest.raises(NatsTlsError, match="no TLS"):
                 await connect_once(settings, "test")
         assert b"swordfish" not in b"".join(heard)
         # Without TLS asked for, it is told: the trap itself works.
-        await (await connect_once(NatsSettings(url=f"nats://127.0.0.1:{port}", token="plain"), "test")).close()
+        await (
+            await connect_once(NatsSettings(url=f"nats://127.0.0.1:{port}", token="plain"), "test")
+        ).close()
         assert b"plain" in b"".join(heard)
 
 
@@ -130,7 +154,9 @@ async def refuses(settings: NatsSettings) -> None:
 
 
 async def test_user_and_password_token_and_url_let_in_who_has_them(own_nats: OwnNats) -> None:
-    by_password = await own_nats(config={"authorization": {"users": [{"user": "pub", "password": "right"}]}})
+    by_password = await own_nats(
+        config={"authorization": {"users": [{"user": "pub", "password": "right"}]}}
+    )
     assert await let_in(at(by_password, user="pub", password="right"))
     assert await let_in(NatsSettings(url=f"nats://pub:right@127.0.0.1:{by_password.port}"))
     for wrong in (at(by_password), at(by_password, user="pub", password="wrong-guess")):
@@ -153,8 +179,13 @@ def seed_file(path: Path, pair: nkeys.KeyPair) -> Path:
 
 async def test_an_nkey_lets_in_who_can_sign_with_it(own_nats: OwnNats, tmp_path: Path) -> None:
     pair, stranger = new_key(nkeys.PREFIX_BYTE_USER), new_key(nkeys.PREFIX_BYTE_USER)
-    right, wrong = seed_file(tmp_path / "right.nk", pair), seed_file(tmp_path / "wrong.nk", stranger)
-    server = await own_nats(config={"authorization": {"users": [{"nkey": pair.public_key.decode()}]}})
+    right, wrong = (
+        seed_file(tmp_path / "right.nk", pair),
+        seed_file(tmp_path / "wrong.nk", stranger),
+    )
+    server = await own_nats(
+        config={"authorization": {"users": [{"nkey": pair.public_key.decode()}]}}
+    )
     assert await let_in(at(server, nkey_seed=right))
     for refused in (at(server), at(server, nkey_seed=wrong)):
         await refuses(refused)
@@ -168,9 +199,15 @@ def token(claims: dict[str, Any], signer: nkeys.KeyPair) -> str:
     def part(value: object) -> str:
         return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
-    issued = claims | {"iss": signer.public_key.decode(), "iat": int(time.time()), "jti": os.urandom(8).hex()}
+    issued = claims | {
+        "iss": signer.public_key.decode(),
+        "iat": int(time.time()),
+        "jti": os.urandom(8).hex(),
+    }
     signed = f"{part({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{part(issued)}"
-    return f"{signed}.{base64.urlsafe_b64encode(signer.sign(signed.encode())).rstrip(b'=').decode()}"
+    return (
+        f"{signed}.{base64.urlsafe_b64encode(signer.sign(signed.encode())).rstrip(b'=').decode()}"
+    )
 
 
 def credentials(path: Path, jwt: str, pair: nkeys.KeyPair) -> Path:
@@ -188,7 +225,13 @@ async def test_a_credentials_file_lets_in_whom_the_account_signed_for_until_it_e
     operator, account = new_key(nkeys.PREFIX_BYTE_OPERATOR), new_key(nkeys.PREFIX_BYTE_ACCOUNT)
     user, stranger = new_key(nkeys.PREFIX_BYTE_USER), new_key(nkeys.PREFIX_BYTE_ACCOUNT)
     limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
-    stored = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1, "wildcards": True}
+    stored = {
+        "mem_storage": -1,
+        "disk_storage": -1,
+        "streams": -1,
+        "consumer": -1,
+        "wildcards": True,
+    }
     account_jwt = token(
         {
             "sub": account.public_key.decode(),
@@ -198,7 +241,12 @@ async def test_a_credentials_file_lets_in_whom_the_account_signed_for_until_it_e
         operator,
     )
     operator_jwt = token(
-        {"sub": operator.public_key.decode(), "name": "O", "nats": {"type": "operator", "version": 2}}, operator
+        {
+            "sub": operator.public_key.decode(),
+            "name": "O",
+            "nats": {"type": "operator", "version": 2},
+        },
+        operator,
     )
 
     def user_jwt(signer: nkeys.KeyPair, **more: Any) -> str:
@@ -207,7 +255,9 @@ async def test_a_credentials_file_lets_in_whom_the_account_signed_for_until_it_e
 
     system = new_key(nkeys.PREFIX_BYTE_ACCOUNT)
     system_claims = {"limits": limits, "type": "account", "version": 2}
-    system_jwt = token({"sub": system.public_key.decode(), "name": "SYS", "nats": system_claims}, operator)
+    system_jwt = token(
+        {"sub": system.public_key.decode(), "name": "SYS", "nats": system_claims}, operator
+    )
     resolver = {account.public_key.decode(): account_jwt, system.public_key.decode(): system_jwt}
     server = await own_nats(
         config={
@@ -217,9 +267,13 @@ async def test_a_credentials_file_lets_in_whom_the_account_signed_for_until_it_e
             "resolver_preload": resolver,
         }
     )
-    assert await let_in(at(server, credentials=credentials(tmp_path / "right.creds", user_jwt(account), user)))
+    assert await let_in(
+        at(server, credentials=credentials(tmp_path / "right.creds", user_jwt(account), user))
+    )
     forged = credentials(tmp_path / "forged.creds", user_jwt(stranger), user)
-    expired = credentials(tmp_path / "expired.creds", user_jwt(account, exp=int(time.time()) - 60), user)
+    expired = credentials(
+        tmp_path / "expired.creds", user_jwt(account, exp=int(time.time()) - 60), user
+    )
     for refused in (at(server), at(server, credentials=forged), at(server, credentials=expired)):
         await refuses(refused)
     with pytest.raises(SettingError, match="NATS_CREDS"):

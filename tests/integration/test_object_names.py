@@ -1,4 +1,6 @@
-"""Names of objects, and what containers hold, have one text in events and in snapshots, whatever a database sets."""
+"""Names of objects, and what containers hold, have one text in events and in snapshots, whatever a
+database sets.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ VALUES = {
     "j": ("regdictionary", "'simple'", "simple"),
     "k": ("regclass[]", "'{users,pg_class}'", "{public.users,pg_class}"),
     "l": ("interval[]", "'{1 year 2 mons,-1 days}'", "{P1Y2M,P-1D}"),
-    "m": ("spot", "ROW('1 day', '2020-01-01 02:00:00+02', 'users')", '(P1D,"2020-01-01 00:00:00+00",public.users)'),
+    "m": (
+        "spot",
+        "ROW('1 day', '2020-01-01 02:00:00+02', 'users')",
+        '(P1D,"2020-01-01 00:00:00+00",public.users)',
+    ),
     "n": ("interval", "'1 year 2 mons'", "P1Y2M"),
 }
 
@@ -40,13 +46,19 @@ async def test_an_event_and_a_snapshot_print_the_same_name(lines: Lines) -> None
     line = await lines(18)
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in VALUES.items())
     await line.execute(f"{SETUP}; CREATE TABLE named (id int PRIMARY KEY, {columns})")
-    await line.execute(f"INSERT INTO named VALUES (1, {', '.join(literal for _, literal, _ in VALUES.values())})")
+    await line.execute(
+        f"INSERT INTO named VALUES (1, {', '.join(literal for _, literal, _ in VALUES.values())})"
+    )
     expected = {name: text for name, (_, _, text) in VALUES.items()}
     (event,) = [found for found in await line.rows() if found.payload["table"] == "named"]
     assert {name: event.row[name] for name in VALUES} == expected
 
     database = line.database
-    for setting in ("search_path = 'public'", "quote_all_identifiers = on", "IntervalStyle = 'sql_standard'"):
+    for setting in (
+        "search_path = 'public'",
+        "quote_all_identifiers = on",
+        "IntervalStyle = 'sql_standard'",
+    ):
         await database.execute(f'ALTER DATABASE "{database.name}" SET {setting}')
     settings = PostgresSettings("127.0.0.1", database.port, database.name, database.user)
     reader = await connect(settings, "a snapshot's reader", **COPY_SESSION)
@@ -58,5 +70,9 @@ async def test_an_event_and_a_snapshot_print_the_same_name(lines: Lines) -> None
 async def test_a_walsender_is_given_the_settings_of_snapshots() -> None:
     """At its start, so that neither a role's nor a database's own count."""
     given = conninfo(PostgresSettings("127.0.0.1", 1, "d", "u"), "x")
-    for setting in ("search_path=pg_catalog", "quote_all_identifiers=off", "IntervalStyle=iso_8601"):
+    for setting in (
+        "search_path=pg_catalog",
+        "quote_all_identifiers=off",
+        "IntervalStyle=iso_8601",
+    ):
         assert f"-c {setting}" in given

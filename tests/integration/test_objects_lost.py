@@ -17,12 +17,20 @@ from headrace.testing.plugin import OwnNats
 
 NO_RIGHTS = {
     "authorization": {
-        "users": [{"user": "u", "password": "p", "permissions": {"publish": ["other.>"], "subscribe": ["_INBOX.>"]}}]
+        "users": [
+            {
+                "user": "u",
+                "password": "p",
+                "permissions": {"publish": ["other.>"], "subscribe": ["_INBOX.>"]},
+            }
+        ]
     }
 }
 
 
-async def test_a_server_that_is_killed_while_it_is_asked_is_not_taken_for_missing_rights(own_nats: OwnNats) -> None:
+async def test_a_server_that_is_killed_while_it_is_asked_is_not_taken_for_missing_rights(
+    own_nats: OwnNats,
+) -> None:
     server = await own_nats()
     client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     # It takes the question, and answers nothing any more.

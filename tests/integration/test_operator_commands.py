@@ -1,4 +1,6 @@
-"""The operator's commands make, check, show and remove what the suite needs; a refusal is one line and its remedy."""
+"""The operator's commands make, check, show and remove what the suite needs; a refusal is one line
+and its remedy.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ NATS_USERS = {
     "authorization": {
         "users": [
             {"user": "admin", "password": "a"},
-            {"user": "mute", "password": "m", "permissions": {"publish": ["other.>"], "subscribe": ["_INBOX.>"]}},
+            {
+                "user": "mute",
+                "password": "m",
+                "permissions": {"publish": ["other.>"], "subscribe": ["_INBOX.>"]},
+            },
             {
                 "user": "reader",
                 "password": "r",
@@ -38,7 +44,9 @@ NATS_USERS = {
 }
 
 
-def environment(server: EmbeddedPostgres, database: str, nats_url: str, names: Names, **more: str) -> dict[str, str]:
+def environment(
+    server: EmbeddedPostgres, database: str, nats_url: str, names: Names, **more: str
+) -> dict[str, str]:
     return {
         "PG_HOST": "127.0.0.1",
         "PG_PORT": str(server.port),
@@ -85,13 +93,19 @@ async def checks(settings: dict[str, str]) -> tuple[int, dict[str, dict[str, Any
 
 
 async def slots(database: Database, names: Names) -> int:
-    return int(await database.fetchval("SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", names.slot))
+    return int(
+        await database.fetchval(
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1", names.slot
+        )
+    )
 
 
 async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
     database: Database, nats_own: EmbeddedNats, settings: dict[str, str], names: Names
 ) -> None:
-    await database.execute('CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id int PRIMARY KEY); CREATE TABLE plain ()')
+    await database.execute(
+        'CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id int PRIMARY KEY); CREATE TABLE plain ()'
+    )
     await database.execute('CREATE SCHEMA "my.app"; CREATE TABLE "my.app"."a,b" ()')
     first = await command(settings, "init", "--tables", 'app.Odd Name, plain, "my.app"."a,b"')
     assert first.code == 0, first
@@ -100,7 +114,9 @@ async def test_init_makes_everything_once_and_a_repetition_makes_nothing(
     assert first.out.count("✓") == everything
     assert "\x1b" not in first.out
     assert await slots(database, names) == 1
-    tables = await database.fetch("SELECT tablename FROM pg_publication_tables WHERE pubname = $1", names.publication)
+    tables = await database.fetch(
+        "SELECT tablename FROM pg_publication_tables WHERE pubname = $1", names.publication
+    )
     assert {row["tablename"] for row in tables} == {"Odd Name", "plain", "a,b"}
     client = await nats.connect(nats_own.url)
     subjects = (await client.jetstream().stream_info("CDC")).config.subjects
@@ -119,13 +135,19 @@ async def test_init_refuses_a_table_that_another_slots_suite_delivers(
     async with service({**settings, "HEADRACE_HTTP_PORT": "0"}, "schema-publisher") as first:
         await first.logs("schema_published")
         assert await first.stop() == 0
-    other = {**settings, "HEADRACE_SLOT": f"{names.slot}_b", "HEADRACE_PUB": f"{names.publication}_b"}
+    other = {
+        **settings,
+        "HEADRACE_SLOT": f"{names.slot}_b",
+        "HEADRACE_PUB": f"{names.publication}_b",
+    }
     told = f"table public.shared is delivered by the suite of slot {names.slot} already"
     one_line(await command(other, "init"), told, "Leave it out of one of the publications")
     count = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1"
     assert await database.fetchval(count, other["HEADRACE_SLOT"]) == 0
     await database.execute(f"SELECT pg_drop_replication_slot('{names.slot}')")
-    assert (await command(other, "init")).code == 0, "what is left of a suite that is gone stands in nobody's way"
+    assert (await command(other, "init")).code == 0, (
+        "what is left of a suite that is gone stands in nobody's way"
+    )
 
 
 async def test_tail_of_a_table_that_is_not_there_says_which_ones_are_and_waits_for_it(
@@ -144,12 +166,16 @@ async def test_tail_of_a_table_that_is_not_there_says_which_ones_are_and_waits_f
         words = "headrace: no table unknown is published (there are: known). Waiting for it; Ctrl-C ends."
         async with service(settings, "tail", "unknown", "--json", "--limit", "2") as tail:
             await tail.logs(words)
-            await database.execute("CREATE TABLE unknown (id int PRIMARY KEY); INSERT INTO unknown VALUES (7)")
+            await database.execute(
+                "CREATE TABLE unknown (id int PRIMARY KEY); INSERT INTO unknown VALUES (7)"
+            )
             assert await tail.ended() == 0
         assert [json.loads(line)["operation"] for line in tail.out] == ["SCHEMA", "INSERT"]
 
 
-async def test_the_doctor_fails_before_init_and_passes_after_it(database: Database, settings: dict[str, str]) -> None:
+async def test_the_doctor_fails_before_init_and_passes_after_it(
+    database: Database, settings: dict[str, str]
+) -> None:
     await database.execute("CREATE TABLE users (id int PRIMARY KEY)")
     code, found = await checks(settings)
     assert code == 1
@@ -168,7 +194,9 @@ async def test_the_doctor_fails_before_init_and_passes_after_it(database: Databa
 async def test_the_doctor_names_tables_that_cannot_be_read_or_have_no_identity(
     database: Database, settings: dict[str, str], role: str
 ) -> None:
-    await database.execute("CREATE TABLE secret (id int PRIMARY KEY); CREATE TABLE keyless (id int)")
+    await database.execute(
+        "CREATE TABLE secret (id int PRIMARY KEY); CREATE TABLE keyless (id int)"
+    )
     await database.execute(f"GRANT SELECT ON keyless TO {role}; ALTER ROLE {role} REPLICATION")
     await command(settings, "init")
     code, found = await checks({**settings, "POSTGRES_BRIDGE_USER": role})
@@ -189,7 +217,9 @@ async def test_teardown_asks_then_removes_slot_and_publication_and_leaves_what_o
     done = await command(settings, "teardown", "--yes")
     assert (done.code, await slots(database, names)) == (0, 0)
     assert "left: headrace init did not make it" in done.out
-    assert await database.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication)
+    assert await database.fetchval(
+        "SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication
+    )
 
 
 async def test_teardown_with_streams_removes_them_and_spares_a_foreign_one(
@@ -202,17 +232,23 @@ async def test_teardown_with_streams_removes_them_and_spares_a_foreign_one(
     left = [info.config.name for info in await client.jetstream().streams_info()]
     await client.close()
     assert (done.code, left) == (0, ["INIT"])
-    assert not await database.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication)
+    assert not await database.fetchval(
+        "SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication
+    )
 
 
 async def test_teardown_stops_a_running_suite_in_order_and_refuses_a_foreign_reader(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:
     await command(settings, "init")
-    where = PostgresSettings(host="127.0.0.1", port=database.port, database=database.name, user=database.user)
+    where = PostgresSettings(
+        host="127.0.0.1", port=database.port, database=database.name, user=database.user
+    )
     foreign = await ReplicationConnection.open(where, "somebody else")
     await foreign.start(names.slot, names.publication)
-    one_line(await command(settings, "teardown", "--yes"), "somebody else", "stop it yourself first")
+    one_line(
+        await command(settings, "teardown", "--yes"), "somebody else", "stop it yourself first"
+    )
     foreign.close()
     async with service(settings, "wal-reader") as reader, service(settings, "publisher"):
         await reader.logs("epoch_opened")
@@ -221,13 +257,19 @@ async def test_teardown_stops_a_running_suite_in_order_and_refuses_a_foreign_rea
     assert await slots(database, names) == 0
 
 
-async def test_load_keeps_its_rate_on_a_table_that_it_makes(database: Database, settings: dict[str, str]) -> None:
-    done = await command(settings, "load", "--rate", "100", "--seconds", "1", "--table", "Demo Rows")
+async def test_load_keeps_its_rate_on_a_table_that_it_makes(
+    database: Database, settings: dict[str, str]
+) -> None:
+    done = await command(
+        settings, "load", "--rate", "100", "--seconds", "1", "--table", "Demo Rows"
+    )
     assert done.code == 0, done
     assert done.out.startswith("100 changes on Demo Rows in 1.")
     assert len(done.out.splitlines()) == 1
     rows = await database.fetchval('SELECT count(*) FROM "Demo Rows"')
-    inserts, deletes = (int(done.out.split(f" {kind}")[0].split()[-1]) for kind in ("inserts", "deletes"))
+    inserts, deletes = (
+        int(done.out.split(f" {kind}")[0].split()[-1]) for kind in ("inserts", "deletes")
+    )
     assert rows == inserts - deletes > 0
     assert "headrace init" in done.err
 
@@ -235,7 +277,9 @@ async def test_load_keeps_its_rate_on_a_table_that_it_makes(database: Database, 
 async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
     settings: dict[str, str], nats_own: EmbeddedNats, names: Names
 ) -> None:
-    one_line(await command(settings, "status", "--port", "1"), "does not answer", "headrace telemetry")
+    one_line(
+        await command(settings, "status", "--port", "1"), "does not answer", "headrace telemetry"
+    )
     async with service({**settings, "HEADRACE_STATS_INTERVAL_S": "0.1"}, "telemetry") as telemetry:
         await telemetry.readiness(200)
         client = await nats.connect(nats_own.url)
@@ -304,7 +348,9 @@ async def test_a_role_that_may_not_write_or_drop_is_told_who_may(
 async def test_a_missing_table_or_a_slot_of_another_kind_is_refused_by_name(
     database: Database, settings: dict[str, str], names: Names
 ) -> None:
-    one_line(await command(settings, "init", "--tables", "nowhere"), "--tables nowhere", "schema.table")
+    one_line(
+        await command(settings, "init", "--tables", "nowhere"), "--tables nowhere", "schema.table"
+    )
     await database.execute("SELECT pg_create_physical_replication_slot($1)", names.slot)
     one_line(await command(settings, "init"), f"replication slot {names.slot} is there", "--slot")
     await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
@@ -332,7 +378,9 @@ async def test_a_nats_user_without_rights_is_refused_with_the_rights_that_it_lac
         user: {**settings, "NATS_BRIDGE_USER": user, "NATS_BRIDGE_PASSWORD": password}
         for user, password in (("admin", "a"), ("mute", "m"), ("reader", "r"), ("nobody", "n"))
     }
-    one_line(await command(as_user["nobody"], "init"), "refuses our credentials", "NATS_BRIDGE_PASSWORD")
+    one_line(
+        await command(as_user["nobody"], "init"), "refuses our credentials", "NATS_BRIDGE_PASSWORD"
+    )
     one_line(await command(as_user["mute"], "init"), "CDC", "nats stream add CDC")
     assert (await command(as_user["admin"], "init")).code == 0
     code, found = await checks(as_user["mute"])
@@ -344,7 +392,9 @@ async def test_a_nats_user_without_rights_is_refused_with_the_rights_that_it_lac
     assert (await checks(as_user["admin"]))[0] == 0
 
 
-async def test_a_server_without_room_for_the_stream_says_which_setting_is_too_large(settings: dict[str, str]) -> None:
+async def test_a_server_without_room_for_the_stream_says_which_setting_is_too_large(
+    settings: dict[str, str],
+) -> None:
     outcome = await command({**settings, "HEADRACE_CDC_BYTES_MAX": str(1 << 50)}, "init")
     one_line(outcome, "no room for the 1048576.0 GiB", "HEADRACE_CDC_BYTES_MAX")
 

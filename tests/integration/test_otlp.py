@@ -1,4 +1,6 @@
-"""What an OpenTelemetry collector is sent: the suite's figures, and the way of single frames as traces."""
+"""What an OpenTelemetry collector is sent: the suite's figures, and the way of single frames as
+traces.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,16 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
 )
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import add_MetricsServiceServicer_to_server
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    add_MetricsServiceServicer_to_server,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import add_TraceServiceServicer_to_server
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    add_TraceServiceServicer_to_server,
+)
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -53,7 +59,9 @@ class Collector:
     def _take_metrics(self, request: ExportMetricsServiceRequest) -> None:
         for resource in request.resource_metrics:
             name = resource.resource.attributes[0].value.string_value
-            self.metrics.setdefault(name, {}).update({m.name: m for m in resource.scope_metrics[0].metrics})
+            self.metrics.setdefault(name, {}).update(
+                {m.name: m for m in resource.scope_metrics[0].metrics}
+            )
 
     async def on_traces(self, request: web.Request) -> web.Response:
         self._take_spans(ExportTraceServiceRequest.FromString(await request.read()))
@@ -65,7 +73,8 @@ class Collector:
             for span in resource.scope_spans[0].spans:
                 self.spans.setdefault(span.trace_id, {})[span.name] = (name, span)
 
-    async def Export(self, request: Any, context: Any) -> Any:  # the method that OTLP's services have
+    # the method that OTLP's services have
+    async def Export(self, request: Any, context: Any) -> Any:
         """Of both gRPC services."""
         self.headers.add(dict(context.invocation_metadata()).get("x-tenant", ""))
         if isinstance(request, ExportMetricsServiceRequest):
@@ -99,7 +108,9 @@ class Collector:
         return found.sum.data_points[0].as_double if found else 0
 
 
-def environment(database: Database, server: EmbeddedNats, names: Names, endpoint: str) -> dict[str, str]:
+def environment(
+    database: Database, server: EmbeddedNats, names: Names, endpoint: str
+) -> dict[str, str]:
     return {
         **SETTINGS,
         **database.server.environment(),
@@ -119,21 +130,32 @@ async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame
     protocol: str, database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
 ) -> None:
     server, collector = await own_nats(), Collector()
-    await database.execute("CREATE TABLE traced (id int PRIMARY KEY); CREATE TABLE more (id int PRIMARY KEY)")
+    await database.execute(
+        "CREATE TABLE traced (id int PRIMARY KEY); CREATE TABLE more (id int PRIMARY KEY)"
+    )
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
     async with collector.listening(protocol) as endpoint:
-        settings = environment(database, server, names, endpoint) | {"OTEL_EXPORTER_OTLP_PROTOCOL": protocol}
+        settings = environment(database, server, names, endpoint) | {
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol
+        }
         async with Suite(settings, tmp_path) as suite, service(settings, "telemetry"):
             await suite.logged("publisher", "epoch_joined")
             await database.execute(f"INSERT INTO traced SELECT generate_series(1, {ROWS})")
             async with asyncio.timeout(60):
-                # One more event: the table's schema. Spans are told once: a frame that comes before telemetry hears the
-                # services has none, so that there are more frames until one's have all come.
+                # One more event: the table's schema. Spans are told once: a frame that comes before
+                # telemetry hears the services has none, so that there are more frames until one's
+                # have all come.
                 frames = itertools.count(1)
-                while collector.events < ROWS + 1 or not any(len(t) == 3 for t in collector.spans.values()):
+                while collector.events < ROWS + 1 or not any(
+                    len(t) == 3 for t in collector.spans.values()
+                ):
                     await database.execute("INSERT INTO more VALUES ($1)", next(frames))
                     await asyncio.sleep(0.2)
-    assert {"headrace-publisher", "headrace-wal-reader", "headrace-telemetry"} <= collector.metrics.keys()
+    assert {
+        "headrace-publisher",
+        "headrace-wal-reader",
+        "headrace-telemetry",
+    } <= collector.metrics.keys()
     publisher = collector.metrics["headrace-publisher"]
     assert publisher["headrace_cdc_events"].sum.is_monotonic
     lag = publisher["headrace_ack_lag_seconds"].histogram.data_points[0]
@@ -154,7 +176,9 @@ async def test_a_collector_gets_every_services_figures_and_one_trace_for_a_frame
     change, publish, transfer = (trace[name][1] for name in ("change", "publish", "transfer"))
     assert not change.parent_span_id
     assert publish.parent_span_id == transfer.parent_span_id == change.span_id
-    assert change.start_time_unix_nano <= transfer.start_time_unix_nano <= publish.end_time_unix_nano
+    assert (
+        change.start_time_unix_nano <= transfer.start_time_unix_nano <= publish.end_time_unix_nano
+    )
     assert change.end_time_unix_nano == publish.end_time_unix_nano
 
 
@@ -164,7 +188,9 @@ async def test_a_collector_that_is_away_is_one_warning_by_grpc_too(
     server, collector = await own_nats(), Collector()
     async with collector.listening("grpc") as endpoint:
         pass
-    settings = environment(database, server, names, endpoint) | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    settings = environment(database, server, names, endpoint) | {
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"
+    }
     async with service(settings, "telemetry") as telemetry:
         await telemetry.logs("otlp_not_taken")
         assert "UNAVAILABLE" in str(telemetry.events("otlp_not_taken")[0])

@@ -1,4 +1,6 @@
-"""A paused suite publishes nothing, loses nothing, and goes on where it stopped, whatever was restarted meanwhile."""
+"""A paused suite publishes nothing, loses nothing, and goes on where it stopped, whatever was
+restarted meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ async def until(server: EmbeddedNats, rows: int) -> None:
     try:
         async with asyncio.timeout(60):
             while True:
-                state = (await client.jetstream().stream_info("CDC", subjects_filter="cdc.paused.insert")).state
+                state = (
+                    await client.jetstream().stream_info("CDC", subjects_filter="cdc.paused.insert")
+                ).state
                 if sum((state.subjects or {}).values()) >= rows:
                     return
                 await asyncio.sleep(0.1)
@@ -71,7 +75,8 @@ async def until(server: EmbeddedNats, rows: int) -> None:
 async def insert(database: Database, first: int, last: int) -> None:
     for start in range(first, last + 1, 100):
         await database.execute(
-            f"INSERT INTO paused SELECT n, repeat('x', 1000) FROM generate_series({start}, {start + 99}) n"
+            f"INSERT INTO paused SELECT n, repeat('x', 1000) FROM generate_series({start}, "
+            f"{start + 99}) n"
         )
 
 
@@ -81,7 +86,8 @@ async def test_a_pause_outlives_every_process_and_loses_nothing(
     """Also with more written meanwhile than the bus has credit for: the slot holds it."""
     server = await own_nats()
     await database.execute(
-        "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL TABLES"
+        "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL "
+        "TABLES"
     )
     settings = environment(database, server.url, names.slot)
     async with Suite(settings, tmp_path) as suite:
@@ -115,7 +121,8 @@ async def test_pausing_again_and_again_under_load_leaves_each_change_once_and_in
 ) -> None:
     server = await own_nats()
     await database.execute(
-        "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL TABLES"
+        "CREATE TABLE paused (id int PRIMARY KEY, t text); CREATE PUBLICATION headrace FOR ALL "
+        "TABLES"
     )
     given = environment(database, server.url, names.slot)
     settings = load(given)
@@ -156,12 +163,19 @@ async def test_with_a_token_only_who_has_it_may_pause_or_stop(
         for forged in (b"", b"{}", signed.command(None, "stop", names.slot, time.time())):
             await client.publish(f"headrace.{names.slot}.stop", forged)
         await publisher.logs("stop_refused", count=3)
-        await pause.write(client, state, load(settings), Pause(paused=True, by="someone", reason="upgrade"))
+        await pause.write(
+            client, state, load(settings), Pause(paused=True, by="someone", reason="upgrade")
+        )
         await publisher.logs("paused")
-        assert "(upgrade); headrace resume goes on" in (await publisher.readiness(503))["reasons"]["paused"]
+        assert (
+            "(upgrade); headrace resume goes on"
+            in (await publisher.readiness(503))["reasons"]["paused"]
+        )
         stale = signed.command("s3cret", "stop", names.slot, time.time() - 3600)
         await client.publish(f"headrace.{names.slot}.stop", stale)
         await publisher.logs("stop_refused", count=4)
-        await client.publish(f"headrace.{names.slot}.stop", signed.command("s3cret", "stop", names.slot, time.time()))
+        await client.publish(
+            f"headrace.{names.slot}.stop", signed.command("s3cret", "stop", names.slot, time.time())
+        )
         assert await publisher.ended() == 0
         await client.close()

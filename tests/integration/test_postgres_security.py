@@ -1,6 +1,8 @@
-"""TLS to PostgreSQL in every sslmode, with client certificates and passwords: what is let through, what is refused.
+"""TLS to PostgreSQL in every sslmode, with client certificates and passwords: what is let through,
+what is refused.
 
-Both kinds of connection, the replication stream over libpq and the ordinary one over asyncpg, must agree.
+Both kinds of connection, the replication stream over libpq and the ordinary one over asyncpg, must
+agree.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ async def front(
         yield made
 
 
-async def both(port: int, user: str = SUPERUSER, password: str | None = None, host: str = "127.0.0.1") -> list[str]:
+async def both(
+    port: int, user: str = SUPERUSER, password: str | None = None, host: str = "127.0.0.1"
+) -> list[str]:
     """How each kind of connection ends: "ok", or its error's kind."""
     settings = PostgresSettings(host, port, "postgres", user, password, connect_timeout_s=5)
     ends = []
@@ -112,10 +116,16 @@ async def test_every_sslmode_does_what_libpq_documents(
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other", "stranger")
     right = server_context(authority.server())
-    wrong_name = server_context(authority.server("elsewhere", hosts=("db.example",), addresses=False))
+    wrong_name = server_context(
+        authority.server("elsewhere", hosts=("db.example",), addresses=False)
+    )
     unknown = server_context(stranger.server())
     lets_in = {
-        "with TLS alone": (right, False, {"allow", "prefer", "require", "verify-ca", "verify-full"}),
+        "with TLS alone": (
+            right,
+            False,
+            {"allow", "prefer", "require", "verify-ca", "verify-full"},
+        ),
         "with TLS or without": (right, True, set(MODES)),
         "without TLS": (None, True, {"disable", "allow", "prefer"}),
         "of another name": (wrong_name, False, {"allow", "prefer", "require", "verify-ca"}),
@@ -133,7 +143,10 @@ async def test_every_sslmode_does_what_libpq_documents(
 
 
 async def test_a_client_certificate_is_shown_where_it_is_asked_for(
-    postgres_server: EmbeddedPostgres, authority: Authority, sslmode: Mode, monkeypatch: pytest.MonkeyPatch
+    postgres_server: EmbeddedPostgres,
+    authority: Authority,
+    sslmode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = authority.client("reader")
     sslmode("verify-full")
@@ -153,7 +166,8 @@ async def with_passwords(own_postgres: OwnPostgres) -> EmbeddedPostgres:
     await database.execute("CREATE ROLE reader LOGIN REPLICATION PASSWORD 'swordfish'")
     (server.pgdata / "pg_hba.conf").write_text(
         f"host all {SUPERUSER} 127.0.0.1/32 trust\n"
-        "host all reader 127.0.0.1/32 scram-sha-256\nhost replication reader 127.0.0.1/32 scram-sha-256\n"
+        "host all reader 127.0.0.1/32 scram-sha-256\nhost replication reader 127.0.0.1/32 "
+        "scram-sha-256\n"
     )
     await database.execute("SELECT pg_reload_conf()")
     await database.close()
@@ -161,15 +175,22 @@ async def with_passwords(own_postgres: OwnPostgres) -> EmbeddedPostgres:
 
 
 async def test_scram_lets_in_who_knows_the_password_and_never_shows_it(
-    with_passwords: EmbeddedPostgres, authority: Authority, sslmode: Mode, monkeypatch: pytest.MonkeyPatch
+    with_passwords: EmbeddedPostgres,
+    authority: Authority,
+    sslmode: Mode,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sslmode("verify-full")
     async with front(with_passwords, server_context(authority.server())) as server:
         assert await both(server.port, "reader", "swordfish") == ["ok", "ok"]
-        for ends in (await both(server.port, "reader", "wrong-guess"), await both(server.port, "reader")):
+        for ends in (
+            await both(server.port, "reader", "wrong-guess"),
+            await both(server.port, "reader"),
+        ):
             assert refused(ends)
             assert all(end.startswith("PostgresRefusedError") for end in ends), ends
-        # Who ends TLS before PostgreSQL can't take part in the binding: what is required is refused, not dropped.
+        # Who ends TLS before PostgreSQL can't take part in the binding: what is required is
+        # refused, not dropped.
         monkeypatch.setenv("PGCHANNELBINDING", "require")
         ends = await both(server.port, "reader", "swordfish")
         assert refused(ends)
@@ -181,4 +202,6 @@ async def test_a_required_channel_binding_is_never_dropped_in_silence(
 ) -> None:
     monkeypatch.setenv("PGCHANNELBINDING", "require")
     with pytest.raises(PostgresRefusedError, match="PGCHANNELBINDING"):
-        await connect(PostgresSettings("127.0.0.1", postgres_server.port, "postgres", SUPERUSER), "test")
+        await connect(
+            PostgresSettings("127.0.0.1", postgres_server.port, "postgres", SUPERUSER), "test"
+        )

@@ -1,4 +1,6 @@
-"""One reading of a stream against a real nats-server: every message once and in order, whatever happens in between."""
+"""One reading of a stream against a real nats-server: every message once and in order, whatever
+happens in between.
+"""
 
 from __future__ import annotations
 
@@ -57,11 +59,16 @@ async def client(server: EmbeddedNats) -> AsyncIterator[Client]:
 
 
 async def fill(client: Client, number: int, *, first: int = 0, size: int = 20) -> None:
-    """So many messages, each with its number; half of them with headers, a third of them on another subject."""
+    """So many messages, each with its number; half of them with headers, a third of them on another
+    subject.
+    """
     bodies = (b"%d " % one + b"x" * size for one in range(first, first + number))
     commands = [
         wire.with_headers(
-            f"cdc.{'b' if one % 3 else 'a'}.insert", "", {"Nats-Msg-Id": str(one)} if one % 2 else {}, body
+            f"cdc.{'b' if one % 3 else 'a'}.insert",
+            "",
+            {"Nats-Msg-Id": str(one)} if one % 2 else {},
+            body,
         )
         for one, body in enumerate(bodies, first)
     ]
@@ -85,7 +92,9 @@ async def reading(
     await made.close()
 
 
-async def read(pulled: Pull, number: int, meanwhile: Callable[[int], Awaitable[None]] | None = None) -> list[Delivered]:
+async def read(
+    pulled: Pull, number: int, meanwhile: Callable[[int], Awaitable[None]] | None = None
+) -> list[Delivered]:
     """So many messages; `meanwhile` is told after each reading how many there are."""
     found: list[Delivered] = []
     async with asyncio.timeout(PATIENCE_S):
@@ -110,7 +119,9 @@ async def test_what_is_read_is_what_nats_pys_fetch_gives(client: Client) -> None
     expected: list[tuple[int, bytes, bytes]] = []
     while len(expected) < 20_000:
         fetched = await oracle.fetch(1000)
-        expected += [(one.metadata.sequence.stream, one.subject.encode(), one.data) for one in fetched]
+        expected += [
+            (one.metadata.sequence.stream, one.subject.encode(), one.data) for one in fetched
+        ]
     assert [one[:3] for one in found if one[1] == b"cdc.b.insert"][: len(expected)] == expected
     assert numbers(found) == list(range(100_000))
     assert [seq for seq, *_ in found] == list(range(1, 100_001))
@@ -141,7 +152,9 @@ async def test_nothing_is_lost_or_doubled_when_the_server_is_killed_while_it_sen
 async def test_nothing_is_lost_when_connections_break_with_messages_on_their_way(
     server: EmbeddedNats, client: Client
 ) -> None:
-    """Their consumer needs no acknowledgement: what was sent into the broken connection never comes again by itself."""
+    """Their consumer needs no acknowledgement: what was sent into the broken connection never comes
+    again by itself.
+    """
     await fill(client, 20_000, size=500)
     cuts = 0
 
@@ -163,7 +176,9 @@ async def test_nothing_is_lost_when_connections_break_with_messages_on_their_way
 async def test_a_reader_that_always_has_something_left_takes_nothing_from_the_consumer_of_a_connection_before(
     server: EmbeddedNats, client: Client
 ) -> None:
-    """The server may have come back with an older store, and the consumer's count be the same by chance."""
+    """The server may have come back with an older store, and the consumer's count be the same by
+    chance.
+    """
     await fill(client, 12_000)
     async with Proxy(lambda: server.port) as proxy:
         through = await connect(f"nats://127.0.0.1:{proxy.port}")
@@ -193,7 +208,9 @@ async def test_a_reader_that_always_has_something_left_takes_nothing_from_the_co
 
 
 @pytest.mark.parametrize("durable", [None, "reader"])
-async def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(client: Client, durable: str | None) -> None:
+async def test_a_consumer_that_is_deleted_is_made_anew_where_it_was(
+    client: Client, durable: str | None
+) -> None:
     await fill(client, 20_000)
     deleted = 0
 
@@ -247,7 +264,9 @@ async def test_the_last_message_that_does_not_arrive_is_noticed_by_a_heartbeat(
     assert numbers(found) == list(range(30))
 
 
-async def test_a_server_that_falls_silent_is_asked_anew(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_falls_silent_is_asked_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pull, "SILENCE_S", 0.2)
     async with reading(client) as pulled:
         name = pulled._name
@@ -287,7 +306,10 @@ async def test_a_slow_reader_holds_no_more_than_its_room(client: Client) -> None
         async with asyncio.timeout(PATIENCE_S):
             while len(await read(pulled, 1)) and pulled._received < 5000:
                 await client.flush()
-                assert sum(len(payload) for _, _, payload, _ in pulled._held) <= 200_000 + pull.BYTES_MAX * 2
+                assert (
+                    sum(len(payload) for _, _, payload, _ in pulled._held)
+                    <= 200_000 + pull.BYTES_MAX * 2
+                )
 
 
 async def test_a_reading_that_fails_after_messages_came_leaves_them_to_the_next(
@@ -342,7 +364,9 @@ async def test_what_is_given_again_for_want_of_an_acknowledgement_is_not_given_o
         assert numbers(await read(pulled, 5)) == list(range(200, 205))
 
 
-async def test_what_is_not_done_can_be_acknowledged_after_the_consumer_was_made_anew(client: Client) -> None:
+async def test_what_is_not_done_can_be_acknowledged_after_the_consumer_was_made_anew(
+    client: Client,
+) -> None:
     await fill(client, 300)
     async with reading(client, durable="reader") as pulled:
         await read(pulled, 300)
@@ -361,7 +385,9 @@ async def test_what_is_not_done_can_be_acknowledged_after_the_consumer_was_made_
         assert info.ack_floor.stream_seq == 250
 
 
-async def test_a_reader_whose_name_another_opens_is_told_and_the_other_reads_all(client: Client) -> None:
+async def test_a_reader_whose_name_another_opens_is_told_and_the_other_reads_all(
+    client: Client,
+) -> None:
     await fill(client, 100)
     async with follow(client, Subscription(durable="reader"), MemoryWatermarks()):
         first = Pull(client, "CDC", (), "reader", None)
@@ -437,14 +463,18 @@ async def test_a_durable_reader_takes_a_transaction_of_more_messages_than_a_serv
     }
     bodies = [
         events.encode(
-            payload | {"tx": events.transaction(9, Position(9, seq), None, last=seq == count - 1)}, Encoding.MSGPACK
+            payload | {"tx": events.transaction(9, Position(9, seq), None, last=seq == count - 1)},
+            Encoding.MSGPACK,
         )
         for seq in range(count)
     ]
     for part in wire.parts(wire.with_headers("cdc.a.insert", "", {}, body) for body in bodies):
         await wire.hand_over(client, part)
         await client.flush()
-    async with asyncio.timeout(PATIENCE_S), follow(client, Subscription(durable="r"), MemoryWatermarks()) as consumer:
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        follow(client, Subscription(durable="r"), MemoryWatermarks()) as consumer,
+    ):
         async for transaction in Transactions(consumer):
             assert [event.position.seq for event in transaction.events] == list(range(count))
             break

@@ -1,7 +1,8 @@
-"""Readers in an account of their own, as `deploy/nats/accounts.conf` has it: they read all, and reach nothing.
+"""Readers in an account of their own, as `deploy/nats/accounts.conf` has it: they read all, and
+reach nothing.
 
-In the suite's own account a reader's rights bound what he publishes himself, and not where the server sends an answer
-to him: a reply subject may be any. This is what the account is for.
+In the suite's own account a reader's rights bound what he publishes himself, and not where the
+server sends an answer to him: a reply subject may be any. This is what the account is for.
 """
 
 from __future__ import annotations
@@ -32,9 +33,21 @@ DEPLOY = Path(__file__).parents[2] / "deploy/nats"
 WAIT_S = 30.0
 # What a stream may grow to is reserved for it.
 BYTES_MAX = 64 << 20
-SUITES = ("CDC", "INIT", "KV_schemas", "KV_headrace_state", "OBJ_headrace_large", "OBJ_headrace_parked")
+SUITES = (
+    "CDC",
+    "INIT",
+    "KV_schemas",
+    "KV_headrace_state",
+    "OBJ_headrace_large",
+    "OBJ_headrace_parked",
+)
 ASTRAY = (
-    *("headrace.s.control", "headrace.s.frames", "headrace.s.stop", "$KV.headrace_state.progress.s"),
+    *(
+        "headrace.s.control",
+        "headrace.s.frames",
+        "headrace.s.stop",
+        "$KV.headrace_state.progress.s",
+    ),
     *(
         "$KV.schemas.orders",
         "cdc.orders.insert",
@@ -66,7 +79,9 @@ class Server:
 
     async def publish(self, number: int) -> None:
         payload = {"subject": "cdc.orders.insert", "operation": "INSERT", "data": {"id": number}}
-        await self.publisher.jetstream().publish("cdc.orders.insert", encode(payload, Encoding.MSGPACK))
+        await self.publisher.jetstream().publish(
+            "cdc.orders.insert", encode(payload, Encoding.MSGPACK)
+        )
 
 
 async def _unheard(_: Exception) -> None:
@@ -93,7 +108,9 @@ async def server(own_nats: OwnNats) -> AsyncIterator[Server]:
             wanted = json.dumps(copied).encode()
             answer = await copier.request(f"$JS.API.STREAM.CREATE.{path.stem}", wanted, timeout=10)
             assert "error" not in json.loads(answer.data), answer.data
-        yield Server(running, admin, await connect("publisher"), await connect("consumer", "_INBOX_consumer"))
+        yield Server(
+            running, admin, await connect("publisher"), await connect("consumer", "_INBOX_consumer")
+        )
 
 
 async def test_a_reader_in_an_account_of_its_own_follows_fetches_and_asks(server: Server) -> None:
@@ -121,8 +138,12 @@ async def _schema(client: Client) -> bytes | None:
     return None
 
 
-async def test_a_readers_request_reaches_the_responder_and_its_answer_the_reader(server: Server) -> None:
-    responder = await nats.connect(f"nats://snapshot-responder:password@127.0.0.1:{server.server.port}")
+async def test_a_readers_request_reaches_the_responder_and_its_answer_the_reader(
+    server: Server,
+) -> None:
+    responder = await nats.connect(
+        f"nats://snapshot-responder:password@127.0.0.1:{server.server.port}"
+    )
     replies: list[str] = []
 
     async def answer(message: Msg) -> None:
@@ -131,7 +152,9 @@ async def test_a_readers_request_reaches_the_responder_and_its_answer_the_reader
 
     await responder.subscribe("snapshot.request.>", cb=answer)
     await responder.flush()
-    assert (await server.consumer.request("snapshot.request.orders", b"", timeout=WAIT_S)).data == b"accepted"
+    assert (
+        await server.consumer.request("snapshot.request.orders", b"", timeout=WAIT_S)
+    ).data == b"accepted"
     # The responder looks at a reply subject before it answers: one that came over must do.
     assert all(map(may_be_told, replies))
     assert (await server.admin.jetstream().stream_info("SNAPSHOT_REQUESTS")).state.messages == 1

@@ -76,9 +76,12 @@ async def told_after(line: Line, ddl: str, row: str) -> Delivered:
 @on_both_versions
 async def test_a_new_table_is_told_right_before_its_first_row_and_once(line: Line) -> None:
     await line.execute(
-        "CREATE TABLE fresh (id int PRIMARY KEY, note varchar(10) DEFAULT 'x', n numeric(10,2) NOT NULL)"
+        "CREATE TABLE fresh (id int PRIMARY KEY, note varchar(10) DEFAULT 'x', n numeric(10,2) NOT "
+        "NULL)"
     )
-    await line.execute("INSERT INTO line_marker VALUES (2, -1); INSERT INTO fresh VALUES (1, 'a', 1)")
+    await line.execute(
+        "INSERT INTO line_marker VALUES (2, -1); INSERT INTO fresh VALUES (1, 'a', 1)"
+    )
     await line.execute("INSERT INTO fresh VALUES (2, 'a', 1); UPDATE fresh SET n = 2")
     told, *rows = await line.take()
     assert [event.operation for event in rows] == ["INSERT", "INSERT", "UPDATE", "UPDATE"]
@@ -88,7 +91,13 @@ async def test_a_new_table_is_told_right_before_its_first_row_and_once(line: Lin
     assert told.msg_id == told.payload["msg_id"] == f"{rows[0].payload['lsn']:x}-fresh-schema"
     payload = told.payload
     assert payload["columns"] == [
-        {"name": "id", "position": 1, "data_type": "integer", "is_nullable": False, "column_default": None},
+        {
+            "name": "id",
+            "position": 1,
+            "data_type": "integer",
+            "is_nullable": False,
+            "column_default": None,
+        },
         {
             "name": "note",
             "position": 2,
@@ -96,17 +105,33 @@ async def test_a_new_table_is_told_right_before_its_first_row_and_once(line: Lin
             "is_nullable": True,
             "column_default": "'x'::character varying",
         },
-        {"name": "n", "position": 3, "data_type": "numeric(10,2)", "is_nullable": False, "column_default": None},
+        {
+            "name": "n",
+            "position": 3,
+            "data_type": "numeric(10,2)",
+            "is_nullable": False,
+            "column_default": None,
+        },
     ]
-    assert (payload["table"], payload["schema"], payload["source"]) == ("fresh", "public", line.source)
-    assert (payload["version"], payload["primary_key"], payload["replica_identity"]) == (1, ["id"], "d")
+    assert (payload["table"], payload["schema"], payload["source"]) == (
+        "fresh",
+        "public",
+        line.source,
+    )
+    assert (payload["version"], payload["primary_key"], payload["replica_identity"]) == (
+        1,
+        ["id"],
+        "d",
+    )
     assert (payload["changes"], payload["resync"]) == ([{"change": "table_first_seen"}], False)
     assert payload["relation_id"] == rows[0].payload["relation_id"]
 
 
 @on_both_versions
 async def test_a_table_made_and_filled_in_one_transaction_is_known_whole(line: Line) -> None:
-    """The log has a commit before others can see its effects: a catalog read too early knows no such table."""
+    """The log has a commit before others can see its effects: a catalog read too early knows no
+    such table.
+    """
     for n in range(40):
         await line.execute(
             f"CREATE DOMAIN quick_{n} AS int;"
@@ -114,7 +139,10 @@ async def test_a_table_made_and_filled_in_one_transaction_is_known_whole(line: L
             f"INSERT INTO made_{n} VALUES (1), (2)"
         )
     events = await line.take()
-    assert [event.row for event in only(events, "INSERT")] == [{"id": 1, "n": 1}, {"id": 2, "n": 1}] * 40
+    assert [event.row for event in only(events, "INSERT")] == [
+        {"id": 1, "n": 1},
+        {"id": 2, "n": 1},
+    ] * 40
     for event in only(events, "SCHEMA"):
         assert event.payload["primary_key"] == ["id"]
         assert event.payload["columns"][1]["column_default"] == "1"
@@ -125,9 +153,11 @@ async def test_a_table_made_and_filled_in_one_transaction_is_known_whole(line: L
 async def test_ddl_between_two_changes_of_one_transaction_is_told_between_them(line: Line) -> None:
     await line.execute("CREATE TABLE inside (id int PRIMARY KEY, a int)")
     await line.execute(
-        "INSERT INTO inside VALUES (1, 1); ALTER TABLE inside ADD b text; INSERT INTO inside VALUES (2, 2, 'b');"
+        "INSERT INTO inside VALUES (1, 1); ALTER TABLE inside ADD b text; INSERT INTO inside "
+        "VALUES (2, 2, 'b');"
         "ALTER TABLE inside ALTER a TYPE text; INSERT INTO inside VALUES (3, 'three', 'b');"
-        "ALTER TABLE inside DROP b; ALTER TABLE inside RENAME a TO c; INSERT INTO inside VALUES (4, 'four')"
+        "ALTER TABLE inside DROP b; ALTER TABLE inside RENAME a TO c; INSERT INTO inside VALUES "
+        "(4, 'four')"
     )
     events = await line.take()
     assert [event.operation for event in events] == ["SCHEMA", "INSERT"] * 4
@@ -149,7 +179,9 @@ async def test_ddl_between_two_changes_of_one_transaction_is_told_between_them(l
     assert events[4].payload["resync"]
 
 
-async def test_a_transaction_that_began_before_the_ddl_of_another_is_told_by_its_own_shape(line: Line) -> None:
+async def test_a_transaction_that_began_before_the_ddl_of_another_is_told_by_its_own_shape(
+    line: Line,
+) -> None:
     await line.execute("CREATE TABLE crossed (id int PRIMARY KEY); CREATE TABLE elsewhere (id int)")
     connection = await line.database.connect()
     await connection.execute("BEGIN; INSERT INTO elsewhere VALUES (1)")
@@ -166,7 +198,9 @@ async def test_a_transaction_that_began_before_the_ddl_of_another_is_told_by_its
 
 
 async def test_what_changes_no_row_tells_nothing(line: Line) -> None:
-    await line.execute("CREATE TABLE steady (id int PRIMARY KEY, n int); INSERT INTO steady VALUES (1, 1)")
+    await line.execute(
+        "CREATE TABLE steady (id int PRIMARY KEY, n int); INSERT INTO steady VALUES (1, 1)"
+    )
     await line.take()
     for statement in (
         "CREATE INDEX ON steady (n)",
@@ -185,7 +219,9 @@ async def test_what_changes_no_row_tells_nothing(line: Line) -> None:
 
 
 async def test_an_enum_value_added_later_arrives_without_a_word(line: Line) -> None:
-    await line.execute("CREATE TYPE stage AS ENUM ('open'); CREATE TABLE staged (id int PRIMARY KEY, s stage)")
+    await line.execute(
+        "CREATE TYPE stage AS ENUM ('open'); CREATE TABLE staged (id int PRIMARY KEY, s stage)"
+    )
     await line.execute("INSERT INTO staged VALUES (1, 'open')")
     await line.execute("ALTER TYPE stage ADD VALUE 'closed'")
     await line.execute("UPDATE staged SET s = 'closed'")
@@ -204,7 +240,12 @@ COLUMN_CASES: Sequence[tuple[str, str, list[str], bool]] = (
     ("added_serial", "ADD c serial", ["column_added"], True),
     ("added_identity", "ADD c int GENERATED ALWAYS AS IDENTITY", ["column_added"], True),
     ("added_domain_default", "ADD c filling", ["column_added"], False),
-    ("default_dropped", "ADD c int DEFAULT 5; ALTER TABLE {} ALTER c DROP DEFAULT", ["column_added"], False),
+    (
+        "default_dropped",
+        "ADD c int DEFAULT 5; ALTER TABLE {} ALTER c DROP DEFAULT",
+        ["column_added"],
+        False,
+    ),
     ("dropped", "DROP v", ["column_dropped"], False),
     ("renamed", "RENAME v TO w", ["column_renamed"], False),
     ("widened", "ALTER v TYPE varchar(20)", ["column_retyped"], False),
@@ -215,14 +256,21 @@ COLUMN_CASES: Sequence[tuple[str, str, list[str], bool]] = (
     # Another column of the same name: what a mirror has under it is not what the source has.
     ("replaced", "DROP n, ADD n int", ["column_dropped", "column_added"], True),
     ("replaced_last", "DROP v, ADD v varchar(10)", ["column_dropped", "column_added"], True),
-    ("replaced_filled", "DROP v, ADD v varchar(10) DEFAULT 'x'", ["column_dropped", "column_added"], True),
+    (
+        "replaced_filled",
+        "DROP v, ADD v varchar(10) DEFAULT 'x'",
+        ["column_dropped", "column_added"],
+        True,
+    ),
     ("full", "REPLICA IDENTITY FULL", ["replica_identity_changed"], False),
     ("keyless", "DROP CONSTRAINT {}_pkey", ["key_changed"], False),
 )
 
 
 @on_both_versions
-@pytest.mark.parametrize(("name", "ddl", "changes", "resync"), COLUMN_CASES, ids=[case[0] for case in COLUMN_CASES])
+@pytest.mark.parametrize(
+    ("name", "ddl", "changes", "resync"), COLUMN_CASES, ids=[case[0] for case in COLUMN_CASES]
+)
 async def test_a_change_of_a_table_says_what_it_is_and_whether_rows_carry_it(
     line: Line, name: str, ddl: str, changes: list[str], resync: bool
 ) -> None:
@@ -247,13 +295,17 @@ RENAMES = {
 
 
 @pytest.mark.parametrize("name", RENAMES)
-async def test_changes_applied_one_after_the_other_give_every_column_its_name(line: Line, name: str) -> None:
+async def test_changes_applied_one_after_the_other_give_every_column_its_name(
+    line: Line, name: str
+) -> None:
     table, copy = f"renames_{name}", f"copy_{name}"
     for made in (table, copy):
         await line.execute(f"CREATE TABLE {made} (id int PRIMARY KEY, u text, v text, w text)")
         await line.execute(f"INSERT INTO {made} VALUES (1, 'u', 'v', 'w')")
     await line.take()
-    told = await told_after(line, f"ALTER TABLE {table} {RENAMES[name].format(table)}", f"UPDATE {table} SET id = id")
+    told = await told_after(
+        line, f"ALTER TABLE {table} {RENAMES[name].format(table)}", f"UPDATE {table} SET id = id"
+    )
     for change in told.payload["changes"]:
         body = {
             "column_renamed": f"RENAME {change.get('from')} TO {change['column']}",
@@ -267,10 +319,15 @@ async def test_changes_applied_one_after_the_other_give_every_column_its_name(li
 
 
 async def test_a_primary_key_that_moves_is_told_before_the_rows_it_names(line: Line) -> None:
-    await line.execute("CREATE TABLE rekeyed (a int PRIMARY KEY, b int NOT NULL); INSERT INTO rekeyed VALUES (1, 2)")
+    await line.execute(
+        "CREATE TABLE rekeyed (a int PRIMARY KEY, b int NOT NULL); INSERT INTO rekeyed VALUES (1, "
+        "2)"
+    )
     await line.execute("ALTER TABLE rekeyed REPLICA IDENTITY FULL; UPDATE rekeyed SET b = 3")
     await line.take()
-    rekey = "ALTER TABLE rekeyed DROP CONSTRAINT rekeyed_pkey; ALTER TABLE rekeyed ADD PRIMARY KEY (b)"
+    rekey = (
+        "ALTER TABLE rekeyed DROP CONSTRAINT rekeyed_pkey; ALTER TABLE rekeyed ADD PRIMARY KEY (b)"
+    )
     await line.execute(rekey)
     await line.execute("DELETE FROM rekeyed")
     told, deleted = await line.take()
@@ -281,12 +338,15 @@ async def test_a_primary_key_that_moves_is_told_before_the_rows_it_names(line: L
 
 async def test_an_identity_by_index_is_told(line: Line) -> None:
     await line.execute(
-        "CREATE TABLE indexed (id int PRIMARY KEY, n int NOT NULL UNIQUE); INSERT INTO indexed VALUES (1, 1)"
+        "CREATE TABLE indexed (id int PRIMARY KEY, n int NOT NULL UNIQUE); INSERT INTO indexed "
+        "VALUES (1, 1)"
     )
     await line.take()
     using = "ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_n_key"
     told = await told_after(line, using, "UPDATE indexed SET n = 2")
-    assert told.payload["changes"] == [{"change": "replica_identity_changed", "from": "d", "to": "i"}]
+    assert told.payload["changes"] == [
+        {"change": "replica_identity_changed", "from": "d", "to": "i"}
+    ]
     assert not told.payload["resync"]
 
 
@@ -295,7 +355,9 @@ async def test_a_table_dropped_and_made_again_must_be_copied_again(line: Line) -
     await line.execute("CREATE TABLE again (id int PRIMARY KEY); INSERT INTO again VALUES (1)")
     first, _ = await line.take()
     told = await told_after(
-        line, "DROP TABLE again; CREATE TABLE again (id int PRIMARY KEY)", "INSERT INTO again VALUES (2)"
+        line,
+        "DROP TABLE again; CREATE TABLE again (id int PRIMARY KEY)",
+        "INSERT INTO again VALUES (2)",
     )
     assert kinds(told) == ["table_replaced"]
     assert told.payload["resync"]
@@ -304,19 +366,28 @@ async def test_a_table_dropped_and_made_again_must_be_copied_again(line: Line) -
 
 
 async def test_a_renamed_table_goes_on_under_its_new_name(line: Line) -> None:
-    await line.execute("CREATE TABLE before (id int PRIMARY KEY); INSERT INTO before VALUES (1); CREATE SCHEMA attic")
+    await line.execute(
+        "CREATE TABLE before (id int PRIMARY KEY); INSERT INTO before VALUES (1); CREATE SCHEMA "
+        "attic"
+    )
     await line.take()
-    told = await told_after(line, "ALTER TABLE before RENAME TO after", "INSERT INTO after VALUES (2)")
+    told = await told_after(
+        line, "ALTER TABLE before RENAME TO after", "INSERT INTO after VALUES (2)"
+    )
     assert told.subject == "cdc.after.schema"
     assert told.payload["changes"] == [renamed("from", "public", "before")]
     assert told.payload["resync"]
-    moved = await told_after(line, "ALTER TABLE after SET SCHEMA attic", "INSERT INTO attic.after VALUES (3)")
+    moved = await told_after(
+        line, "ALTER TABLE after SET SCHEMA attic", "INSERT INTO attic.after VALUES (3)"
+    )
     assert moved.subject == "cdc.attic=2Fafter.schema"
     assert moved.payload["changes"] == [renamed("from", "public", "after")]
 
 
 async def test_two_tables_that_swap_their_names_are_both_copied_again(line: Line) -> None:
-    await line.execute("CREATE TABLE left_one (id int PRIMARY KEY); CREATE TABLE right_one (id int PRIMARY KEY)")
+    await line.execute(
+        "CREATE TABLE left_one (id int PRIMARY KEY); CREATE TABLE right_one (id int PRIMARY KEY)"
+    )
     await line.execute("INSERT INTO left_one VALUES (1); INSERT INTO right_one VALUES (2)")
     await line.take()
     await line.execute(
@@ -338,7 +409,8 @@ async def test_two_tables_that_swap_their_names_are_both_copied_again(line: Line
 @on_both_versions
 async def test_a_table_that_was_out_of_the_publication_must_be_copied_again(chosen: Line) -> None:
     await chosen.execute(
-        "CREATE TABLE in_and_out (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE in_and_out"
+        "CREATE TABLE in_and_out (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE "
+        "in_and_out"
     )
     await chosen.execute("INSERT INTO in_and_out VALUES (1)")
     first, _ = await chosen.take()
@@ -347,17 +419,22 @@ async def test_a_table_that_was_out_of_the_publication_must_be_copied_again(chos
     await chosen.execute("INSERT INTO in_and_out VALUES (2)")
     assert await chosen.take() == []
     told = await told_after(
-        chosen, "ALTER PUBLICATION headrace ADD TABLE in_and_out", "INSERT INTO in_and_out VALUES (3)"
+        chosen,
+        "ALTER PUBLICATION headrace ADD TABLE in_and_out",
+        "INSERT INTO in_and_out VALUES (3)",
     )
     assert kinds(told) == ["publication_changed"]
     assert told.payload["resync"]
 
 
 @pytest.mark.parametrize("what", ["WHERE (id > 10)", "(id)"], ids=["row_filter", "column_list"])
-async def test_a_publication_that_shows_other_rows_or_columns_must_be_copied_again(chosen: Line, what: str) -> None:
+async def test_a_publication_that_shows_other_rows_or_columns_must_be_copied_again(
+    chosen: Line, what: str
+) -> None:
     table = "refiltered" if "WHERE" in what else "relisted"
     await chosen.execute(
-        f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE {table}"
+        f"CREATE TABLE {table} (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE "
+        f"{table}"
     )
     await chosen.execute(f"INSERT INTO {table} VALUES (1, 1)")
     await chosen.take()
@@ -368,7 +445,9 @@ async def test_a_publication_that_shows_other_rows_or_columns_must_be_copied_aga
 
 async def test_a_row_of_a_table_that_is_gone_by_now_is_told_by_what_was_known(chosen: Line) -> None:
     line = chosen
-    await line.execute("CREATE TABLE late (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE late")
+    await line.execute(
+        "CREATE TABLE late (id int PRIMARY KEY, n int); ALTER PUBLICATION headrace ADD TABLE late"
+    )
     await line.execute("INSERT INTO late VALUES (1, 1)")
     await line.take()
     with frozen(line, "publisher"):
@@ -421,7 +500,9 @@ async def test_versions_only_grow_whatever_is_killed(lines: Lines) -> None:
 
 
 async def test_a_schema_event_takes_no_consumer_forward(line: Line) -> None:
-    """A consumer that handled the schema event and crashed still gets the row, which has the same position."""
+    """A consumer that handled the schema event and crashed still gets the row, which has the same
+    position.
+    """
     await line.execute("CREATE TABLE stood (id int PRIMARY KEY); INSERT INTO stood VALUES (1)")
     await line.take()
     store = MemoryWatermarks()
@@ -447,11 +528,17 @@ async def followed(line: Line, store: MemoryWatermarks, subject: str, count: int
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["known_before", "just_made"])
-async def test_a_publication_that_changed_while_the_publisher_was_down_is_told(lines: Lines, kept: bool) -> None:
-    """What is replayed is read with a newer catalog, and must not swallow what only the catalog tells."""
+async def test_a_publication_that_changed_while_the_publisher_was_down_is_told(
+    lines: Lines, kept: bool
+) -> None:
+    """What is replayed is read with a newer catalog, and must not swallow what only the catalog
+    tells.
+    """
     table = f"absent_{kept}".lower()
     line = await lines(18, NOTHING_PUBLISHED, HEADRACE_PROGRESS_INTERVAL_S="600")
-    await line.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE {table}")
+    await line.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY); ALTER PUBLICATION headrace ADD TABLE {table}"
+    )
     await line.execute(f"INSERT INTO {table} VALUES (1)")
     await line.take()
     if kept:
@@ -467,7 +554,11 @@ async def test_a_publication_that_changed_while_the_publisher_was_down_is_told(l
     await line.suite.start("publisher")
     told, row = await line.take()
     assert row.row == {"id": 4}
-    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (["publication_changed"], True, 2)
+    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (
+        ["publication_changed"],
+        True,
+        2,
+    )
 
 
 async def test_a_change_that_was_kept_and_not_stored_is_told_again_whole(lines: Lines) -> None:
@@ -483,5 +574,9 @@ async def test_a_change_that_was_kept_and_not_stored_is_told_again_whole(lines: 
     await line.suite.start("publisher")
     told, row = await line.take()
     assert row.row == {"id": 2, "n": 5}
-    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (["column_added"], False, 2)
+    assert (kinds(told), told.payload["resync"], told.payload["version"]) == (
+        ["column_added"],
+        False,
+        2,
+    )
     assert told.payload["changes"][0]["filled"] == 5

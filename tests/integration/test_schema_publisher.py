@@ -52,7 +52,9 @@ class Bucket:
             return None
         return dict(decode(entry.value or b""))
 
-    async def when(self, token: str, true: Callable[[dict[str, Any] | None], bool]) -> dict[str, Any] | None:
+    async def when(
+        self, token: str, true: Callable[[dict[str, Any] | None], bool]
+    ) -> dict[str, Any] | None:
         async with asyncio.timeout(20):
             while not true(found := await self.get(token)):
                 pass
@@ -64,7 +66,9 @@ class Bucket:
     async def told(self, token: str, version: int) -> dict[str, Any]:
         """The publisher's schema event of that version."""
         subscription = await self.js.subscribe(schema_subject(token), ordered_consumer=True)
-        while (event := decode((await subscription.next_msg(timeout=30)).data))["version"] < version:
+        while (event := decode((await subscription.next_msg(timeout=30)).data))[
+            "version"
+        ] < version:
             pass
         return dict(event)
 
@@ -142,7 +146,9 @@ async def test_tables_and_columns_that_are_left_out_of_the_stream_are_not_in_the
     await database.execute(f"{USERS}; CREATE TABLE secrets (id int PRIMARY KEY)")
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     left_out = {"HEADRACE_EXCLUDE": "secrets", "HEADRACE_EXCLUDE_COLUMNS": "users.id,users.email"}
-    async with service({**environment(database, nats_own.url, names), **left_out}, "schema-publisher") as publisher:
+    async with service(
+        {**environment(database, nats_own.url, names), **left_out}, "schema-publisher"
+    ) as publisher:
         value = await bucket.present("users")
         assert await publisher.stop() == 0
     assert [column["name"] for column in value["columns"]] == ["name"]
@@ -227,7 +233,13 @@ async def test_the_version_is_the_one_a_schema_event_told(
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR TABLE users")
 
     async def tell(version: int, source: str) -> None:
-        event = {"operation": "SCHEMA", "schema": "public", "table": "users", "source": source, "version": version}
+        event = {
+            "operation": "SCHEMA",
+            "schema": "public",
+            "table": "users",
+            "source": source,
+            "version": version,
+        }
         await bucket.js.publish(schema_subject("users"), encode(event, Encoding.MSGPACK))
 
     settings = environment(database, nats_own.url, names)
@@ -261,12 +273,19 @@ async def test_the_version_follows_the_publishers_own_events(
         await reader.logs("epoch_opened")
         await database.execute("INSERT INTO users (name) VALUES ('a')")
         await bucket.present("users")
-        await database.execute("ALTER TABLE users ADD COLUMN age int; INSERT INTO users (name) VALUES ('b')")
+        await database.execute(
+            "ALTER TABLE users ADD COLUMN age int; INSERT INTO users (name) VALUES ('b')"
+        )
         told = await bucket.told("users", version=2)
-        value = await bucket.when("users", lambda v: v is not None and len(v["columns"]) == 4 and v["version"] == 2)
+        value = await bucket.when(
+            "users", lambda v: v is not None and len(v["columns"]) == 4 and v["version"] == 2
+        )
     assert value is not None
     assert (told["version"], told["columns"]) == (value["version"], value["columns"])
-    assert (told["primary_key"], told["replica_identity"]) == (value["primary_key"], value["replica_identity"])
+    assert (told["primary_key"], told["replica_identity"]) == (
+        value["primary_key"],
+        value["replica_identity"],
+    )
 
 
 async def test_the_encoding_is_the_events_and_a_switch_rewrites_the_values(
@@ -276,7 +295,9 @@ async def test_the_encoding_is_the_events_and_a_switch_rewrites_the_values(
     await database.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
     token = table_token("app", "Größe $")
     for arguments in ([], ["--json"]):
-        async with service(environment(database, nats_own.url, names), "schema-publisher", *arguments) as publisher:
+        async with service(
+            environment(database, nats_own.url, names), "schema-publisher", *arguments
+        ) as publisher:
             await publisher.readiness(200)
         entry = await (await bucket.js.key_value("schemas")).get(token)
         assert (entry.value or b"").startswith(b"{") == bool(arguments)

@@ -1,4 +1,6 @@
-"""Secrets come from files, and go nowhere: not into a log, an error, a process list, a metric, a status or a stream."""
+"""Secrets come from files, and go nowhere: not into a log, an error, a process list, a metric, a
+status or a stream.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,16 @@ SECRETS = {
 }
 ROW = "row-Swordfish-4"
 SERVICES = ("publisher", "wal-reader", "schema-publisher", "snapshot-responder", "telemetry")
-PATHS = ("/livez", "/readyz", "/metrics", "/status", "/health", "/streams/info?stream=CDC", "/none", "/shutdown")
+PATHS = (
+    "/livez",
+    "/readyz",
+    "/metrics",
+    "/status",
+    "/health",
+    "/streams/info?stream=CDC",
+    "/none",
+    "/shutdown",
+)
 
 
 @dataclass(eq=False)
@@ -54,14 +65,21 @@ def in_files(folder: Path) -> dict[str, str]:
 async def rig(own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path) -> Rig:
     postgres = await own_postgres(settings={"password_encryption": "scram-sha-256"})
     password = SECRETS["NATS_BRIDGE_PASSWORD"]
-    server = await own_nats(config={"authorization": {"users": [{"user": "bridge", "password": password}]}})
+    server = await own_nats(
+        config={"authorization": {"users": [{"user": "bridge", "password": password}]}}
+    )
     database = Database(postgres, "postgres")
-    await database.execute(f"CREATE ROLE bridge LOGIN REPLICATION PASSWORD '{SECRETS['POSTGRES_BRIDGE_PASSWORD']}'")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        f"CREATE ROLE bridge LOGIN REPLICATION PASSWORD '{SECRETS['POSTGRES_BRIDGE_PASSWORD']}'"
+    )
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     await database.execute("GRANT SELECT ON t TO bridge")
     (postgres.pgdata / "pg_hba.conf").write_text(
         f"host all {SUPERUSER} 127.0.0.1/32 trust\n"
-        "host all bridge 127.0.0.1/32 scram-sha-256\nhost replication bridge 127.0.0.1/32 scram-sha-256\n"
+        "host all bridge 127.0.0.1/32 scram-sha-256\nhost replication bridge 127.0.0.1/32 "
+        "scram-sha-256\n"
     )
     await database.execute("SELECT pg_reload_conf()")
     await database.close()
@@ -136,7 +154,9 @@ async def told_on_the_bus(rig: Rig, seconds: float) -> str:
 
 
 @pytest.mark.slow
-async def test_no_secret_and_no_row_is_in_anything_that_the_suite_says(rig: Rig, tmp_path: Path) -> None:
+async def test_no_secret_and_no_row_is_in_anything_that_the_suite_says(
+    rig: Rig, tmp_path: Path
+) -> None:
     (tmp_path / "logs").mkdir()
     async with Suite(rig.environment, tmp_path / "logs", services=SERVICES) as suite:
         await suite.logged("publisher", "epoch_joined", timeout_s=60)
@@ -158,7 +178,10 @@ async def test_no_secret_and_no_row_is_in_anything_that_the_suite_says(rig: Rig,
         said["logs"] = "".join(suite.log(service) for service in SERVICES)
     outcome = await command(rig.environment, "doctor", timeout_s=120)
     said["doctor"] = outcome.out + outcome.err
-    wrong = {"POSTGRES_BRIDGE_PASSWORD": "wrong-Swordfish-5", "NATS_BRIDGE_PASSWORD": "wrong-Swordfish-6"}
+    wrong = {
+        "POSTGRES_BRIDGE_PASSWORD": "wrong-Swordfish-5",
+        "NATS_BRIDGE_PASSWORD": "wrong-Swordfish-6",
+    }
     outcome = await command(rig.environment | wrong, "doctor", timeout_s=120)
     said["refused"] = outcome.out + outcome.err
     for where, text in said.items():
@@ -169,8 +192,13 @@ async def test_no_secret_and_no_row_is_in_anything_that_the_suite_says(rig: Rig,
 
 
 async def test_a_url_with_a_password_is_shown_without_it(own_nats: OwnNats, tmp_path: Path) -> None:
-    server = await own_nats(config={"authorization": {"users": [{"user": "u", "password": "right"}]}})
-    environment = {"NATS_URL": f"nats://u:wrong-Swordfish@127.0.0.1:{server.port}", "HEADRACE_LOG_LEVEL": "debug"}
+    server = await own_nats(
+        config={"authorization": {"users": [{"user": "u", "password": "right"}]}}
+    )
+    environment = {
+        "NATS_URL": f"nats://u:wrong-Swordfish@127.0.0.1:{server.port}",
+        "HEADRACE_LOG_LEVEL": "debug",
+    }
     async with Suite(environment, tmp_path, services=("publisher",)) as suite:
         assert await suite.exit_code("publisher", 30) == 1
         assert "refuses our credentials" in suite.log("publisher")
@@ -178,7 +206,9 @@ async def test_a_url_with_a_password_is_shown_without_it(own_nats: OwnNats, tmp_
 
 
 def test_settings_show_no_secret_when_they_are_shown(tmp_path: Path) -> None:
-    settings = load({**SECRETS, "NATS_TOKEN": "token-Swordfish", "NATS_URL": "nats://u:url-Swordfish@h:4222"})
+    settings = load(
+        {**SECRETS, "NATS_TOKEN": "token-Swordfish", "NATS_URL": "nats://u:url-Swordfish@h:4222"}
+    )
     assert settings.postgres.password == SECRETS["POSTGRES_BRIDGE_PASSWORD"]
     assert "Swordfish" not in repr(settings)
 

@@ -1,4 +1,6 @@
-"""Time limits that an administrator sets for a role or a database don't end what has to last: copies and streams."""
+"""Time limits that an administrator sets for a role or a database don't end what has to last:
+copies and streams.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ both_versions = pytest.mark.parametrize("pg_version", [16, 18], indirect=True)
 
 
 @async_fixture
-async def settings(database: Database, nats_server: EmbeddedNats, pg_version: int) -> AsyncIterator[Settings]:
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t")
+async def settings(
+    database: Database, nats_server: EmbeddedNats, pg_version: int
+) -> AsyncIterator[Settings]:
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION headrace FOR TABLE t"
+    )
     for name in LIMITS:
         if pg_version >= 17 or name not in SINCE_17:
             await database.execute(f"ALTER DATABASE \"{database.name}\" SET {name} = '{LIMIT_S}s'")
@@ -46,7 +52,9 @@ async def settings(database: Database, nats_server: EmbeddedNats, pg_version: in
 async def unlimited(database: Database) -> Any:
     """A writer's connection, which the limits don't end."""
     connection = await database.connect()
-    await connection.fetch("SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY($1)", LIMITS)
+    await connection.fetch(
+        "SELECT set_config(name, '0', false) FROM pg_settings WHERE name = ANY($1)", LIMITS
+    )
     return connection
 
 
@@ -67,8 +75,12 @@ async def test_a_snapshot_is_held_for_longer_than_the_servers_limits(settings: S
 
 
 @both_versions
-async def test_a_comparison_takes_longer_than_the_servers_limits(settings: Settings, database: Database) -> None:
-    await database.execute(f"INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, {ROWS}) n")
+async def test_a_comparison_takes_longer_than_the_servers_limits(
+    settings: Settings, database: Database
+) -> None:
+    await database.execute(
+        f"INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, {ROWS}) n"
+    )
     found = 0
     async with (
         held_snapshot(settings, SnapshotRequest("t", "public", "t")) as held,
@@ -91,7 +103,9 @@ async def test_a_transaction_that_takes_longer_than_the_servers_limits_is_stream
     stream = await ReplicationConnection.open(settings.postgres, "limits")
     await stream.create_slot(slot, failover=False)
     large = await unlimited(database)
-    await large.execute(f"INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, {ROWS}) n")
+    await large.execute(
+        f"INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, {ROWS}) n"
+    )
     await stream.start(slot, "headrace")
     try:
         kinds: list[bytes] = []

@@ -1,4 +1,5 @@
-"""Two suites of one database share a stream: each delivers everything of its own, whatever the duplicate window.
+"""Two suites of one database share a stream: each delivers everything of its own, whatever the
+duplicate window.
 
 The oracle is a plain reader of the stream.
 """
@@ -36,10 +37,17 @@ WAYS = [
 
 @contextlib.asynccontextmanager
 async def two_suites(
-    database: Database, server: EmbeddedNats, folder: Path, delivery: str, ingest: str, window_s: str
+    database: Database,
+    server: EmbeddedNats,
+    folder: Path,
+    delivery: str,
+    ingest: str,
+    window_s: str,
 ) -> AsyncIterator[tuple[str, str]]:
     """Suites of the tables a and b; their sources."""
-    await database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    await database.execute(
+        "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)"
+    )
     await database.execute("CREATE PUBLICATION p_a FOR TABLE a; CREATE PUBLICATION p_b FOR TABLE b")
     async with contextlib.AsyncExitStack() as stack:
         for name in ("a", "b"):
@@ -74,7 +82,9 @@ async def stored(client: Client) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-async def complete(client: Client, sources: tuple[str, str], rows: int) -> list[tuple[str, dict[str, Any]]]:
+async def complete(
+    client: Client, sources: tuple[str, str], rows: int
+) -> list[tuple[str, dict[str, Any]]]:
     """The stream's events once each source has told of so many rows."""
     async with asyncio.timeout(60):
         while True:
@@ -103,7 +113,9 @@ async def test_every_source_delivers_each_emitted_message(
             await client.close()
     for source in sources:
         emitted = [
-            event["content"] for _, event in found if event["operation"] == "MESSAGE" and event["source"] == source
+            event["content"]
+            for _, event in found
+            if event["operation"] == "MESSAGE" and event["source"] == source
         ]
         assert emitted == [str(n) for n in range(MESSAGES)]
     ids = [msg_id for msg_id, event in found if event["operation"] == "MESSAGE"]

@@ -1,4 +1,6 @@
-"""A slot that another suite reads, on another NATS: it is left to that suite, and the reason is shown."""
+"""A slot that another suite reads, on another NATS: it is left to that suite, and the reason is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ LONGER_THAN_STALE_S = 12.0
 
 async def reason_of(port: int) -> str:
     """Why the wal-reader on this port is not ready; empty while it does not say."""
-    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/readyz") as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{port}/readyz") as answer,
+    ):
         body: Mapping[str, Any] = await answer.json()
         return "" if answer.status == 200 else str(body["reasons"].get("postgres", ""))
 
@@ -68,7 +73,12 @@ async def is_refused_to_the_commands(settings: dict[str, str], reader: str) -> N
         # Its table breaks lines between words.
         identity = reader.rsplit(maxsplit=1)[-1]
         async with asyncio.timeout(90):
-            while identity not in (shown := await command(settings, "status", "--url", await telemetry.url())).out:
+            while (
+                identity
+                not in (
+                    shown := await command(settings, "status", "--url", await telemetry.url())
+                ).out
+            ):
                 assert shown.code == 0, shown
 
 
@@ -88,12 +98,16 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
 ) -> None:
     postgres, first_nats, second_nats = await own_postgres(), await own_nats(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     shared = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres"}
     port = free_port()
-    second = Suite({**shared, "NATS_URL": second_nats.url}, tmp_path / "second", services=("publisher",))
+    second = Suite(
+        {**shared, "NATS_URL": second_nats.url}, tmp_path / "second", services=("publisher",)
+    )
     async with Suite({**shared, "NATS_URL": first_nats.url}, tmp_path / "first") as first, second:
         await first.logged("publisher", "epoch_joined")
         reader = await reader_of(database)
@@ -106,7 +120,13 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
                 await database.execute("INSERT INTO orders VALUES ($1)", row)
                 await asyncio.sleep(0.1)
         reason = await reason_of(port)
-        for words in (reader[1], "client 127.0.0.1", f"process {reader[0]}", "since 20", "another HEADRACE_SLOT"):
+        for words in (
+            reader[1],
+            "client 127.0.0.1",
+            f"process {reader[0]}",
+            "since 20",
+            "another HEADRACE_SLOT",
+        ):
             assert words in reason
         await is_refused_to_the_commands({**shared, "NATS_URL": second_nats.url}, reader[1])
         assert await reader_of(database) == reader
@@ -128,7 +148,9 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
 async def test_who_makes_the_slot_is_not_waited_for_as_one_that_read_it(
     postgres_server: EmbeddedPostgres, maker: str
 ) -> None:
-    """In Kubernetes the suite starts beside `headrace init`, which waits for transactions that were there before."""
+    """In Kubernetes the suite starts beside `headrace init`, which waits for transactions that were
+    there before.
+    """
     where = postgres_server.environment()
     settings = load(
         {
@@ -149,9 +171,13 @@ async def test_who_makes_the_slot_is_not_waited_for_as_one_that_read_it(
         transaction = earlier.transaction()
         await transaction.start()
         await earlier.execute("SELECT pg_current_xact_id()")
-        made = asyncio.create_task(making.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"))
+        made = asyncio.create_task(
+            making.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+        )
         async with asyncio.timeout(30):
-            while not await database.fetch("SELECT 1 FROM pg_replication_slots WHERE active_pid IS NOT NULL"):  # noqa: ASYNC110  # no event
+            while not await database.fetch(  # noqa: ASYNC110  # no event
+                "SELECT 1 FROM pg_replication_slots WHERE active_pid IS NOT NULL"
+            ):
                 await asyncio.sleep(0.05)
         await own.admit(looking)
         await transaction.rollback()
@@ -170,7 +196,9 @@ async def test_a_slot_that_another_program_reads_is_named_with_that_program(
 ) -> None:
     postgres, nats = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
-    await database.execute("CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES")
+    await database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES"
+    )
     await database.execute("SELECT pg_create_logical_replication_slot('headrace', 'pgoutput')")
     environment = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres", "NATS_URL": nats.url}
     binary = postgres_binaries(postgres.version, None) / "pg_recvlogical"

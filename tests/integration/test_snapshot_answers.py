@@ -1,6 +1,7 @@
 """Every request hears of an end: whoever asks late, while one fails, or of a responder that died.
 
-The tables are empty, which needs no Spark; an older transaction holds snapshots up for as long as a test wants.
+The tables are empty, which needs no Spark; an older transaction holds snapshots up for as long as a
+test wants.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class World:
                 await asyncio.sleep(0.05)
 
     async def ask(self, payload: bytes = b"") -> dict[str, Any]:
-        answer = await self.client.request(snapshot_request_subject("asked"), payload, timeout=PATIENCE_S)
+        answer = await self.client.request(
+            snapshot_request_subject("asked"), payload, timeout=PATIENCE_S
+        )
         return dict(decode(answer.data))
 
     async def note(self, message: Msg) -> None:
@@ -80,7 +83,9 @@ async def world(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncI
     server = await own_nats()
     client = await nats.connect(server.url)
     await ensure(client.jetstream(), StreamSettings())
-    await database.execute("CREATE TABLE asked (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE asked")
+    await database.execute(
+        "CREATE TABLE asked (id int PRIMARY KEY); CREATE PUBLICATION p FOR TABLE asked"
+    )
     environment = {
         "PG_HOST": "127.0.0.1",
         "PG_PORT": str(database.port),
@@ -104,7 +109,10 @@ async def test_a_request_that_waits_its_turn_is_not_told_that_it_was_lost(world:
     await world.start()
     connection = await asyncpg.connect(world.database.dsn)
     await connection.execute("BEGIN; LOCK TABLE pg_catalog.pg_publication IN ACCESS EXCLUSIVE MODE")
-    asked = [asyncio.create_task(world.ask(b'{"filter": [["id", ">", %d]]}' % number)) for number in range(2)]
+    asked = [
+        asyncio.create_task(world.ask(b'{"filter": [["id", ">", %d]]}' % number))
+        for number in range(2)
+    ]
     # A PostgreSQL that answers late: neither request is judged meanwhile.
     await asyncio.sleep(PAIRING_PATIENCE_S * 2.5)
     await connection.close()
@@ -125,7 +133,9 @@ async def test_who_asks_when_the_error_arrives_gets_a_snapshot_of_their_own(worl
     assert len(told) == 20
 
 
-async def test_what_a_dead_responder_began_ends_under_its_own_id_whoever_asks_before(world: World) -> None:
+async def test_what_a_dead_responder_began_ends_under_its_own_id_whoever_asks_before(
+    world: World,
+) -> None:
     await world.start(HEADRACE_SNAPSHOT_ACK_WAIT_S="8")
     async with world.older_transaction():
         begun = await world.ask()
@@ -146,7 +156,9 @@ async def test_a_reply_subject_that_leads_into_another_account_is_answered_and_t
     inbox = await world.client.subscribe(world.client.new_inbox())
     headers = {REPLY_HEADER: inbox.subject}
     for _ in range(2):
-        await world.client.publish(snapshot_request_subject("asked"), b"", reply=across.subject, headers=headers)
+        await world.client.publish(
+            snapshot_request_subject("asked"), b"", reply=across.subject, headers=headers
+        )
         answer = decode((await across.next_msg(timeout=PATIENCE_S)).data)
         assert answer["status"] in {"accepted", "joined"}
         assert await world.ended(answer["snapshot_id"]) == "meta"

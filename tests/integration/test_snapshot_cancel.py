@@ -28,9 +28,13 @@ async def stored(consumer: Consumer, subject: str) -> int:
     return sum((info.state.subjects or {}).values())
 
 
-async def test_no_task_publishes_after_a_cancel_and_the_table_can_be_asked_for_again(consumer: Consumer) -> None:
+async def test_no_task_publishes_after_a_cancel_and_the_table_can_be_asked_for_again(
+    consumer: Consumer,
+) -> None:
     await consumer.publish("(id int, pad text)", "stopped")
-    await consumer.sql.execute("INSERT INTO stopped SELECT g, repeat('x', 400) FROM generate_series(1, 150000) g")
+    await consumer.sql.execute(
+        "INSERT INTO stopped SELECT g, repeat('x', 400) FROM generate_series(1, 150000) g"
+    )
     chunks = await consumer.client.subscribe("init.snap.stopped.>")
     await consumer.client.flush()
     answer = await consumer.ask("stopped")
@@ -56,8 +60,12 @@ async def test_no_task_publishes_after_a_cancel_and_the_table_can_be_asked_for_a
 
 async def test_a_cancel_names_one_snapshot_and_leaves_the_others(consumer: Consumer) -> None:
     await consumer.publish("(id int, pad text)", "chosen_one")
-    await consumer.sql.execute("INSERT INTO chosen_one SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g")
-    whole, part = await asyncio.gather(consumer.ask("chosen_one"), consumer.ask("chosen_one", {"columns": ["id"]}))
+    await consumer.sql.execute(
+        "INSERT INTO chosen_one SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
+    )
+    whole, part = await asyncio.gather(
+        consumer.ask("chosen_one"), consumer.ask("chosen_one", {"columns": ["id"]})
+    )
     named = msgpack.packb({"snapshot_id": whole["snapshot_id"]})
     assert await cancel(consumer, "chosen_one", named) == [whole["snapshot_id"]]
     assert len((await consumer.result(part["snapshot_id"])).rows) == 60000

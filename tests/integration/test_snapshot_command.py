@@ -46,7 +46,9 @@ async def test_a_snapshot_is_asked_for_and_told_as_it_lies_in_the_stream(
     assert told["subject"] == f"init.snap.asked.{told['snapshot_id']}.*"
 
 
-async def test_a_refusal_and_a_bad_option_are_one_line_with_the_remedy(responder: Responder) -> None:
+async def test_a_refusal_and_a_bad_option_are_one_line_with_the_remedy(
+    responder: Responder,
+) -> None:
     code, _, err = await headrace(responder, "nosuch")
     assert code == 1
     assert "nosuch doesn't exist" in err

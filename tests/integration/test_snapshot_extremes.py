@@ -33,7 +33,8 @@ from headrace.testing.plugin import OwnNats
 
 LARGE_BYTES = 100_000_000
 COLUMNS = 1600
-# A row as COPY sends it, received whole, parsed, encoded, put into a message: how many of it a worker has at once.
+# A row as COPY sends it, received whole, parsed, encoded, put into a message: how many of it a
+# worker has at once.
 ROWS_IN_MEMORY_MAX = {Encoding.MSGPACK: 8, Encoding.JSON: 12}
 
 
@@ -94,7 +95,9 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
     await connected.close()
 
 
-async def copied(settings: Settings, client: Client, table: str, run: Run = run_here) -> list[dict[str, object]]:
+async def copied(
+    settings: Settings, client: Client, table: str, run: Run = run_here
+) -> list[dict[str, object]]:
     """The chunks of a snapshot whose tasks ran without Spark."""
     request = SnapshotRequest(table, "public", table)
     async with held_snapshot(settings, request) as held:
@@ -116,9 +119,13 @@ async def copied(settings: Settings, client: Client, table: str, run: Run = run_
 async def test_a_row_of_100_mb_goes_by_reference_between_its_small_neighbours(
     settings: Settings, client: Client, database: Database, encoding: Encoding
 ) -> None:
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR TABLE t")
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR TABLE t"
+    )
     await database.execute("ALTER TABLE t ALTER body SET STORAGE EXTERNAL")
-    await database.execute(f"INSERT INTO t VALUES (1, 'a'), (2, repeat('x', {LARGE_BYTES})), (3, 'b')")
+    await database.execute(
+        f"INSERT INTO t VALUES (1, 'a'), (2, repeat('x', {LARGE_BYTES})), (3, 'b')"
+    )
     workers = Workers()
     chosen = replace(settings, format=replace(settings.format, encoding=encoding))
     chunks = await copied(chosen, client, "t", workers.run)
@@ -141,7 +148,9 @@ async def test_a_table_of_1600_columns_is_copied_whole(
     await database.execute(f"CREATE TABLE t ({', '.join(f'{name} int' for name in names)})")
     await database.execute("CREATE PUBLICATION p FOR TABLE t")
     # NULLs take no room, without which 1,600 columns would not fit a page.
-    await database.execute("INSERT INTO t (c0, c7, c1599) SELECT g, -g, g * 2 FROM generate_series(1, 300) g")
+    await database.execute(
+        "INSERT INTO t (c0, c7, c1599) SELECT g, -g, g * 2 FROM generate_series(1, 300) g"
+    )
     chosen = replace(settings, format=replace(settings.format, encoding=encoding))
     rows = [row for chunk in await copied(chosen, client, "t") for row in chunk["data"]]  # type: ignore[attr-defined]  # a chunk's rows
     empty = dict.fromkeys(names)

@@ -1,4 +1,6 @@
-"""A snapshot whose JVM or responder is killed ends complete or with one error, and nothing is left running."""
+"""A snapshot whose JVM or responder is killed ends complete or with one error, and nothing is left
+running.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ async def test_a_killed_jvm_still_ends_in_a_complete_snapshot_with_nothing_doubl
     responder: Responder, consumer: Consumer
 ) -> None:
     await consumer.publish("(id int, pad text)", "survivor")
-    await consumer.sql.execute("INSERT INTO survivor SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g")
+    await consumer.sql.execute(
+        "INSERT INTO survivor SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
+    )
     await consumer.snapshot("survivor", {"filter": [["id", "<", 10]]})
     jvm = jvm_of(responder.pid)
     assert jvm is not None
@@ -45,7 +49,9 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     responder: Responder, consumer: Consumer
 ) -> None:
     await consumer.publish("(id int, pad text)", "outlived")
-    await consumer.sql.execute("INSERT INTO outlived SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g")
+    await consumer.sql.execute(
+        "INSERT INTO outlived SELECT g, repeat('x', 400) FROM generate_series(1, 60000) g"
+    )
     chunks = await consumer.client.subscribe("init.snap.outlived.>")
     await consumer.client.flush()
     answer = await consumer.ask("outlived")
@@ -59,7 +65,10 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
     active.wait()
     with pytest.raises(SnapshotFailedError, match="interrupted"):
         await consumer.result(answer["snapshot_id"])
-    print(f"taken over, and the snapshot told to be interrupted, within {time.monotonic() - began:.1f} s")
+    print(
+        "taken over, and the snapshot told to be interrupted, within "
+        f"{time.monotonic() - began:.1f} s"
+    )
     kind, body = await asyncio.wait_for(consumer.results.get(), RESULT_TIMEOUT_S)
     assert kind == "meta", body
     assert body["snapshot_id"] != answer["snapshot_id"]
@@ -73,7 +82,9 @@ async def test_a_standby_takes_over_a_killed_responders_request_and_its_spark_di
             await asyncio.sleep(0.1)
 
 
-async def test_the_responder_itself_loads_nothing_of_spark_or_arrow(responder: Responder, consumer: Consumer) -> None:
+async def test_the_responder_itself_loads_nothing_of_spark_or_arrow(
+    responder: Responder, consumer: Consumer
+) -> None:
     await consumer.publish("(id int)", "light")
     await consumer.sql.execute("INSERT INTO light VALUES (1)")
     assert (await consumer.snapshot("light")).rows == [{"id": 1}]

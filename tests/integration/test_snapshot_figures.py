@@ -17,9 +17,13 @@ from headrace.testing.responder import Consumer
 pytestmark = pytest.mark.spark
 
 
-async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(consumer: Consumer) -> None:
+async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(
+    consumer: Consumer,
+) -> None:
     await consumer.publish("(id int PRIMARY KEY, note text)", "watched")
-    await consumer.sql.execute("INSERT INTO watched SELECT g, 'note' FROM generate_series(1, 50000) g; ANALYZE watched")
+    await consumer.sql.execute(
+        "INSERT INTO watched SELECT g, 'note' FROM generate_series(1, 50000) g; ANALYZE watched"
+    )
     seen: list[Stats] = []
 
     async def note(message: Msg) -> None:
@@ -42,7 +46,9 @@ async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(c
 
 async def test_progress_has_sparks_own_account_of_its_tasks_too(consumer: Consumer) -> None:
     await consumer.publish("(id int PRIMARY KEY, note text)", "tracked")
-    await consumer.sql.execute("INSERT INTO tracked SELECT g, repeat('x', 1000) FROM generate_series(1, 40000) g")
+    await consumer.sql.execute(
+        "INSERT INTO tracked SELECT g, repeat('x', 1000) FROM generate_series(1, 40000) g"
+    )
     seen: list[dict[str, Any]] = []
 
     async def note(message: Msg) -> None:

@@ -1,5 +1,7 @@
-"""The LSN of a snapshot is exact, whatever is under way when it is taken: the rows that it shows are those of the
-transactions whose commit lies before it. No Spark here: the held snapshot is read on a connection beside it."""
+"""The LSN of a snapshot is exact, whatever is under way when it is taken: the rows that it shows
+are those of the transactions whose commit lies before it. No Spark here: the held snapshot is read
+on a connection beside it.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ class World:
     async def commits(self) -> dict[int, int]:
         """Of each row that was ever committed, where: as another slot decodes it."""
         changes = await self.sql.fetch(
-            "SELECT data FROM pg_logical_slot_peek_binary_changes('judge', NULL, NULL, 'proto_version', '1', "
+            "SELECT data FROM pg_logical_slot_peek_binary_changes('judge', NULL, NULL, "
+            "'proto_version', '1', "
             "'publication_names', 'p')"
         )
         found: dict[int, int] = {}
@@ -92,7 +95,9 @@ async def write(world: World, place: int, level: str) -> None:
         number += 10
         await connection.execute(f"BEGIN; INSERT INTO busy VALUES ({number})")
         await asyncio.sleep(0.02 * place * (number // 10 % 3))
-        await connection.execute(f"SAVEPOINT a; INSERT INTO busy VALUES ({number + 1}); ROLLBACK TO a")
+        await connection.execute(
+            f"SAVEPOINT a; INSERT INTO busy VALUES ({number + 1}); ROLLBACK TO a"
+        )
         await connection.execute(f"SAVEPOINT b; INSERT INTO busy VALUES ({number + 2}); RELEASE b")
         await connection.execute("COMMIT")
     await connection.close()
@@ -103,7 +108,9 @@ async def write_in_two_phases(world: World) -> None:
     number = 900_000_000
     while not world.stop.is_set():
         number += 10
-        await connection.execute(f"BEGIN; INSERT INTO busy VALUES ({number}); PREPARE TRANSACTION 'x'")
+        await connection.execute(
+            f"BEGIN; INSERT INTO busy VALUES ({number}); PREPARE TRANSACTION 'x'"
+        )
         await asyncio.sleep(0.005 * (number // 10 % 7))
         end = "ROLLBACK" if number // 10 % 4 == 0 else "COMMIT"
         await connection.execute(f"{end} PREPARED 'x'")
@@ -111,7 +118,9 @@ async def write_in_two_phases(world: World) -> None:
 
 
 async def test_a_snapshot_has_what_committed_before_its_lsn_and_nothing_else(world: World) -> None:
-    writers = [asyncio.create_task(write(world, place, level)) for place, level in enumerate(LEVELS)]
+    writers = [
+        asyncio.create_task(write(world, place, level)) for place, level in enumerate(LEVELS)
+    ]
     writers.append(asyncio.create_task(write_in_two_phases(world)))
     taken = []
     for _ in range(SNAPSHOTS):
@@ -120,14 +129,18 @@ async def test_a_snapshot_has_what_committed_before_its_lsn_and_nothing_else(wor
     world.stop.set()
     await asyncio.gather(*writers)
     commits = await world.commits()
-    assert {number // 10_000_000 for number in commits} >= {1, 2, 3, 4, 5, 90}, "every kind of writer was there"
+    assert {number // 10_000_000 for number in commits} >= {1, 2, 3, 4, 5, 90}, (
+        "every kind of writer was there"
+    )
     for lsn, ids in taken:
         assert ids == {number for number, commit in commits.items() if commit < lsn}
     # Snapshots of the same rows would show nothing.
     assert len({frozenset(ids) for _, ids in taken}) > SNAPSHOTS // 2
 
 
-async def test_a_commit_that_waits_for_its_standby_holds_the_snapshot_up_and_is_in_it(world: World) -> None:
+async def test_a_commit_that_waits_for_its_standby_holds_the_snapshot_up_and_is_in_it(
+    world: World,
+) -> None:
     await world.sql.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await world.sql.execute("SELECT pg_reload_conf()")
     waiting = await world.connect()
@@ -166,7 +179,8 @@ async def test_a_snapshot_that_would_have_to_name_too_many_transactions_is_taken
     await middle.execute("BEGIN; INSERT INTO busy VALUES (2)")
     await old.execute("COMMIT")
     await held_up_by(world, middle)
-    # More than PostgreSQL has places for, all of them between the oldest that is open and the newest that committed.
+    # More than PostgreSQL has places for, all of them between the oldest that is open and the
+    # newest that committed.
     await crowd.execute(f"BEGIN; INSERT INTO busy VALUES (3); {ROLLED_BACK}")
     await world.sql.execute("INSERT INTO busy VALUES (4)")
     await middle.execute("COMMIT")

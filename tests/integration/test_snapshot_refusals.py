@@ -77,5 +77,8 @@ async def test_an_error_waits_for_a_jetstream_that_is_away(own_nats: OwnNats) ->
     assert not done
     await server.start()
     await failing
-    assert decode((await client.jetstream().get_last_msg("INIT", "init.error.t")).data or b"")["error"] == "an error"
+    assert (
+        decode((await client.jetstream().get_last_msg("INIT", "init.error.t")).data or b"")["error"]
+        == "an error"
+    )
     await client.close()

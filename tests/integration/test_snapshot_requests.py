@@ -1,4 +1,6 @@
-"""A request for a snapshot: rows and columns by choice, equal requests joined, the others refused with the reason."""
+"""A request for a snapshot: rows and columns by choice, equal requests joined, the others refused
+with the reason.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,13 @@ pytestmark = pytest.mark.spark
 async def test_a_request_chooses_columns_and_rows_as_data(consumer: Consumer) -> None:
     await consumer.publish('(id int, name text, "gr\'p" text)', "chosen")
     await consumer.sql.execute(
-        "INSERT INTO chosen SELECT g, 'n''' || g, NULLIF(g % 2, 0)::text FROM generate_series(1, 9) g"
+        "INSERT INTO chosen SELECT g, 'n''' || g, NULLIF(g % 2, 0)::text FROM generate_series(1, "
+        "9) g"
     )
-    options = {"columns": ["name"], "filter": [["id", ">=", 3], ["gr'p", "is null"], ["name", "in", ["n'4", "n'6"]]]}
+    options = {
+        "columns": ["name"],
+        "filter": [["id", ">=", 3], ["gr'p", "is null"], ["name", "in", ["n'4", "n'6"]]],
+    }
     assert (await consumer.snapshot("chosen", options)).rows == [{"name": "n'4"}, {"name": "n'6"}]
     hostile = {"filter": [["name", "=", "x'; DROP TABLE chosen; --"]]}
     assert (await consumer.snapshot("chosen", hostile)).rows == []
@@ -70,7 +76,9 @@ async def test_what_cannot_be_served_is_refused_at_once_with_the_reason(
     )
     with contextlib.suppress(asyncpg.DuplicateObjectError):
         await consumer.sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE servable")
-    answer = decode((await consumer.client.request(snapshot_request_subject(token), payload, timeout=20)).data)
+    answer = decode(
+        (await consumer.client.request(snapshot_request_subject(token), payload, timeout=20)).data
+    )
     assert answer["status"] == "rejected"
     assert reason in answer["reason"]
     with pytest.raises(SnapshotFailedError) as failed:
@@ -82,9 +90,13 @@ async def test_what_cannot_be_served_is_refused_at_once_with_the_reason(
         assert "unpublished" not in body["available_tables"]
 
 
-async def test_equal_requests_at_once_share_one_snapshot_and_others_get_their_own(consumer: Consumer) -> None:
+async def test_equal_requests_at_once_share_one_snapshot_and_others_get_their_own(
+    consumer: Consumer,
+) -> None:
     await consumer.publish("(id int, pad text)", "shared")
-    await consumer.sql.execute("INSERT INTO shared SELECT g, repeat('x', 500) FROM generate_series(1, 20000) g")
+    await consumer.sql.execute(
+        "INSERT INTO shared SELECT g, repeat('x', 500) FROM generate_series(1, 20000) g"
+    )
     options = [None, None, {"columns": ["id"]}, None]
     answers = await asyncio.gather(*(consumer.ask("shared", option) for option in options))
     whole = [answers[0], answers[1], answers[3]]
@@ -107,7 +119,9 @@ async def test_an_older_transaction_that_does_not_end_is_named_with_its_pid(
     responder: Responder, consumer: Consumer
 ) -> None:
     await consumer.publish("(id int)", "held_up")
-    blocker = await asyncpg.connect(responder.dsn, server_settings={"application_name": "forgotten console"})
+    blocker = await asyncpg.connect(
+        responder.dsn, server_settings={"application_name": "forgotten console"}
+    )
     await blocker.execute("BEGIN; SELECT pg_current_xact_id()")
     try:
         with pytest.raises(SnapshotFailedError) as failed:

@@ -1,4 +1,6 @@
-"""Durable requests are answered whenever they were asked, and two suites on one NATS keep to their own tables."""
+"""Durable requests are answered whenever they were asked, and two suites on one NATS keep to their
+own tables.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ async def two(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncIte
         for name in ("a", "b"):
             await database.execute(
                 # Empty, which needs no Spark.
-                f"CREATE TABLE of_{name} (id int PRIMARY KEY); CREATE PUBLICATION pub_{name} FOR TABLE of_{name}"
+                f"CREATE TABLE of_{name} (id int PRIMARY KEY); CREATE PUBLICATION pub_{name} "
+                f"FOR TABLE of_{name}"
             )
             environment = {
                 "PG_HOST": "127.0.0.1",
@@ -71,12 +74,16 @@ async def two(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncIte
     await client.close()
 
 
-async def test_a_request_from_before_the_responder_is_answered_where_its_header_says(two: Two) -> None:
+async def test_a_request_from_before_the_responder_is_answered_where_its_header_says(
+    two: Two,
+) -> None:
     inbox = two.client.new_inbox()
     answers = await two.client.subscribe(inbox)
     metas = await two.client.subscribe("init.meta.of_a")
     await two.client.publish(snapshot_request_subject("of_a"), b"", headers={REPLY_HEADER: inbox})
-    await two.client.publish(snapshot_request_subject("nowhere"), b"", headers={REPLY_HEADER: inbox})
+    await two.client.publish(
+        snapshot_request_subject("nowhere"), b"", headers={REPLY_HEADER: inbox}
+    )
     await two.client.flush()
     await two.ready("a")
     bodies = [decode((await answers.next_msg(timeout=PATIENCE_S)).data) for _ in range(2)]
@@ -85,14 +92,18 @@ async def test_a_request_from_before_the_responder_is_answered_where_its_header_
     meta = decode((await metas.next_msg(timeout=PATIENCE_S)).data)
     assert meta["snapshot_id"] == accepted["snapshot_id"]
     # Asked while it listens, a request has both ways to be answered, and takes one.
-    await two.client.publish(snapshot_request_subject("nowhere"), b"", reply=inbox, headers={REPLY_HEADER: inbox})
+    await two.client.publish(
+        snapshot_request_subject("nowhere"), b"", reply=inbox, headers={REPLY_HEADER: inbox}
+    )
     assert decode((await answers.next_msg(timeout=PATIENCE_S)).data)["status"] == "rejected"
     plain = await two.client.request(snapshot_request_subject("nowhere"), b"", timeout=PATIENCE_S)
     assert decode(plain.data)["status"] == "rejected"
     assert answers.pending_msgs == 0
 
 
-async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_each_other(two: Two) -> None:
+async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_each_other(
+    two: Two,
+) -> None:
     for name in two.suites:
         await two.suites[name].start(SCHEMAS)
     schemas = f"KV_{StreamSettings().schemas}"
@@ -119,7 +130,9 @@ async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_e
     for round_ in range(3):
         for name in two.suites:
             payload = b'{"filter": [["id", "<", %d]]}' % round_
-            reply = await two.client.request(snapshot_request_subject(f"of_{name}"), payload, timeout=20)
+            reply = await two.client.request(
+                snapshot_request_subject(f"of_{name}"), payload, timeout=20
+            )
             assert decode(reply.data)["status"] == "accepted"
             async with asyncio.timeout(PATIENCE_S):
                 assert await results.get() == (f"init.meta.of_{name}", f"suite_{name}")
@@ -129,7 +142,9 @@ async def test_two_suites_on_one_nats_each_serve_their_own_tables_and_wait_for_e
             await asyncio.sleep(0.1)
 
 
-async def test_who_asks_when_the_meta_message_arrives_gets_a_snapshot_of_their_own(two: Two) -> None:
+async def test_who_asks_when_the_meta_message_arrives_gets_a_snapshot_of_their_own(
+    two: Two,
+) -> None:
     await two.ready("a")
     metas = await two.client.subscribe("init.meta.of_a")
     told: set[str] = set()

@@ -1,4 +1,6 @@
-"""A snapshot's tasks, run directly: a repeated one doubles nothing, a cancelled one publishes nothing more."""
+"""A snapshot's tasks, run directly: a repeated one doubles nothing, a cancelled one publishes
+nothing more.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import HeldSnapshot, RefusedError, SnapshotHeldUpError, find_table, held_snapshot
+from headrace.spark.source import (
+    HeldSnapshot,
+    RefusedError,
+    SnapshotHeldUpError,
+    find_table,
+    held_snapshot,
+)
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
 
@@ -44,7 +52,9 @@ REQUEST = SnapshotRequest("t", "public", "t")
 async def settings(database: Database, own_nats: OwnNats) -> Settings:
     server = await own_nats()
     await database.execute("CREATE TABLE t (id int, pad text); CREATE PUBLICATION p FOR TABLE t")
-    await database.execute("INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g")
+    await database.execute(
+        "INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g"
+    )
     return Settings(
         postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
         nats=NatsSettings(url=server.url),
@@ -63,17 +73,23 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
     await connected.close()
 
 
-def planned(settings: Settings, client: Client, held: HeldSnapshot) -> tuple[Snapshot, SnapshotPlan]:
+def planned(
+    settings: Settings, client: Client, held: HeldSnapshot
+) -> tuple[Snapshot, SnapshotPlan]:
     snapshot = Snapshot(settings, client, SparkDriver(settings), REQUEST, "snap-1")
     return snapshot, snapshot._plan(held)
 
 
 async def stored(client: Client, plan: SnapshotPlan) -> dict[str, int]:
-    info = await client.jsm().stream_info("INIT", subjects_filter=f"init.snap.t.{plan.snapshot_id}.>")
+    info = await client.jsm().stream_info(
+        "INIT", subjects_filter=f"init.snap.t.{plan.snapshot_id}.>"
+    )
     return info.state.subjects or {}
 
 
-async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(settings: Settings, client: Client) -> None:
+async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(
+    settings: Settings, client: Client
+) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         assert len(plan.tasks) > 2
@@ -97,7 +113,9 @@ async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(setting
     ids = [
         row["id"]
         for subject in subjects
-        for row in decode((await client.jsm().get_last_msg("INIT", subject, direct=True)).data or b"")["data"]
+        for row in decode(
+            (await client.jsm().get_last_msg("INIT", subject, direct=True)).data or b""
+        )["data"]
     ]
     assert sorted(ids) == list(range(1, 20001))
 
@@ -134,7 +152,9 @@ async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_t
     assert await stored(client, plan) == {}
 
 
-async def test_a_rate_bounds_what_all_tasks_read_together(settings: Settings, client: Client) -> None:
+async def test_a_rate_bounds_what_all_tasks_read_together(
+    settings: Settings, client: Client
+) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         office = TicketOffice(client, plan.tickets, snapshot.numbers, tickets.Throttle(2_000_000))
@@ -150,7 +170,9 @@ async def test_a_rate_bounds_what_all_tasks_read_together(settings: Settings, cl
     assert took_s >= (snapshot.numbers.bytes - largest) / 2_000_000
 
 
-async def test_a_copy_that_takes_too_long_is_ended_and_its_setting_named(settings: Settings, client: Client) -> None:
+async def test_a_copy_that_takes_too_long_is_ended_and_its_setting_named(
+    settings: Settings, client: Client
+) -> None:
     hasty = replace(settings, snapshot=replace(settings.snapshot, copy_timeout_s=0.001))
     async with held_snapshot(settings, REQUEST) as held:
         _, plan = planned(settings, client, held)
@@ -158,7 +180,9 @@ async def test_a_copy_that_takes_too_long_is_ended_and_its_setting_named(setting
             await task._run(plan, 0, hasty)
 
 
-async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(settings: Settings, client: Client) -> None:
+async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(
+    settings: Settings, client: Client
+) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         office = TicketOffice(client, plan.tickets, snapshot.numbers)
@@ -237,7 +261,9 @@ async def test_without_java_there_is_one_error_with_the_remedy(
 
 
 def test_the_local_spark_shows_nothing_and_keeps_its_files_in_one_folder(tmp_path: Path) -> None:
-    configuration = local_configuration(replace(SnapshotSettings(), spark_master="local[3,4]"), tmp_path)
+    configuration = local_configuration(
+        replace(SnapshotSettings(), spark_master="local[3,4]"), tmp_path
+    )
     assert configuration["spark.master"] == "local[3,4]"
     assert configuration["spark.ui.enabled"] == "false"
     assert configuration["spark.local.dir"] == str(tmp_path)

@@ -1,4 +1,6 @@
-"""The contract's table of values in snapshots: the same cases as for events, through the tasks that Spark runs."""
+"""The contract's table of values in snapshots: the same cases as for events, through the tasks that
+Spark runs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from headrace.contract.values import Encoding
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
 from headrace.postgres.connection import connect
-from headrace.settings import FormatSettings, NatsSettings, PostgresSettings, Settings, SourceSettings
+from headrace.settings import (
+    FormatSettings,
+    NatsSettings,
+    PostgresSettings,
+    Settings,
+    SourceSettings,
+)
 from headrace.snapshot_responder import task
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
@@ -29,7 +37,9 @@ from headrace.testing.plugin import OwnNats
 from headrace.testing.value_cases import ARRAYS, CASES, EMBEDDED, TEXT, Both, Case
 
 in_both_encodings = pytest.mark.parametrize(
-    ("pg_version", "encoding"), [(16, Encoding.MSGPACK), (18, Encoding.JSON)], indirect=["pg_version"]
+    ("pg_version", "encoding"),
+    [(16, Encoding.MSGPACK), (18, Encoding.JSON)],
+    indirect=["pg_version"],
 )
 
 
@@ -60,18 +70,24 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
     await connected.close()
 
 
-async def copied(settings: Settings, client: Client, database: Database, case: Case) -> list[Copied]:
+async def copied(
+    settings: Settings, client: Client, database: Database, case: Case
+) -> list[Copied]:
     """A table of the case's values, as a snapshot has it."""
     table = f"value_{case.name}"
     rows = ", ".join(f"({i}, {literal})" for i, (literal, _) in enumerate(case.values))
-    await database.execute(f"{case.setup}; CREATE TABLE {table} (id int PRIMARY KEY, v {case.type})")
+    await database.execute(
+        f"{case.setup}; CREATE TABLE {table} (id int PRIMARY KEY, v {case.type})"
+    )
     await database.execute(f"INSERT INTO {table} VALUES {rows}")
     reader = await connect(settings.postgres, "test")
     text = "CASE WHEN num_nonnulls(v) = 1 THEN format('%s', v) END"
     printed = [row[0] for row in await reader.fetch(f"SELECT {text} FROM {table} ORDER BY id")]
     await reader.close()
     data = await snapshot(settings, client, table)
-    found = msgpack.unpackb(data) if settings.format.encoding is Encoding.MSGPACK else json.loads(data)
+    found = (
+        msgpack.unpackb(data) if settings.format.encoding is Encoding.MSGPACK else json.loads(data)
+    )
     return [Copied(text, data, row) for text, row in zip(printed, found["data"], strict=True)]
 
 

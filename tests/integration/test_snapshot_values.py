@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from headrace.contract.exact import native
-from headrace.contract.values import SESSION_SETTINGS, Encoding, TypeInfo, TypeKind, ValueOptions, converter
+from headrace.contract.values import (
+    SESSION_SETTINGS,
+    Encoding,
+    TypeInfo,
+    TypeKind,
+    ValueOptions,
+    converter,
+)
 from headrace.postgres.connection import connect
 from headrace.spark.csv_rows import CsvRows
 from headrace.testing.responder import (
@@ -28,13 +35,28 @@ VALUES = {
     "float8": ["0.1", "'NaN'", "'Infinity'", "'-0'", "1e308", "5e-324", "0.30000000000000004"],
     "numeric": ["'NaN'", "1.10", "'1" + "0" * 400 + ".5'"],
     "money": ["'-1234.50'"],
-    "text": ["''", "'NULL'", "'a,b'", "'\"'", r"E'\\.'", r"E'line\nbreak\r\ttab'", "'😀ä'", r"E'\\N'", "' '"],
+    "text": [
+        "''",
+        "'NULL'",
+        "'a,b'",
+        "'\"'",
+        r"E'\\.'",
+        r"E'line\nbreak\r\ttab'",
+        "'😀ä'",
+        r"E'\\N'",
+        "' '",
+    ],
     "char(5)": ["'ab'"],
     "uuid": ["'f4b0611f-7258-47f8-bceb-0eba9ac5195a'"],
     "jsonb": ['\'{"a": [1, 1e400, null], "b": "x,\\"y"}\'', "'null'"],
     "json": ['\'{"a":1, "a":2}\''],
     "bytea": [r"'\x00ff'", "''"],
-    "timestamptz": ["'2025-12-12 12:00:34.338547+00'", "'2025-12-12 12:00:34+00'", "'infinity'", "'0044-03-15 BC'"],
+    "timestamptz": [
+        "'2025-12-12 12:00:34.338547+00'",
+        "'2025-12-12 12:00:34+00'",
+        "'infinity'",
+        "'0044-03-15 BC'",
+    ],
     "timestamp": ["'2025-12-12 12:00:34.5'", "'-infinity'", "'12025-01-01'"],
     "date": ["'2025-12-12'", "'infinity'"],
     "timetz": ["'12:00:34.5+02'"],
@@ -68,7 +90,8 @@ async def test_every_value_has_the_form_that_the_converters_give_an_event(
     oids = [
         row["oid"]
         for row in await plain.fetch(
-            "SELECT atttypid::int8 AS oid FROM pg_attribute WHERE attrelid = 'valued'::regclass AND attnum > 1 "
+            "SELECT atttypid::int8 AS oid FROM pg_attribute WHERE attrelid = 'valued'::regclass "
+            "AND attnum > 1 "
             "ORDER BY attnum"
         )
     ]
@@ -85,7 +108,9 @@ async def test_every_value_has_the_form_that_the_converters_give_an_event(
             expected = None if text is None else native(convert(text.encode()))
             assert repr(row[name]) == repr(expected), name
     as_text = await consumer.snapshot("valued", {"values": "text"})
-    for row, texts in zip(sorted(as_text.rows, key=lambda row: int(row["id"])), printed, strict=True):
+    for row, texts in zip(
+        sorted(as_text.rows, key=lambda row: int(row["id"])), printed, strict=True
+    ):
         assert [row[name] for name in columns] == list(texts)[1:]
 
 
@@ -95,8 +120,12 @@ def _domains(oids: list[int], columns: list[str]) -> Any:
 
 
 def test_json_values_of_a_copy_are_the_converters_too() -> None:
-    converters = [converter(oid, ValueOptions(Encoding.JSON), lambda _: None) for oid in (23, 701, 17, 1184)]
-    rows, exact = CsvRows(["a", "b", "c", "d"], converters).rows(b'1,NaN,"\\x00ff",2025-12-12 12:00:34+00\n,,,\n')
+    converters = [
+        converter(oid, ValueOptions(Encoding.JSON), lambda _: None) for oid in (23, 701, 17, 1184)
+    ]
+    rows, exact = CsvRows(["a", "b", "c", "d"], converters).rows(
+        b'1,NaN,"\\x00ff",2025-12-12 12:00:34+00\n,,,\n'
+    )
     assert rows[0] == {"a": 1, "b": "NaN", "c": "AP8=", "d": "2025-12-12T12:00:34Z"}
     assert rows[1] == dict.fromkeys("abcd")
     assert json.dumps(rows)

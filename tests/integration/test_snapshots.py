@@ -1,4 +1,6 @@
-"""A snapshot has exactly the rows that committed before its LSN, of every kind of table that is published."""
+"""A snapshot has exactly the rows that committed before its LSN, of every kind of table that is
+published.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ from headrace.testing.responder import (
 pytestmark = pytest.mark.spark
 
 
-async def test_a_snapshot_has_every_row_with_null_apart_from_the_empty_string(consumer: Consumer) -> None:
+async def test_a_snapshot_has_every_row_with_null_apart_from_the_empty_string(
+    consumer: Consumer,
+) -> None:
     await consumer.publish("(id int PRIMARY KEY, note text)", "plain")
     await consumer.sql.execute(
-        "INSERT INTO plain SELECT g, CASE g % 3 WHEN 0 THEN NULL WHEN 1 THEN '' ELSE E'a,\"b\\n' || g END "
+        "INSERT INTO plain SELECT g, CASE g % 3 WHEN 0 THEN NULL WHEN 1 THEN '' ELSE E'a,\"b\\n' "
+        "|| g END "
         "FROM generate_series(1, 25000) g"
     )
     snapshot = await consumer.snapshot("plain")
@@ -54,13 +59,18 @@ async def test_a_snapshot_has_exactly_what_committed_before_its_lsn_while_writer
             snapshot = await consumer.snapshot("busy")
             await asyncio.sleep(0.1)
             changes = await consumer.sql.fetch(
-                "SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', "
+                "SELECT data FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, "
+                "'proto_version', '1', "
                 "'publication_names', $2)",
                 slot,
                 PUBLICATION,
             )
-            before, after = _by_commit([row["data"] for row in changes], parse_lsn(snapshot.meta["lsn"]))
-            assert after, "the writers must have gone on after the snapshot, or the test shows nothing"
+            before, after = _by_commit(
+                [row["data"] for row in changes], parse_lsn(snapshot.meta["lsn"])
+            )
+            assert after, (
+                "the writers must have gone on after the snapshot, or the test shows nothing"
+            )
             assert before, "the writers must have begun before it"
             ids = [row["id"] for row in snapshot.rows]
             assert len(ids) == len(set(ids))
@@ -116,7 +126,12 @@ async def test_a_table_without_a_primary_key_keeps_its_equal_rows(consumer: Cons
 async def test_a_table_of_one_nullable_column_loses_no_null(consumer: Consumer) -> None:
     await consumer.publish('("only" text)', "single")
     await consumer.sql.execute("INSERT INTO single VALUES (NULL), (''), ('x'), (NULL)")
-    assert [row["only"] for row in (await consumer.snapshot("single")).rows] == [None, "", "x", None]
+    assert [row["only"] for row in (await consumer.snapshot("single")).rows] == [
+        None,
+        "",
+        "x",
+        None,
+    ]
 
 
 async def test_a_partitioned_table_has_the_rows_of_all_its_partitions(consumer: Consumer) -> None:
@@ -128,7 +143,8 @@ async def test_a_partitioned_table_has_the_rows_of_all_its_partitions(consumer: 
     await sql.execute("ALTER TABLE parted ATTACH PARTITION parted_b FOR VALUES IN ('b')")
     await sql.execute("CREATE TABLE parted_b1 PARTITION OF parted_b FOR VALUES FROM (0) TO (1000)")
     await sql.execute(
-        "INSERT INTO parted SELECT g, CASE WHEN g < 500 THEN 'b' ELSE 'a' END FROM generate_series(1, 999) g"
+        "INSERT INTO parted SELECT g, CASE WHEN g < 500 THEN 'b' ELSE 'a' END FROM "
+        "generate_series(1, 999) g"
     )
     await sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE parted")
     refused = await consumer.ask("parted")
@@ -138,7 +154,9 @@ async def test_a_partitioned_table_has_the_rows_of_all_its_partitions(consumer: 
     try:
         snapshot = await consumer.snapshot("parted")
     finally:
-        await sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET (publish_via_partition_root = false)")
+        await sql.execute(
+            f"ALTER PUBLICATION {PUBLICATION} SET (publish_via_partition_root = false)"
+        )
     assert {(row["id"], row["tag"]) for row in snapshot.rows} == {
         (number, "b" if number < 500 else "a") for number in range(1, 1000)
     }
@@ -157,33 +175,49 @@ async def test_awkward_names_arrive_raw_on_an_encoded_subject(consumer: Consumer
 
 
 async def test_the_publications_row_filter_and_column_list_hold(consumer: Consumer) -> None:
-    await consumer.publish("(id int PRIMARY KEY, shown text, secret text)", "partial", "(id, shown) WHERE (id > 10)")
-    await consumer.sql.execute("INSERT INTO partial SELECT g, 'x' || g, 'hidden' FROM generate_series(1, 20) g")
+    await consumer.publish(
+        "(id int PRIMARY KEY, shown text, secret text)", "partial", "(id, shown) WHERE (id > 10)"
+    )
+    await consumer.sql.execute(
+        "INSERT INTO partial SELECT g, 'x' || g, 'hidden' FROM generate_series(1, 20) g"
+    )
     snapshot = await consumer.snapshot("partial")
     assert snapshot.rows == [{"id": number, "shown": f"x{number}"} for number in range(11, 21)]
 
 
-async def test_generated_columns_are_there_only_if_the_publication_has_them(consumer: Consumer) -> None:
+async def test_generated_columns_are_there_only_if_the_publication_has_them(
+    consumer: Consumer,
+) -> None:
     await consumer.publish("(id int, twice int GENERATED ALWAYS AS (id * 2) STORED)", "generated")
     await consumer.sql.execute("INSERT INTO generated VALUES (21)")
     assert (await consumer.snapshot("generated")).rows == [{"id": 21}]
-    await consumer.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET (publish_generated_columns = stored)")
+    await consumer.sql.execute(
+        f"ALTER PUBLICATION {PUBLICATION} SET (publish_generated_columns = stored)"
+    )
     try:
         assert (await consumer.snapshot("generated")).rows == [{"id": 21, "twice": 42}]
     finally:
-        await consumer.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET (publish_generated_columns = none)")
+        await consumer.sql.execute(
+            f"ALTER PUBLICATION {PUBLICATION} SET (publish_generated_columns = none)"
+        )
 
 
 async def test_a_row_larger_than_a_message_goes_by_reference(consumer: Consumer) -> None:
     await consumer.publish("(id int PRIMARY KEY, body text)", "huge")
     await consumer.sql.execute("INSERT INTO huge SELECT g, 'small' FROM generate_series(1, 1000) g")
-    await consumer.sql.execute("INSERT INTO huge SELECT -g, repeat('ä', g * 3000000) FROM generate_series(1, 3) g")
+    await consumer.sql.execute(
+        "INSERT INTO huge SELECT -g, repeat('ä', g * 3000000) FROM generate_series(1, 3) g"
+    )
     await consumer.sql.execute("INSERT INTO huge VALUES (1001, 'last')")
     snapshot = await consumer.snapshot("huge")
     large = [chunk for chunk in snapshot.chunks if "reference" in chunk]
     assert sorted(chunk["data"][0]["id"] for chunk in large) == [-3, -2, -1]
     assert all(chunk["data"] == [{"id": chunk["data"][0]["id"]}] for chunk in large)
     js = consumer.client.jetstream()
-    rows = {row["id"]: row["body"] for chunk in snapshot.chunks for row in (await whole(js, chunk))["data"]}
+    rows = {
+        row["id"]: row["body"]
+        for chunk in snapshot.chunks
+        for row in (await whole(js, chunk))["data"]
+    }
     expected = {-size: "ä" * size * 3_000_000 for size in (1, 2, 3)}
     assert rows == dict.fromkeys(range(1, 1001), "small") | expected | {1001: "last"}

@@ -1,4 +1,6 @@
-"""`headrace.archive` in Spark: every row once, in batch and as a stream through a hard kill; a table folded from it."""
+"""`headrace.archive` in Spark: every row once, in batch and as a stream through a hard kill; a
+table folded from it.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def change(
     exact: str | None = None,
 ) -> dict[str, object]:
     texts = {
-        name: None if value is None else (value if isinstance(value, str) else orjson.dumps(value).decode())
+        name: None
+        if value is None
+        else (value if isinstance(value, str) else orjson.dumps(value).decode())
         for name, value in (("key", key), ("before", before), ("after", after))
     }
     place = {
@@ -158,10 +162,20 @@ CHANGES = (
     change(4, "insert", {"id": 2}, after={"id": 2, "note": "to go", "big": "b"}),
     change(5, "insert", {"id": 3}, after={"id": 3, "note": "to move", "big": "long"}),
     change(6, "delete", {"id": 2}, before={"id": 2}),
-    change(7, "update", {"id": 5}, before={"id": 3}, after={"id": 5, "note": "moved", "big": "long"}),
+    change(
+        7, "update", {"id": 5}, before={"id": 3}, after={"id": 5, "note": "moved", "big": "long"}
+    ),
     change(8, "insert", {"id": 9}, after={"id": 9, "note": "n", "big": "full"}),
-    change(9, "update", {"id": 9}, {"id": 9, "note": "n", "big": "full"}, {"id": 9, "note": None}, ["big"]),
-    # Rows that move, once and again, with a value that PostgreSQL does not send; another row takes the key they left.
+    change(
+        9,
+        "update",
+        {"id": 9},
+        {"id": 9, "note": "n", "big": "full"},
+        {"id": 9, "note": None},
+        ["big"],
+    ),
+    # Rows that move, once and again, with a value that PostgreSQL does not send; another row takes
+    # the key they left.
     change(10, "update", {"id": 6}, {"id": 5}, {"id": 6, "note": "again"}, ["big"]),
     change(11, "insert", {"id": 20}, after={"id": 20, "note": "a", "big": "first"}),
     change(12, "update", {"id": 21}, {"id": 20}, {"id": 21, "note": "a"}, ["big"]),
@@ -176,13 +190,19 @@ def write_state(url: str) -> None:
     """One file of changes that a table is folded from."""
     rows = pa.Table.from_pylist(list(CHANGES), pa.schema(SCHEMA))
     last = Position(100 + (len(CHANGES) - 1) // 3, (len(CHANGES) - 1) % 3)
-    info = SegmentInfo(1, "s", 1, "w", "headrace", "db", "1", 1, 1, 200, len(CHANGES), Position(100, 0), last)
+    info = SegmentInfo(
+        1, "s", 1, "w", "headrace", "db", "1", 1, 1, 200, len(CHANGES), Position(100, 0), last
+    )
     data, _ = segment.encode(rows, info)
     Store(url).put_new(file_name(1), data)
 
 
 def run(script: str, url: str, folder: Path) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "NATS", "HEADRACE"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PG", "NATS", "HEADRACE"))
+    }
     return subprocess.Popen(
         [sys.executable, "-c", script, url, str(folder)],
         env=environment,
@@ -209,7 +229,8 @@ def test_spark_reads_every_change_once_through_a_hard_kill(tmp_path: Path) -> No
     os.killpg(stream.pid, signal.SIGKILL)
     stream.communicate()
     assert len(list(out.glob("[0-9]*"))) < 6, "the kill came too late to tell anything"
-    # On a machine that is very busy, Spark gives its Python workers up. The checkpoint is what a next run is for.
+    # On a machine that is very busy, Spark gives its Python workers up. The checkpoint is what a
+    # next run is for.
     for _ in range(3):
         finished = run(FINISH, made.url, tmp_path)
         said, _ = finished.communicate(timeout=450)

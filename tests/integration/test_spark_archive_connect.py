@@ -1,4 +1,6 @@
-"""`headrace.archive` through a Spark Connect server: in batch, with filters, as a stream that goes on exactly once."""
+"""`headrace.archive` through a Spark Connect server: in batch, with filters, as a stream that goes
+on exactly once.
+"""
 
 from __future__ import annotations
 

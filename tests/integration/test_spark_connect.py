@@ -1,4 +1,6 @@
-"""Snapshots on a Spark Connect server: `SPARK_REMOTE` alone decides, and no JVM starts beside the responder."""
+"""Snapshots on a Spark Connect server: `SPARK_REMOTE` alone decides, and no JVM starts beside the
+responder.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import pytest_asyncio
 
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.objects import ensure
-from headrace.settings import NatsSettings, PostgresSettings, Settings, SnapshotSettings, SourceSettings
+from headrace.settings import (
+    NatsSettings,
+    PostgresSettings,
+    Settings,
+    SnapshotSettings,
+    SourceSettings,
+)
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.snapshot_responder.tickets import Throttle
@@ -33,7 +41,9 @@ REQUEST = SnapshotRequest("t", "public", "t")
 async def settings(database: Database, own_nats: OwnNats) -> Settings:
     server = await own_nats()
     await database.execute("CREATE TABLE t (id int, pad text); CREATE PUBLICATION p FOR TABLE t")
-    await database.execute("INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g")
+    await database.execute(
+        "INSERT INTO t SELECT g, repeat('x', 300) FROM generate_series(1, 20000) g"
+    )
     return Settings(
         postgres=PostgresSettings("127.0.0.1", database.port, database.name, SUPERUSER),
         nats=NatsSettings(url=server.url),
@@ -62,7 +72,9 @@ async def test_a_snapshot_runs_on_spark_connect_and_its_failures_are_told(
     monkeypatch.setenv("SPARK_REMOTE", remote)
     client = await nats.connect(str(settings.nats.url))
     await ensure(client.jetstream(), settings.streams)
-    driver = SparkDriver(replace(settings, snapshot=replace(settings.snapshot, spark_remote=remote)))
+    driver = SparkDriver(
+        replace(settings, snapshot=replace(settings.snapshot, spark_remote=remote))
+    )
     try:
         # Slow enough for Spark to tell how far it is, which it does every other second.
         first = Snapshot(settings, client, driver, REQUEST, "snap-1", Throttle(700_000))

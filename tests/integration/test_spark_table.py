@@ -55,11 +55,14 @@ print("read")
 
 async def test_a_table_is_a_dataframe_of_one_moment(database: Database, tmp_path: Path) -> None:
     await database.execute(
-        "CREATE TABLE t (id bigint PRIMARY KEY, small int2, note text, at timestamptz, raw bytea, f float8, yes bool);"
-        "CREATE TABLE empty (id int); CREATE PUBLICATION p FOR TABLE t (id, note) WHERE (id > 10000)"
+        "CREATE TABLE t (id bigint PRIMARY KEY, small int2, note text, at timestamptz, raw bytea, "
+        "f float8, yes bool);"
+        "CREATE TABLE empty (id int); CREATE PUBLICATION p FOR TABLE t (id, note) WHERE (id > "
+        "10000)"
     )
     await database.execute(
-        "INSERT INTO t SELECT g, g % 100, CASE g % 3 WHEN 1 THEN NULL WHEN 2 THEN '' ELSE 'a,\"' || g END, "
+        "INSERT INTO t SELECT g, g % 100, CASE g % 3 WHEN 1 THEN NULL WHEN 2 THEN '' ELSE 'a,\"' "
+        "|| g END, "
         "'2025-12-12+00'::timestamptz + g * interval '1 s', '\\x00ff', g / 2.0, g % 3 = 0 "
         "FROM generate_series(1, 20000) g"
     )
@@ -73,7 +76,12 @@ async def test_a_table_is_a_dataframe_of_one_moment(database: Database, tmp_path
         "HEADRACE_SNAPSHOT_RANGE_BYTES": str(256 * 1024),
     }
     done = subprocess.run(  # noqa: ASYNC221  # nothing else runs in this test's loop
-        [sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", PROBE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.stdout.splitlines()[-1:] == ["read"], done.stderr[-3000:]
     held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"

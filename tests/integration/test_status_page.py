@@ -1,4 +1,6 @@
-"""The status page shows a running suite, live, on a phone and on a desk, and asks nobody but its own port."""
+"""The status page shows a running suite, live, on a phone and on a desk, and asks nobody but its
+own port.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def write(database: Database, stop: asyncio.Event) -> None:
     number = 0
     while not stop.is_set():
         number += 10
-        await database.execute(f'INSERT INTO "{TABLE}" SELECT generate_series({number}, {number + 9})')
+        await database.execute(
+            f'INSERT INTO "{TABLE}" SELECT generate_series({number}, {number + 9})'
+        )
         await asyncio.sleep(0.05)
 
 
@@ -68,7 +72,9 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
     database: Database, own_nats: OwnNats, names: Names, tmp_path: Path
 ) -> None:
     server = await own_nats()
-    await database.execute(f'CREATE TABLE "{TABLE}" (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES')
+    await database.execute(
+        f'CREATE TABLE "{TABLE}" (id int PRIMARY KEY); CREATE PUBLICATION headrace FOR ALL TABLES'
+    )
     settings = {
         **SETTINGS,
         **database.server.environment(),
@@ -88,7 +94,9 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
                 await page.shows("running")
                 await page.shows(TABLE)
                 await page.shows("billing")
-                await until(page, "document.querySelector('#chart-rate .a').getAttribute('d').includes('L')")
+                await until(
+                    page, "document.querySelector('#chart-rate .a').getAttribute('d').includes('L')"
+                )
                 await until(page, "parseFloat(document.querySelector('#rate').textContent) > 0")
                 assert await page.evaluate(f"({SAME}).length") == 0
                 before = await page.text("#events")
@@ -98,14 +106,22 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
                 for dark in (False, True):
                     for name, (width, height) in SIZES.items():
                         await see(page, name, width, height, dark=dark)
-                    colours.add(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+                    colours.add(
+                        await page.evaluate("getComputedStyle(document.body).backgroundColor")
+                    )
                 assert len(colours) == 2
                 assert await page.evaluate("document.querySelector('#tables b')") is None
                 here = await page.evaluate("location.origin")
-                asked = await page.evaluate("performance.getEntriesByType('resource').map((one) => one.name).join(' ')")
-                assert [name for name in asked.split() if not name.startswith((here, "data:"))] == []
+                asked = await page.evaluate(
+                    "performance.getEntriesByType('resource').map((one) => one.name).join(' ')"
+                )
+                assert [
+                    name for name in asked.split() if not name.startswith((here, "data:"))
+                ] == []
                 state = await client.jetstream().key_value("headrace_state")
-                await pause.write(client, state, load(settings), Pause(paused=True, by="a test", reason="upgrade"))
+                await pause.write(
+                    client, state, load(settings), Pause(paused=True, by="a test", reason="upgrade")
+                )
                 await page.shows("paused by a test")
                 await until(page, "document.querySelector('#state').textContent === 'paused'")
                 await see(page, "paused", 390, 844, dark=False)
@@ -118,7 +134,11 @@ async def test_the_page_shows_the_suite_live_in_every_size_and_light(
 
 
 async def test_the_page_may_run_only_what_is_in_it(database: Database, names: Names) -> None:
-    settings = {**database.server.environment(), "NATS_URL": "nats://127.0.0.1:1", "HEADRACE_SLOT": names.slot}
+    settings = {
+        **database.server.environment(),
+        "NATS_URL": "nats://127.0.0.1:1",
+        "HEADRACE_SLOT": names.slot,
+    }
     async with service(settings, "telemetry") as telemetry:
         code, text = await telemetry.get("/")
         policy = await headers(f"{await telemetry.url()}/")

@@ -1,4 +1,6 @@
-"""Reading what others wrote into a shared stream: all of it, however large, and whatever was removed from it."""
+"""Reading what others wrote into a shared stream: all of it, however large, and whatever was
+removed from it.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,21 @@ STREAM = "STRETCH"
 @pytest.fixture
 async def client(own_nats: OwnNats) -> AsyncIterator[Client]:
     connected = await nats.connect((await own_nats()).url)
-    await connected.jetstream().add_stream(StreamConfig(name=STREAM, subjects=["s.>"], storage=StorageType.FILE))
+    await connected.jetstream().add_stream(
+        StreamConfig(name=STREAM, subjects=["s.>"], storage=StorageType.FILE)
+    )
     yield connected
     await connected.close()
 
 
 def event(source: str, lsn: int, pad: int = 0) -> bytes:
-    payload = {"operation": "INSERT", "table": "t", "source": source, "tx": {"lsn": lsn, "seq": 0}, "pad": "x" * pad}
+    payload = {
+        "operation": "INSERT",
+        "table": "t",
+        "source": source,
+        "tx": {"lsn": lsn, "seq": 0},
+        "pad": "x" * pad,
+    }
     return events.encode(payload, Encoding.MSGPACK)
 
 
@@ -42,7 +52,9 @@ async def sequences(reading: Stretch, last_seq: int) -> list[int]:
     return [seq async for found in reading.read(last_seq) for seq, _, _ in found]
 
 
-async def test_a_stretch_is_read_in_order_and_further_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stretch_is_read_in_order_and_further_later(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stretch, "_MESSAGES_MAX", 7)
     await fill(client, *[b"x"] * 30)
     reading = Stretch(client, STREAM, 4)
@@ -64,7 +76,9 @@ async def test_a_message_larger_than_what_is_asked_for_at_a_time_is_read(
 
 
 async def test_what_was_removed_hides_nothing_that_comes_later(client: Client) -> None:
-    """A request that asked for removed messages too stays open, and brings what is stored after the look."""
+    """A request that asked for removed messages too stays open, and brings what is stored after the
+    look.
+    """
     await fill(client, *[b"x"] * 10)
     for seq in (3, 4, 10):
         await client.jetstream().delete_msg(STREAM, seq)
@@ -78,7 +92,10 @@ async def test_what_was_removed_hides_nothing_that_comes_later(client: Client) -
 
 async def test_a_message_of_ours_is_found_among_many_of_others(client: Client) -> None:
     ours, last = 613, 1200
-    await fill(client, *[event("ours" if number == ours else "theirs", number) for number in range(1, last + 1)])
+    await fill(
+        client,
+        *[event("ours" if number == ours else "theirs", number) for number in range(1, last + 1)],
+    )
     tail = StreamTail(client.jetstream(), STREAM, reader_of("ours"), suspect_of("ours"))
     assert (await tail.after(0)).position_seq == ours
     async with tail.watched(ours) as look:

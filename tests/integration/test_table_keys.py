@@ -1,4 +1,6 @@
-"""A table's key is one thing, whoever asks: PostgreSQL's own Relation messages and these tables' DDL are the oracle."""
+"""A table's key is one thing, whoever asks: PostgreSQL's own Relation messages and these tables'
+DDL are the oracle.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,15 @@ class Case:
 CASES = (
     Case("plain", "note text, id int PRIMARY KEY", ("id",)),
     Case("included", "note text, id int, PRIMARY KEY (id) INCLUDE (note)", ("id",)),
-    Case("composite", "a int, b int, c int, note text, PRIMARY KEY (c, a) INCLUDE (note)", ("c", "a")),
-    Case("indexed", "a int NOT NULL, id int PRIMARY KEY, b int NOT NULL, note text", ("id",), ("b", "a")),
+    Case(
+        "composite", "a int, b int, c int, note text, PRIMARY KEY (c, a) INCLUDE (note)", ("c", "a")
+    ),
+    Case(
+        "indexed",
+        "a int NOT NULL, id int PRIMARY KEY, b int NOT NULL, note text",
+        ("id",),
+        ("b", "a"),
+    ),
     Case("only_indexed", "a int NOT NULL, b int NOT NULL, note text", (), ("b", "a")),
     Case("complete", "note text, id int, PRIMARY KEY (id) INCLUDE (note)", ("id",)),
     Case("nothing", "note text, id int PRIMARY KEY", ("id",)),
@@ -47,8 +56,12 @@ async def make(database: Database) -> Settings:
     for case in CASES:
         await database.execute(f"CREATE TABLE {case.name} ({case.ddl})")
         if case.identity_index:
-            await database.execute(f"CREATE UNIQUE INDEX {case.name}_i ON {case.name} (b, a) INCLUDE (note)")
-            await database.execute(f"ALTER TABLE {case.name} REPLICA IDENTITY USING INDEX {case.name}_i")
+            await database.execute(
+                f"CREATE UNIQUE INDEX {case.name}_i ON {case.name} (b, a) INCLUDE (note)"
+            )
+            await database.execute(
+                f"ALTER TABLE {case.name} REPLICA IDENTITY USING INDEX {case.name}_i"
+            )
     for name, identity in IDENTITIES.items():
         await database.execute(f"ALTER TABLE {name} REPLICA IDENTITY {identity}")
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
@@ -77,7 +90,9 @@ async def flagged(database: Database) -> dict[str, set[str]]:
 
 
 def relation(message: bytes) -> tuple[str, set[str]]:
-    """A Relation message: 'R', its OID, schema and name, replica identity, and for each column flags, name and type."""
+    """A Relation message: 'R', its OID, schema and name, replica identity, and for each column
+    flags, name and type.
+    """
     _, name, rest = message[5:].split(b"\0", 2)
     (count,), rest = struct.unpack(">H", rest[1:3]), rest[3:]
     found = set()
@@ -95,7 +110,10 @@ async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
     names = {("public", case.name) for case in CASES}
     audited = await audit_source.noted(settings.postgres, names)
     session = await database.connect()
-    published = {reading.table.name: reading for reading in (await read_publication(session, "headrace")).tables}
+    published = {
+        reading.table.name: reading
+        for reading in (await read_publication(session, "headrace")).tables
+    }
     reader = Reading(settings)
     schemas = {str(schema.content["table"]): schema.content for schema in await reader.schemas()}
     reader.close()
@@ -115,10 +133,15 @@ async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
 async def test_the_catalog_flags_the_columns_that_postgresql_flags(database: Database) -> None:
     await make(database)
     reading = await read_publication(await database.connect(), "headrace")
-    found = {table.table.name: {row["name"] for row in table.columns if row["is_key"]} for table in reading.tables}
+    found = {
+        table.table.name: {row["name"] for row in table.columns if row["is_key"]}
+        for table in reading.tables
+    }
     assert found == await flagged(database)
 
 
 async def test_a_relation_that_is_gone_has_no_key(database: Database) -> None:
     settings = await make(database)
-    assert await audit_source.noted(settings.postgres, {("public", "gone")}) == {("public", "gone"): Noted()}
+    assert await audit_source.noted(settings.postgres, {("public", "gone")}) == {
+        ("public", "gone"): Noted()
+    }

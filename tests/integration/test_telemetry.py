@@ -75,7 +75,9 @@ async def make_slot(database: Database, names: Names) -> None:
 
 
 def values(metrics: str) -> dict[str, float]:
-    lines = [line.rpartition(" ") for line in metrics.splitlines() if line and not line.startswith("#")]
+    lines = [
+        line.rpartition(" ") for line in metrics.splitlines() if line and not line.startswith("#")
+    ]
     return {name: float(value) for name, _, value in lines}
 
 
@@ -87,14 +89,22 @@ def state(status: dict[str, Any], name: str) -> str:
     return str(status["services"].get(name, {}).get("state", "unknown"))
 
 
-async def status_when(telemetry: ServiceProcess, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def status_when(
+    telemetry: ServiceProcess, true: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
     async with asyncio.timeout(60):
         while not true(status := json.loads((await telemetry.get("/status"))[1])):
             pass
     return dict(status)
 
 
-READER: Stats = {"ready": 1, "wal_messages": 1797, "pg_connected": 1, "pg_reconnects": 3, "confirmed_lsn": 0x183F680}
+READER: Stats = {
+    "ready": 1,
+    "wal_messages": 1797,
+    "pg_connected": 1,
+    "pg_reconnects": 3,
+    "confirmed_lsn": 0x183F680,
+}
 
 
 async def report(client: Client, names: Names, name: str, stats: Stats) -> None:
@@ -111,7 +121,9 @@ async def test_status_and_metrics_have_every_name_of_the_bridge_with_the_suites_
         client = await nats.connect(nats_server.url)
         await telemetry.logs("reports_heard")
         await report(client, names, "wal-reader", READER)
-        await report(client, names, "publisher", {"ready": 1, "cdc_events": 288, "nats_reconnects": 1})
+        await report(
+            client, names, "publisher", {"ready": 1, "cdc_events": 288, "nats_reconnects": 1}
+        )
         assert await telemetry.get("/health") == (200, '{"status": "ok"}')
         status = json.loads((await telemetry.get("/status"))[1])
         metrics = values((await telemetry.get("/metrics"))[1])
@@ -133,7 +145,9 @@ async def test_the_metrics_line_has_the_bridges_form_in_every_log_format(
     await make_slot(database, names)
     for log_format in ("logfmt", "json"):
         more = {"HEADRACE_METRICS_INTERVAL_S": "0.5", "HEADRACE_LOG_FORMAT": log_format}
-        async with service(environment(database, nats_server.url, names, **more), "telemetry") as telemetry:
+        async with service(
+            environment(database, nats_server.url, names, **more), "telemetry"
+        ) as telemetry:
             line = await telemetry.says("METRICS")
             assert await telemetry.stop() == 0
         assert LINE.fullmatch(line), line
@@ -148,7 +162,9 @@ async def test_a_silent_service_keeps_its_counts_and_loses_its_state(
         client = await nats.connect(nats_server.url)
         await report(client, names, "wal-reader", READER)
         await client.close()
-        silent = await status_when(telemetry, lambda status: state(status, "wal-reader") == "silent")
+        silent = await status_when(
+            telemetry, lambda status: state(status, "wal-reader") == "silent"
+        )
         metrics = values((await telemetry.get("/metrics"))[1])
     assert silent["status"] == "disconnected"
     assert silent["wal_messages_received"] == 1797
@@ -160,13 +176,20 @@ async def test_lag_and_state_of_the_slot_are_postgresqls_own(
     database: Database, nats_server: EmbeddedNats, names: Names
 ) -> None:
     await make_slot(database, names)
-    await database.execute("CREATE TABLE filler AS SELECT repeat('x', 1000) FROM generate_series(1, 500)")
+    await database.execute(
+        "CREATE TABLE filler AS SELECT repeat('x', 1000) FROM generate_series(1, 500)"
+    )
     limits = {"HEADRACE_WAL_WARNING_BYTES": "1000", "HEADRACE_WAL_INTERVAL_S": "0.1"}
-    async with service(environment(database, nats_server.url, names, **limits), "telemetry") as telemetry:
+    async with service(
+        environment(database, nats_server.url, names, **limits), "telemetry"
+    ) as telemetry:
         warning = await telemetry.logs("wal_lag_high")
         status = json.loads((await telemetry.get("/status"))[1])
     lag = await database.fetchval(
-        "SELECT (pg_current_wal_lsn() - confirmed_flush_lsn)::int8 FROM pg_replication_slots WHERE slot_name = $1",
+        (
+            "SELECT (pg_current_wal_lsn() - confirmed_flush_lsn)::int8 FROM pg_replication_slots "
+            "WHERE slot_name = $1"
+        ),
         names.slot,
     )
     assert 500_000 < warning["lag_bytes"] <= status["wal_lag_bytes"] <= lag
@@ -193,7 +216,9 @@ async def test_telemetry_outlives_postgresql_and_sees_it_again(
         assert await telemetry.stop() == 0
 
 
-async def test_telemetry_answers_and_stops_while_nats_was_never_there(database: Database, names: Names) -> None:
+async def test_telemetry_answers_and_stops_while_nats_was_never_there(
+    database: Database, names: Names
+) -> None:
     settings = environment(database, NOWHERE, names)
     async with service(settings, "telemetry") as telemetry:
         assert (await telemetry.get("/health"))[0] == 200
@@ -275,7 +300,10 @@ async def test_stream_info_names_missing_rights_only_where_nats_server_does(
 
 
 async def post(url: str, **headers: str) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/shutdown", headers=headers) as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/shutdown", headers=headers) as answer,
+    ):
         return answer.status, await answer.text()
 
 
@@ -284,7 +312,10 @@ async def test_a_shutdown_on_loopback_stops_every_service_of_the_suite(
 ) -> None:
     await database.execute(f"CREATE PUBLICATION {names.publication}")
     settings = environment(database, (await own_nats()).url, names)
-    async with service(settings, "telemetry") as telemetry, service(settings, "schema-publisher") as other:
+    async with (
+        service(settings, "telemetry") as telemetry,
+        service(settings, "schema-publisher") as other,
+    ):
         await telemetry.readiness(200)
         await other.readiness(200)
         url = await telemetry.url()

@@ -1,4 +1,6 @@
-"""Telemetry tells of a durable consumer before it loses events, and of a slot before PostgreSQL gives it up."""
+"""Telemetry tells of a durable consumer before it loses events, and of a slot before PostgreSQL
+gives it up.
+"""
 
 from __future__ import annotations
 

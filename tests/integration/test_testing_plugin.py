@@ -20,7 +20,9 @@ async def test_a_test_runs_on_the_version_it_names(database: Database, pg_versio
     assert database.port == database.server.port
 
 
-async def test_a_test_runs_on_18_unless_it_names_another(database: Database, pg_version: int) -> None:
+async def test_a_test_runs_on_18_unless_it_names_another(
+    database: Database, pg_version: int
+) -> None:
     assert pg_version == 18
     assert (await database.fetchval("SHOW server_version")).startswith("18")
 
@@ -38,17 +40,26 @@ async def test_a_database_goes_with_its_connections_and_its_slots_in_use(
 ) -> None:
     name = names.other("doomed")
     async with fresh_database(postgres_server, name) as doomed:
-        await doomed.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", names.slot)
+        await doomed.execute(
+            "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", names.slot
+        )
         await doomed.execute(f"CREATE PUBLICATION {names.publication} FOR ALL TABLES")
         idle = await asyncpg.connect(doomed.dsn)
         walsender = PGconn.connect(f"{doomed.dsn}?replication=database".encode())
         options = f"proto_version '1', publication_names '{names.publication}'"
         walsender.exec_(f"START_REPLICATION SLOT {names.slot} LOGICAL 0/0 ({options})".encode())
-        assert await doomed.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", names.slot)
+        assert await doomed.fetchval(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = $1", names.slot
+        )
     walsender.finish()
     idle.terminate()
     with psycopg.connect(postgres_server.dsn()) as left:
-        assert left.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", [names.slot]).fetchall() == []
+        assert (
+            left.execute(
+                "SELECT FROM pg_replication_slots WHERE slot_name = %s", [names.slot]
+            ).fetchall()
+            == []
+        )
         assert left.execute("SELECT FROM pg_database WHERE datname = %s", [name]).fetchall() == []
 
 
@@ -65,5 +76,7 @@ async def test_an_own_server_is_not_the_shared_one(
 
 def test_no_two_tests_have_a_name_in_common() -> None:
     first, second = Names.new(), Names.new()
-    pairs = [(one.slot, one.publication, one.stream, one.subject, one.bucket) for one in (first, second)]
+    pairs = [
+        (one.slot, one.publication, one.stream, one.subject, one.bucket) for one in (first, second)
+    ]
     assert len({name for pair in pairs for name in pair}) == 10

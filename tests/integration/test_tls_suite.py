@@ -1,7 +1,8 @@
-"""The whole suite over TLS alone: PostgreSQL with verify-full and a client certificate, NATS with mutual TLS.
+"""The whole suite over TLS alone: PostgreSQL with verify-full and a client certificate, NATS with
+mutual TLS.
 
-Nothing else is let in at either server, so whatever arrives came that way: by Spark's tasks, the archiver, the
-audit-writer and a mirror too.
+Nothing else is let in at either server, so whatever arrives came that way: by Spark's tasks, the
+archiver, the audit-writer and a mirror too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from headrace.testing.tls_front import TlsFront
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SERVICES = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder", "archiver", "audit-writer")
+SERVICES = (
+    "wal-reader",
+    "publisher",
+    "schema-publisher",
+    "snapshot-responder",
+    "archiver",
+    "audit-writer",
+)
 ROWS = 20_000
 # A JVM starts in it, on whatever machine this is.
 WAIT_S = 300.0
@@ -46,12 +54,21 @@ async def test_every_part_of_the_suite_works_over_verified_and_mutual_tls_alone(
 ) -> None:
     authority = Authority(tmp_path)
     pair, shown = authority.server(), authority.client("headrace")
-    tls = {"cert_file": str(pair.certificate), "key_file": str(pair.key), "ca_file": str(authority.certificate)}
-    postgres, server = await own_postgres(), await own_nats(config={"tls": {**tls, "verify": True, "timeout": 30}})
+    tls = {
+        "cert_file": str(pair.certificate),
+        "key_file": str(pair.key),
+        "ca_file": str(authority.certificate),
+    }
+    postgres, server = (
+        await own_postgres(),
+        await own_nats(config={"tls": {**tls, "verify": True, "timeout": 30}}),
+    )
     database, archive = Database(postgres, "postgres"), tmp_path / "archive"
     await database.execute("CREATE DATABASE mirrored")
     await database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    await database.execute(f"INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, {ROWS}) g")
+    await database.execute(
+        f"INSERT INTO t SELECT g, repeat('x', 200) FROM generate_series(1, {ROWS}) g"
+    )
     await database.execute("CREATE PUBLICATION headrace FOR TABLES IN SCHEMA public")
     async with TlsFront(lambda: postgres.port, context(pair, authority)) as front:
         environment = {
@@ -75,7 +92,10 @@ async def test_every_part_of_the_suite_works_over_verified_and_mutual_tls_alone(
         }
         target = f"postgresql://headrace@127.0.0.1:{front.port}/mirrored"
         mirror = MirrorProcess(environment, tmp_path, "mirror", target, "--table", "t")
-        async with Suite(environment, tmp_path, SERVICES) as suite, service(environment, "telemetry") as telemetry:
+        async with (
+            Suite(environment, tmp_path, SERVICES) as suite,
+            service(environment, "telemetry") as telemetry,
+        ):
             await suite.logged("publisher", "epoch_joined", timeout_s=WAIT_S)
             await mirror.start()
             await mirror.logged("event=bootstrap_done", timeout_s=WAIT_S)
@@ -97,7 +117,10 @@ async def _trail(database: Database) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
             with contextlib.suppress(asyncpg.UndefinedTableError):
-                if await database.fetchval("SELECT count(*) FROM changes WHERE \"table\" = 't'") == 2:
+                if (
+                    await database.fetchval("SELECT count(*) FROM changes WHERE \"table\" = 't'")
+                    == 2
+                ):
                     return
             await asyncio.sleep(0.1)
 
@@ -105,7 +128,9 @@ async def _trail(database: Database) -> None:
 async def _archived(url: str) -> None:
     async with asyncio.timeout(WAIT_S):
         while True:
-            found = [entry.operation for entry in WalReader(url).follow(wait=False) if entry.table == "t"]
+            found = [
+                entry.operation for entry in WalReader(url).follow(wait=False) if entry.table == "t"
+            ]
             if {"insert", "delete"} <= set(found):
                 return
             await asyncio.sleep(0.2)

@@ -52,7 +52,9 @@ async def told(telemetry: ServiceProcess, nats_url: str, slot: str) -> None:
             await asyncio.sleep(0.2)
 
     telling = asyncio.create_task(tell())
-    await status_when(telemetry, lambda status: {"publisher", "snapshot-responder"} <= status["services"].keys())
+    await status_when(
+        telemetry, lambda status: {"publisher", "snapshot-responder"} <= status["services"].keys()
+    )
     telling.cancel()
     await asyncio.wait({telling})
     await client.close()
@@ -68,7 +70,16 @@ async def test_one_screen_has_the_stream_the_slot_the_snapshots_the_tables_and_t
         await told(telemetry, nats_server.url, names.slot)
         shown = await command(settings, "top", "--once", "--url", await telemetry.url())
     assert shown.code == 0, shown
-    for words in (names.slot, "5,000 in all", "not read", "reserved", "250,000", "1,000,000", "4,990", "gap"):
+    for words in (
+        names.slot,
+        "5,000 in all",
+        "not read",
+        "reserved",
+        "250,000",
+        "1,000,000",
+        "4,990",
+        "gap",
+    ):
         assert words in shown.out, (words, shown.out)
 
 
@@ -114,7 +125,11 @@ async def test_top_without_telemetry_says_what_to_do() -> None:
 def test_a_publisher_that_began_anew_has_no_negative_rate() -> None:
     past = Past()
     for at, events in enumerate((1000, 1100, 5)):
-        body = {"cdc_events_published": events, "wal_lag_bytes": 0, "services": {"publisher": {"figures": {}}}}
+        body = {
+            "cdc_events_published": events,
+            "wal_lag_bytes": 0,
+            "services": {"publisher": {"figures": {}}},
+        }
         past.add(float(at), body)
     assert list(past.rates) == [100.0, 0.0]
     assert spark(past.rates) == "█▁"

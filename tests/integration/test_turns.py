@@ -1,4 +1,6 @@
-"""Several sources at the end of one stream: each gets its turns, and none cuts the others' batches short."""
+"""Several sources at the end of one stream: each gets its turns, and none cuts the others' batches
+short.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,15 @@ PART = 100
 
 
 def event(source: str, number: int) -> Outgoing:
-    payload = {"operation": "INSERT", "table": source, "source": source, "tx": {"lsn": number, "seq": 0}}
-    return Outgoing(f"shared.{source}", f"{number:x}-{source}-insert", events.encode(payload, Encoding.MSGPACK))
+    payload = {
+        "operation": "INSERT",
+        "table": source,
+        "source": source,
+        "tx": {"lsn": number, "seq": 0},
+    }
+    return Outgoing(
+        f"shared.{source}", f"{number:x}-{source}-insert", events.encode(payload, Encoding.MSGPACK)
+    )
 
 
 @dataclass(slots=True)
@@ -79,10 +88,14 @@ class Site:
     async def publisher(self, source: str) -> Publisher:
         client, stats = await self.client(), Stats()
         tail = StreamTail(client.jetstream(), STREAM, reader_of(source), suspect_of(source))
-        ingest = FastIngest(client, tail, stats, Window(2048, 1 << 23, 30.0), Turns(client, STREAM, source, stats))
+        ingest = FastIngest(
+            client, tail, stats, Window(2048, 1 << 23, 30.0), Turns(client, STREAM, source, stats)
+        )
         found = await tail.after(0)
         await ingest.open(found)
-        return Publisher(client, source, ingest, stats, 1 + (found.position.lsn if found.position else 0))
+        return Publisher(
+            client, source, ingest, stats, 1 + (found.position.lsn if found.position else 0)
+        )
 
     async def numbers(self) -> dict[str, list[int]]:
         """What is stored of each source, in the stream's order."""
@@ -95,7 +108,9 @@ class Site:
 @pytest.fixture
 async def site(own_nats: OwnNats) -> AsyncIterator[Site]:
     made = Site((await own_nats()).url)
-    config = StreamConfig(name=STREAM, subjects=["shared.>"], storage=StorageType.FILE, duplicate_window=0.1)
+    config = StreamConfig(
+        name=STREAM, subjects=["shared.>"], storage=StorageType.FILE, duplicate_window=0.1
+    )
     await (await made.client()).jetstream().add_stream(config, allow_batched=True)
     yield made
     for client in made.clients:
@@ -123,7 +138,9 @@ async def heard(client: Client) -> list[str]:
 
 @pytest.mark.parametrize("sources", ["ab", "abc"])
 @pytest.mark.usefixtures("short_turns")
-async def test_publishers_at_once_store_everything_once_in_order_and_none_starves(site: Site, sources: str) -> None:
+async def test_publishers_at_once_store_everything_once_in_order_and_none_starves(
+    site: Site, sources: str
+) -> None:
     messages = 10_000 // len(sources)
     all_of_them = [await site.publisher(source) for source in sources]
 
@@ -174,7 +191,9 @@ async def test_a_publisher_alone_says_nothing_and_waits_for_nobody(site: Site) -
     assert alone.counted("batches_broken") == alone.counted("turns_passed") == 0
 
 
-async def test_who_takes_no_turns_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_takes_no_turns_is_not_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(taking_turns, "_LOOK_S", 3600.0)
     one, stranger = await site.publisher("a"), await site.client()
     async with asyncio.timeout(60):
@@ -185,7 +204,9 @@ async def test_who_takes_no_turns_is_not_waited_for(site: Site, monkeypatch: pyt
     assert one.counted("batches_broken") == 20
 
 
-async def test_who_has_nothing_more_to_write_is_not_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_has_nothing_more_to_write_is_not_waited_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two that write one message now and then, in each other's way, and never at once."""
     monkeypatch.setattr(taking_turns, "_BELIEVED_S", 3600.0)
     monkeypatch.setattr(taking_turns, "_WAIT_MAX_S", 3600.0)
@@ -199,14 +220,24 @@ async def test_who_has_nothing_more_to_write_is_not_waited_for(site: Site, monke
     assert await site.numbers() == {"a": list(range(1, 41)), "b": list(range(1, 41))}
 
 
-async def test_a_note_that_lies_delays_and_stops_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_note_that_lies_delays_and_stops_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(taking_turns, "_WAIT_MAX_S", 0.5)
     one, liar = await site.publisher("a"), await site.client()
-    words = [{"word": word, "by": "liar", "source": "b", "to": "liar"} for word in ("write", "wait", "pass", "write")]
+    words = [
+        {"word": word, "by": "liar", "source": "b", "to": "liar"}
+        for word in ("write", "wait", "pass", "write")
+    ]
 
     async def lie() -> None:
         while True:
-            for note in (*[orjson.dumps(word) for word in words], b"no note", b"[]", b'{"word": 1}'):
+            for note in (
+                *[orjson.dumps(word) for word in words],
+                b"no note",
+                b"[]",
+                b'{"word": 1}',
+            ):
                 await liar.publish(turns_subject(STREAM), note)
             await asyncio.sleep(0.01)
 

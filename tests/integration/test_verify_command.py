@@ -1,4 +1,6 @@
-"""`headrace verify` tells a person in one line what kept it from an answer, and never calls unknown equal."""
+"""`headrace verify` tells a person in one line what kept it from an answer, and never calls unknown
+equal.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from headrace.testing.database import Database
 from headrace.testing.process import command
 
 HEADRACE = Path(sys.executable).with_name("headrace")
-UNDER_WAY = {"schema": "public", "name": "users", "phase": "wanted", "live": None, "run": None, "why": "new"}
+UNDER_WAY = {
+    "schema": "public",
+    "name": "users",
+    "phase": "wanted",
+    "live": None,
+    "run": None,
+    "why": "new",
+}
 
 
 def mirror_in_its_bootstrap(path: Path) -> None:
@@ -43,7 +52,9 @@ async def test_what_is_no_mirror_is_told_in_one_line_and_not_made(
     assert path.exists() == there
 
 
-async def test_a_database_without_a_mirror_is_told_too(nats_server: EmbeddedNats, database: Database) -> None:
+async def test_a_database_without_a_mirror_is_told_too(
+    nats_server: EmbeddedNats, database: Database
+) -> None:
     environment = {**database.server.environment(), "NATS_URL": nats_server.url}
     to = f"postgresql://{environment['PGUSER']}@{environment['PGHOST']}:{environment['PGPORT']}/{database.name}"
     found = await command(environment, "verify", "--to", to)
@@ -58,7 +69,12 @@ async def test_a_verify_that_is_interrupted_ends_soon_and_calls_nothing_equal(
     mirror_in_its_bootstrap(path)
     environment = {**os.environ, "NATS_URL": nats_server.url, "HEADRACE_LOG_LEVEL": "debug"}
     process = await asyncio.create_subprocess_exec(
-        HEADRACE, "verify", "--to", f"sqlite:///{path}", env=environment, stderr=asyncio.subprocess.PIPE
+        HEADRACE,
+        "verify",
+        "--to",
+        f"sqlite:///{path}",
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stderr is not None

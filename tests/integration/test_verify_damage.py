@@ -1,6 +1,8 @@
-"""Whatever is wrong with a mirror's row, the verifier finds it, names it by key and column, and names no other.
+"""Whatever is wrong with a mirror's row, the verifier finds it, names it by key and column, and
+names no other.
 
-The mirrors are made by the suite, brought to equality by PostgreSQL's own text, stopped, and damaged by hand.
+The mirrors are made by the suite, brought to equality by PostgreSQL's own text, stopped, and
+damaged by hand.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ INSERT INTO keyless SELECT g / 2, 'k' FROM generate_series(1, 100) g;
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to row `id` (with a statement of its own where a PostgreSQL needs one), and where it shows."""
+    """What is done to row `id` (with a statement of its own where a PostgreSQL needs one), and
+    where it shows.
+    """
 
     id: int
     column: str
@@ -107,13 +111,17 @@ LOSSY = (
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def source(session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def source(
+    session_servers: SessionServers, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[World]:
     async with world(session_servers, tmp_path_factory.mktemp("damage"), SETUP) as made:
         yield made
 
 
 @async_fixture(scope="module", loop_scope="module")
-async def mirrors(source: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, MirrorProcess]:
+async def mirrors(
+    source: World, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, MirrorProcess]:
     """Mirrors that have every row, and are stopped."""
     folder = tmp_path_factory.mktemp("mirrors")
     made = await source.mirrors(folder, "wide", "texts", "keyless", "docs")
@@ -143,7 +151,10 @@ async def test_each_damaged_value_is_found_and_named_and_no_other(
         f"UPDATE wide {(one.postgresql if kind == 'postgresql' else '') or one.sqlite} WHERE id = {one.id}"
         for one in DAMAGES
     ]
-    statements += [f"DELETE FROM wide WHERE id = {MISSING}", f"INSERT INTO wide (id, t) VALUES ({EXTRA}, 'x')"]
+    statements += [
+        f"DELETE FROM wide WHERE id = {MISSING}",
+        f"INSERT INTO wide (id, t) VALUES ({EXTRA}, 'x')",
+    ]
     await do(source, mirrors[kind], statements)
     verdict = await verdict_of(source, mirrors[kind], "wide")
     found = {int(one.key[0]): (str(one.kind), one.columns) for one in verdict.found}
@@ -161,13 +172,22 @@ async def test_a_document_that_lost_something_on_its_way_is_found(
     assert (await verdict_of(source, mirrors[kind], "docs")).equal
     await write_documents(source, mirrors[kind], [lossy for _, lossy in LOSSY])
     verdict = await verdict_of(source, mirrors[kind], "docs")
-    assert {(int(one.key[0]), one.columns) for one in verdict.found} == {(n, ("j",)) for n in range(len(LOSSY))}
+    assert {(int(one.key[0]), one.columns) for one in verdict.found} == {
+        (n, ("j",)) for n in range(len(LOSSY))
+    }
 
 
-async def write_documents(source: World, mirror: MirrorProcess, documents: Sequence[str | None]) -> None:
+async def write_documents(
+    source: World, mirror: MirrorProcess, documents: Sequence[str | None]
+) -> None:
     if mirror.to.startswith("sqlite"):
-        with contextlib.closing(sqlite3.connect(Path(mirror.to.removeprefix("sqlite:///")), timeout=30)) as file:
-            file.executemany("UPDATE docs SET j = ? WHERE id = ?", [(text, n) for n, text in enumerate(documents)])
+        with contextlib.closing(
+            sqlite3.connect(Path(mirror.to.removeprefix("sqlite:///")), timeout=30)
+        ) as file:
+            file.executemany(
+                "UPDATE docs SET j = ? WHERE id = ?",
+                [(text, n) for n, text in enumerate(documents)],
+            )
             file.commit()
     else:
         for number, text in enumerate(documents):
@@ -199,10 +219,15 @@ async def test_a_doubled_row_and_a_missing_one_of_equal_rows_are_found(
     ]
     await do(source, mirrors[kind], statements)
     verdict = await verdict_of(source, mirrors[kind], "keyless")
-    assert {(str(one.kind), str(one.key[0])) for one in verdict.found} == {("extra", "7"), ("missing", "9")}
+    assert {(str(one.kind), str(one.key[0])) for one in verdict.found} == {
+        ("extra", "7"),
+        ("missing", "9"),
+    }
 
 
-async def test_a_table_that_no_mirror_has_is_said_at_once(source: World, mirrors: dict[str, MirrorProcess]) -> None:
+async def test_a_table_that_no_mirror_has_is_said_at_once(
+    source: World, mirrors: dict[str, MirrorProcess]
+) -> None:
     began = time.monotonic()
     code, (verdict,) = await verified(
         mirrors["sqlite"].environment, mirrors["sqlite"].to, "--table", "nosuch", "--wait", "250"
@@ -215,7 +240,9 @@ async def test_a_table_that_no_mirror_has_is_said_at_once(source: World, mirrors
 async def do(source: World, mirror: MirrorProcess, statements: list[str]) -> None:
     """As somebody who writes to the mirror."""
     if mirror.to.startswith("sqlite"):
-        with contextlib.closing(sqlite3.connect(Path(mirror.to.removeprefix("sqlite:///")), timeout=30)) as file:
+        with contextlib.closing(
+            sqlite3.connect(Path(mirror.to.removeprefix("sqlite:///")), timeout=30)
+        ) as file:
             for statement in statements:
                 assert file.execute(statement).rowcount == 1, statement
             file.commit()
@@ -226,7 +253,11 @@ async def do(source: World, mirror: MirrorProcess, statements: list[str]) -> Non
 
 async def verdict_of(source: World, mirror: MirrorProcess, table: str) -> Verdict:
     given = source.environment
-    own = {"PG_HOST": given["PGHOST"], "PG_PORT": given["PGPORT"], "POSTGRES_BRIDGE_USER": given["PGUSER"]}
+    own = {
+        "PG_HOST": given["PGHOST"],
+        "PG_PORT": given["PGPORT"],
+        "POSTGRES_BRIDGE_USER": given["PGUSER"],
+    }
     settings = load({**given, **own})
     client = await nats.connect(source.nats_url)
     try:

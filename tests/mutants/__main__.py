@@ -1,9 +1,10 @@
-"""Which faults in the code no test notices: random ones are put in, one at a time, and the tests that reach them run.
+"""Which faults in the code no test notices: random ones are put in, one at a time, and the tests
+that reach them run.
 
     python -m tests.mutants --count 300 --seed 7
 
-Prints each survivor with its place, and the share that was killed; ends with 1 below `--least`. A survivor is read: it
-gets a test, or a line with its reason in `accepted.txt`.
+Prints each survivor with its place, and the share that was killed; ends with 1 below `--least`. A
+survivor is read: it gets a test, or a line with its reason in `accepted.txt`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,25 @@ MODULES = (
     "services/headrace/wal_reader/*.py",
 )
 QUICK = ("tests/unit", "tests/property")
-# Where a part's own process does the work, these run if nothing quick has noticed; the first that fails is enough.
+# Where a part's own process does the work, these run if nothing quick has noticed; the first that
+# fails is enough.
 REAL = {
-    "libs/headrace/mirror/": ("tests/integration/test_mirror.py", "tests/integration/test_mirror_targets.py"),
-    "libs/headrace/archive/": ("tests/integration/test_archive_line.py", "tests/integration/test_archive_replay.py"),
-    "libs/headrace/audit/": ("tests/integration/test_audit_writer.py", "tests/integration/test_audit_destination.py"),
-    "libs/headrace/bus/": ("tests/integration/test_event_shapes.py", "tests/integration/test_line_faults.py"),
+    "libs/headrace/mirror/": (
+        "tests/integration/test_mirror.py",
+        "tests/integration/test_mirror_targets.py",
+    ),
+    "libs/headrace/archive/": (
+        "tests/integration/test_archive_line.py",
+        "tests/integration/test_archive_replay.py",
+    ),
+    "libs/headrace/audit/": (
+        "tests/integration/test_audit_writer.py",
+        "tests/integration/test_audit_destination.py",
+    ),
+    "libs/headrace/bus/": (
+        "tests/integration/test_event_shapes.py",
+        "tests/integration/test_line_faults.py",
+    ),
     "services/headrace/archiver/": (
         "tests/integration/test_archive_line.py",
         "tests/integration/test_archive_holds.py",
@@ -88,7 +102,9 @@ class Reach:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", default="", help="modules whose path contains this")
@@ -108,7 +124,11 @@ def main() -> int:
 
 
 def _chosen(only: str, count: int, chance: random.Random) -> list[Mutant]:
-    accepted = {line.partition(" # ")[0] for line in ACCEPTED.read_text().splitlines() if line and line[0] != "#"}
+    accepted = {
+        line.partition(" # ")[0]
+        for line in ACCEPTED.read_text().splitlines()
+        if line and line[0] != "#"
+    }
     paths = sorted({path for pattern in MODULES for path in ROOT.glob(pattern)})
     every = [
         Mutant(str(path.relative_to(ROOT)), mutation)
@@ -139,8 +159,14 @@ def _reach() -> Reach:
             "not slow and not spark",
             *QUICK,
         ]
-        environment = {**os.environ, "HEADRACE_REACHED": str(note), "PYTHONPATH": str(ROOT / "tests")}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        environment = {
+            **os.environ,
+            "HEADRACE_REACHED": str(note),
+            "PYTHONPATH": str(ROOT / "tests"),
+        }
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
         if done.returncode != 0:
             sys.exit(f"the tests fail without any mutant:\n{done.stdout[-3000:]}")
         found = json.loads(note.read_text())
@@ -162,7 +188,10 @@ def _run(chosen: Sequence[Mutant], reach: Reach, *, workers: int, quick: bool) -
                 except queue.Empty:
                     return
                 killed_by = _killed(mutant, reach, place, quick=quick)
-                print(f"{'killed' if killed_by else 'SURVIVED':8} {mutant.name}  {killed_by}", flush=True)
+                print(
+                    f"{'killed' if killed_by else 'SURVIVED':8} {mutant.name}  {killed_by}",
+                    flush=True,
+                )
                 if not killed_by:
                     survivors.append(mutant)
 
@@ -189,15 +218,36 @@ def _killed(mutant: Mutant, reach: Reach, place: Path, *, quick: bool) -> str:
         if tests and (found := _failing(tests, place, QUICK_TIMEOUT_S)):
             return found
         real = next((tests for prefix, tests in REAL.items() if mutant.path.startswith(prefix)), ())
-        return "" if quick else next((found for test in real if (found := _failing([test], place, REAL_TIMEOUT_S))), "")
+        return (
+            ""
+            if quick
+            else next(
+                (found for test in real if (found := _failing([test], place, REAL_TIMEOUT_S))), ""
+            )
+        )
     finally:
         there.write_text(source)
 
 
 def _failing(tests: Sequence[str], place: Path, timeout_s: float) -> str:
     """The first of these that fails with the mutant in the way of the real code."""
-    environment = {**os.environ, "PYTHONPATH": f"{place / 'libs'}:{place / 'services'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not spark", "--timeout", "100", *tests]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{place / 'libs'}:{place / 'services'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-m",
+        "not spark",
+        "--timeout",
+        "100",
+        *tests,
+    ]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -215,7 +265,9 @@ def _failing(tests: Sequence[str], place: Path, timeout_s: float) -> str:
         return "by its time"
     if process.returncode in (0, 5):
         return ""
-    failed = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "ERROR")
+    failed = next(
+        (line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "ERROR"
+    )
     return failed.split(" - ")[0][:120]
 
 

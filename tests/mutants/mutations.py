@@ -1,7 +1,7 @@
 """Small faults put into source text, one at a time. Pure.
 
-Promises text that still compiles and differs in one place; nothing that only changes words for people (messages of
-errors, logs, docstrings) nor types.
+Promises text that still compiles and differs in one place; nothing that only changes words for
+people (messages of errors, logs, docstrings) nor types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _COMPARED: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
 }
-_CALCULATED: dict[type[ast.operator], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*"}
+_CALCULATED: dict[type[ast.operator], str] = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "//",
+    ast.FloorDiv: "*",
+}
 # Calls whose arguments are for people, or for a dashboard.
 _WORDS = frozenset({"log", "logs", "warning", "info", "error", "debug", "count", "failpoint"})
 
@@ -70,7 +75,9 @@ def _inside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AS
     waiting: list[ast.AST] = list(function.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Raise | ast.Assert) or _is_words(node):
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Raise | ast.Assert
+        ) or _is_words(node):
             continue
         yield node
         waiting += [child for field, child in _children(node) if field != "annotation"]
@@ -102,12 +109,20 @@ def _faults(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
         yield node, f"({left} {after} {right})", f"{before} became {after}"
     elif isinstance(node, ast.BoolOp):
         word = " or " if isinstance(node.op, ast.And) else " and "
-        yield node, f"({word.join(f'({ast.unparse(value)})' for value in node.values)})", f"joined by{word.rstrip()}"
+        yield (
+            node,
+            f"({word.join(f'({ast.unparse(value)})' for value in node.values)})",
+            f"joined by{word.rstrip()}",
+        )
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield node, f"bool({ast.unparse(node.operand)})", "not was lost"
     elif isinstance(node, ast.BinOp) and type(node.op) in _CALCULATED:
         sign = _CALCULATED[type(node.op)]
-        yield node, f"({ast.unparse(node.left)} {sign} {ast.unparse(node.right)})", f"calculated by {sign}"
+        yield (
+            node,
+            f"({ast.unparse(node.left)} {sign} {ast.unparse(node.right)})",
+            f"calculated by {sign}",
+        )
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield node, str(not node.value), f"{node.value} became {not node.value}"
     elif isinstance(node, ast.Constant) and isinstance(node.value, int):

@@ -1,7 +1,7 @@
 """A pytest plugin that notes which functions of Headrace each test reaches in its own process.
 
-Written as JSON to `HEADRACE_REACHED`: for each function (`path:line` of its definition) the tests, and for each test
-how long it took.
+Written as JSON to `HEADRACE_REACHED`: for each function (`path:line` of its definition) the tests,
+and for each test how long it took.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Reached:
 
     def pytest_sessionfinish(self) -> None:
         tests = {function: sorted(reached) for function, reached in self._tests.items()}
-        Path(os.environ["HEADRACE_REACHED"]).write_text(json.dumps({"tests": tests, "took": self._took}))
+        Path(os.environ["HEADRACE_REACHED"]).write_text(
+            json.dumps({"tests": tests, "took": self._took})
+        )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,8 @@
-"""The options that are tested together, and combinations in which every pair of their values occurs. Pure.
+"""The options that are tested together, and combinations in which every pair of their values
+occurs. Pure.
 
-Promises: each pair of values that may go together is in some combination; the same combinations on every machine.
+Promises: each pair of values that may go together is in some combination; the same combinations on
+every machine.
 """
 
 from __future__ import annotations
@@ -61,15 +63,21 @@ def wanted() -> set[Pair]:
 
 
 def followed(combination: Combination) -> bool:
-    """Whether mirrors can read such a stream: the bridge's has no positions, and texts are not documents."""
+    """Whether mirrors can read such a stream: the bridge's has no positions, and texts are not
+    documents.
+    """
     return combination["compat"] == "none" and combination["json_values"] == "native"
 
 
 def combinations() -> list[Combination]:
-    """Few combinations that have all pairs: first those that mirrors can follow, then what pairs are left."""
+    """Few combinations that have all pairs: first those that mirrors can follow, then what pairs
+    are left.
+    """
     missing = wanted()
     can_follow = {**OPTIONS, "compat": ("none",), "json_values": ("native",)}
-    possible = {pair for pair in missing if all(value in can_follow[option] for option, value in pair)}
+    possible = {
+        pair for pair in missing if all(value in can_follow[option] for option, value in pair)
+    }
     made = _covering(possible, can_follow)
     missing -= {pair for combination in made for pair in pairs_of(combination)}
     return made + _covering(missing, OPTIONS)
@@ -89,9 +97,14 @@ def _covering(missing: set[Pair], options: Mapping[str, Sequence[str]]) -> list[
 
 
 def _grown(
-    made: dict[str, str], missing: set[Pair], options: Mapping[str, Sequence[str]], used: Counter[tuple[str, str]]
+    made: dict[str, str],
+    missing: set[Pair],
+    options: Mapping[str, Sequence[str]],
+    used: Counter[tuple[str, str]],
 ) -> dict[str, str]:
-    """Each further option with the value that covers most of what is missing, or else was used least."""
+    """Each further option with the value that covers most of what is missing, or else was used
+    least.
+    """
     wants = Counter(option for pair in missing for option, _ in pair)
     for option in sorted(options, key=lambda name: (-wants[name], name)):
         if option in made:

@@ -1,7 +1,8 @@
-"""What arrived, held against the source's own account: triggers' notes, and the tables' values as their own text.
+"""What arrived, held against the source's own account: triggers' notes, and the tables' values as
+their own text.
 
-The judges are SQL of the databases, pyarrow and a stranger's reader of the stream; nothing that reads here shares code
-with what wrote.
+The judges are SQL of the databases, pyarrow and a stranger's reader of the stream; nothing that
+reads here shares code with what wrote.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Change = tuple[str, str, str | None]
 
 
 async def judge(world: World) -> None:
-    """Everything that is attached, one after the other; each is given the time that it needs to arrive."""
+    """Everything that is attached, one after the other; each is given the time that it needs to
+    arrive.
+    """
     await _stream(world)
     for name in world.mirrors:
         await _arrives(world, f"the {name} mirror", functools.partial(_mirror, world, name))
@@ -42,11 +45,15 @@ async def judge(world: World) -> None:
         await _arrives(world, "the archive", lambda: _archive(world))
 
 
-async def _arrives(world: World, what: str, differences: Callable[[], Awaitable[list[str]]]) -> None:
+async def _arrives(
+    world: World, what: str, differences: Callable[[], Awaitable[list[str]]]
+) -> None:
     """Wait until there are no differences; say which are left if they stay."""
     deadline = time.monotonic() + ARRIVE_S
     while found := await differences():
-        assert time.monotonic() < deadline, "\n".join([f"{what} differs:", *found[:40], world.logs()])
+        assert time.monotonic() < deadline, "\n".join(
+            [f"{what} differs:", *found[:40], world.logs()]
+        )
         await asyncio.sleep(_POLL_S)
 
 
@@ -56,7 +63,11 @@ async def _noted(world: World, tables: Iterable[str] | None = None) -> list[Chan
     noted = [(row["table"], row["operation"], row["id"]) for row in rows]
     hidden = {script.EXCLUDED_TABLE} if world.excluding else set()
     wanted = None if tables is None else set(tables)
-    return [change for change in noted if change[0] not in hidden and (wanted is None or change[0] in wanted)]
+    return [
+        change
+        for change in noted
+        if change[0] not in hidden and (wanted is None or change[0] in wanted)
+    ]
 
 
 # The stream
@@ -109,7 +120,12 @@ def _of(changes: Iterable[Change], tables: set[str]) -> list[Change]:
 def _first_difference(wanted: list[Any], given: list[Any]) -> list[str]:
     for number, (one, other) in enumerate(itertools.zip_longest(wanted, given)):
         if one != other:
-            return [f"change {number} of {len(wanted)} ({len(given)} arrived) is {other}, expected {one}"]
+            return [
+                (
+                    f"change {number} of {len(wanted)} ({len(given)} arrived) is {other}, expected "
+                    f"{one}"
+                )
+            ]
     return []
 
 
@@ -125,7 +141,9 @@ def _positions(world: World, rows: list[Message]) -> list[str]:
         if before.get(lane, (0, -1)) >= position:
             return [f"{lane}: position {position} comes after {before[lane]}"]
         if not batches and before.get(lane, position)[0] != position[0] and not last[lane]:
-            return [f"{lane}: no change says that it is the last of the transaction at {before[lane]}"]
+            return [
+                f"{lane}: no change says that it is the last of the transaction at {before[lane]}"
+            ]
         before[lane], last[lane] = position, payload["tx"]["last"] or _ended_by_message(payload)
     return []
 
@@ -156,7 +174,9 @@ def _messages(world: World, messages: list[Message]) -> list[str]:
 
 def _hidden(messages: list[Message]) -> list[str]:
     text = "\n".join(repr(message.payload) for message in messages)
-    return [f"{words!r} is in the stream" for words in ("top secret", "hidden away") if words in text]
+    return [
+        f"{words!r} is in the stream" for words in ("top secret", "hidden away") if words in text
+    ]
 
 
 # Mirrors
@@ -167,7 +187,8 @@ async def _tables(world: World) -> dict[str, list[str]]:
     rows = await world.source.fetch(
         "SELECT table_schema || '.' || table_name AS name, "
         "array_agg(column_name::text ORDER BY ordinal_position) AS columns "
-        "FROM information_schema.columns WHERE table_schema IN ('public', 'app', 'other') GROUP BY 1 ORDER BY 1"
+        "FROM information_schema.columns WHERE table_schema IN ('public', 'app', 'other') GROUP BY "
+        "1 ORDER BY 1"
     )
     found = {row["name"]: list(row["columns"]) for row in rows}
     if world.combination["sources"] == "two":
@@ -186,11 +207,18 @@ async def _mirror(world: World, name: str) -> list[str]:
         wanted = sorted(map(_sortable, await _texts(world, world.source, table, columns, name)))
         try:
             read = _sqlite_texts(world, table, columns) if name == "sqlite" else None
-            given = read if read is not None else await _texts(world, world.mirrored, table, columns, name)
+            given = (
+                read
+                if read is not None
+                else await _texts(world, world.mirrored, table, columns, name)
+            )
         except (asyncpg.PostgresError, sqlite3.Error) as error:
             found.append(f"{table}: {error}")
             continue
-        found += [f"{table}: {line}" for line in _rows_differ(columns, wanted, sorted(map(_sortable, given)))]
+        found += [
+            f"{table}: {line}"
+            for line in _rows_differ(columns, wanted, sorted(map(_sortable, given)))
+        ]
     return found
 
 
@@ -200,7 +228,9 @@ def _sortable(row: Iterable[Any]) -> tuple[tuple[bool, str], ...]:
 
 def _rows_differ(columns: list[str], wanted: list[Any], given: list[Any]) -> list[str]:
     missing, extra = Counter(wanted) - Counter(given), Counter(given) - Counter(wanted)
-    found = [f"{len(given)} rows, the source has {len(wanted)}"] if len(wanted) != len(given) else []
+    found = (
+        [f"{len(given)} rows, the source has {len(wanted)}"] if len(wanted) != len(given) else []
+    )
     for one, other in itertools.zip_longest(list(missing)[:3], list(extra)[:3]):
         if one and other:
             found += [
@@ -213,8 +243,12 @@ def _rows_differ(columns: list[str], wanted: list[Any], given: list[Any]) -> lis
     return found
 
 
-async def _texts(world: World, database: Any, table: str, columns: list[str], mirror: str) -> list[list[Any]]:
-    """A table's rows, every value as PostgreSQL's own text; for SQLite as what docs/mirror.md says of its type."""
+async def _texts(
+    world: World, database: Any, table: str, columns: list[str], mirror: str
+) -> list[list[Any]]:
+    """A table's rows, every value as PostgreSQL's own text; for SQLite as what docs/mirror.md says
+    of its type.
+    """
     kinds = await world.source.fetch(
         "SELECT attname::text AS name, format_type(atttypid, NULL) AS type FROM pg_attribute "
         "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
@@ -227,7 +261,9 @@ async def _texts(world: World, database: Any, table: str, columns: list[str], mi
     connection = await asyncpg.connect(database.dsn)
     try:
         await connection.execute("SET timezone = 'UTC'; SET intervalstyle = 'iso_8601'")
-        return [list(row) for row in await connection.fetch(f'SELECT {wanted} FROM "{schema}"."{name}"')]
+        return [
+            list(row) for row in await connection.fetch(f'SELECT {wanted} FROM "{schema}"."{name}"')
+        ]
     finally:
         await connection.close()
 
@@ -258,10 +294,17 @@ def _sqlite_form(column: str, kind: str) -> str:
 def _sqlite_texts(world: World, table: str, columns: list[str]) -> list[list[Any]]:
     schema, _, name = table.partition(".")
     where = f'"{name}"' if schema == "public" else f'"{table}"'
-    with contextlib.closing(sqlite3.connect(f"file:{world.sqlite}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(f"SELECT {', '.join(_quoted(column) for column in columns)} FROM {where}").fetchall()
+    with contextlib.closing(
+        sqlite3.connect(f"file:{world.sqlite}?mode=ro", uri=True)
+    ) as connection:
+        rows = connection.execute(
+            f"SELECT {', '.join(_quoted(column) for column in columns)} FROM {where}"
+        ).fetchall()
     lists = {"tags", "names", "docs"}
-    return [[_sqlite_text(value, column in lists) for column, value in zip(columns, row, strict=True)] for row in rows]
+    return [
+        [_sqlite_text(value, column in lists) for column, value in zip(columns, row, strict=True)]
+        for row in rows
+    ]
 
 
 def _quoted(column: str) -> str:
@@ -291,9 +334,15 @@ def _float_text(value: float) -> str:
 async def _trail(world: World) -> list[str]:
     """Each source's rows are the triggers' notes, in order, with who was at work."""
     found = []
-    rows = await world.source.fetch('SELECT "table", operation, id, who FROM oracle.notes ORDER BY n')
+    rows = await world.source.fetch(
+        'SELECT "table", operation, id, who FROM oracle.notes ORDER BY n'
+    )
     hidden = {script.EXCLUDED_TABLE} if world.excluding else set()
-    noted = [(row["table"], row["operation"], row["id"], row["who"]) for row in rows if row["table"] not in hidden]
+    noted = [
+        (row["table"], row["operation"], row["id"], row["who"])
+        for row in rows
+        if row["table"] not in hidden
+    ]
     try:
         kept = await world.trail.fetch(
             "SELECT \"table\", operation, coalesce(after ->> 'id', before ->> 'id') AS id, "
@@ -302,7 +351,12 @@ async def _trail(world: World) -> list[str]:
     except asyncpg.UndefinedTableError as error:
         return [str(error)]
     given = [
-        (row["table"], {"CREATE": "INSERT"}.get(row["operation"], row["operation"]), row["id"], row["who"])
+        (
+            row["table"],
+            {"CREATE": "INSERT"}.get(row["operation"], row["operation"]),
+            row["id"],
+            row["who"],
+        )
         for row in kept
     ]
     # Each source's is in order; ordinals of one transaction are counted by each source for itself.
@@ -326,7 +380,9 @@ async def _archive(world: World) -> list[str]:
             operation = row["operation"].upper()
             if operation in _ROWS:
                 row_json = row["after"] if operation != "DELETE" else row["key"]
-                key = json.loads(row_json).get("id") if operation != "TRUNCATE" and row_json else None
+                key = (
+                    json.loads(row_json).get("id") if operation != "TRUNCATE" and row_json else None
+                )
                 given.append((row["table"], operation, None if key is None else str(key)))
     if noted != given:
         found += _first_difference(noted, given)

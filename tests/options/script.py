@@ -1,7 +1,9 @@
-"""What happens at the source: the same rows, DDL and emitted messages for every combination of options.
+"""What happens at the source: the same rows, DDL and emitted messages for every combination of
+options.
 
-Every row change is also noted by triggers, in the order in which it happened: that account, and the tables themselves,
-are what everything else is held against. One connection writes, so that this order is the order of commits.
+Every row change is also noted by triggers, in the order in which it happened: that account, and the
+tables themselves, are what everything else is held against. One connection writes, so that this
+order is the order of commits.
 """
 
 from __future__ import annotations
@@ -62,7 +64,15 @@ _DOCUMENTS = (
 _NUMBERS = ("1.50", "'NaN'", "-0.000", "123456789012345678901234567890.123456789", "NULL", "0")
 _FLOATS = ("0.1", "'NaN'", "'-Infinity'", "1e308", "-0.0", "NULL", "3")
 _TIMES = ("'2026-11-19 12:00:00.123456+00'", "'infinity'", "'0044-03-15 12:00:00+00 BC'", "NULL")
-_TEXTS = ("'plain'", "''", "NULL", "E'tab\\tline\\nend \\\\ \\' \"'", "'äöü 😀'", "'{a,b}'", "'null'")
+_TEXTS = (
+    "'plain'",
+    "''",
+    "NULL",
+    "E'tab\\tline\\nend \\\\ \\' \"'",
+    "'äöü 😀'",
+    "'{a,b}'",
+    "'null'",
+)
 
 
 class Script:
@@ -78,7 +88,9 @@ class Script:
         await self._do(_TABLES)
         for _ in range(20):
             await self._do(self._item())
-        await self._do("INSERT INTO app.orders SELECT g, g * 1.5, 'new' FROM generate_series(1, 500) g")
+        await self._do(
+            "INSERT INTO app.orders SELECT g, g * 1.5, 'new' FROM generate_series(1, 500) g"
+        )
         await self._do(_NOTES + "".join(_NOTED.replace("{table}", table) for table in TABLES))
 
     async def run(self) -> None:
@@ -96,17 +108,26 @@ class Script:
         """Rows of several tables and both sources, and one who is at work."""
         statements = [self._item() for _ in range(4)]
         statements += [
-            f"UPDATE items SET note = {self._one_of(_TEXTS)} WHERE id = {self._chance.randrange(1, self._next)}",
+            (
+                f"UPDATE items SET note = {self._one_of(_TEXTS)} WHERE id = "
+                f"{self._chance.randrange(1, self._next)}"
+            ),
             f"UPDATE items SET doc = {self._one_of(_DOCUMENTS)} WHERE id % 7 = {number % 7}",
             f"DELETE FROM items WHERE id = {self._chance.randrange(1, self._next)}",
-            f"INSERT INTO rows_full VALUES ({number}, {self._one_of(_DOCUMENTS)}, {self._one_of(_TEXTS)})",
+            (
+                f"INSERT INTO rows_full VALUES ({number}, {self._one_of(_DOCUMENTS)}, "
+                f"{self._one_of(_TEXTS)})"
+            ),
             f"UPDATE rows_full SET doc = {self._one_of(_DOCUMENTS)} WHERE id = {number - 3}",
             f"DELETE FROM rows_full WHERE id = {number - 7}",
             f"INSERT INTO moved VALUES ({number}, {number})",
             f"UPDATE moved SET id = id + 1000, n = n + 1 WHERE id = {number - 2}",
             f"INSERT INTO secret VALUES ({number}, 'top secret {number}')",
             f"UPDATE app.orders SET total = total + 0.01, status = 'paid' WHERE id % 50 = {number}",
-            f"INSERT INTO other.things VALUES ({number}, {number}); UPDATE other.things SET n = n + 1",
+            (
+                f"INSERT INTO other.things VALUES ({number}, {number}); UPDATE other.things SET n "
+                "= n + 1"
+            ),
         ]
         self._chance.shuffle(statements)
         who = f"SELECT set_config('oracle.who', '{number}', true)"
@@ -139,15 +160,24 @@ class Script:
         await self._do("ALTER TABLE items ADD COLUMN added int DEFAULT 7; " + self._touch("items"))
         await self._do("ALTER TABLE items RENAME COLUMN note TO remark; " + self._touch("items"))
         await self._do("ALTER TABLE items RENAME COLUMN remark TO note")
-        await self._do("ALTER TABLE app.orders ALTER COLUMN total TYPE numeric(14,3) USING total * 10")
+        await self._do(
+            "ALTER TABLE app.orders ALTER COLUMN total TYPE numeric(14,3) USING total * 10"
+        )
         await self._do("ALTER TABLE app.orders ADD COLUMN doc jsonb DEFAULT '{\"p\": 1.50}'")
         await self._do("TRUNCATE rows_full")
-        await self._do("CREATE TABLE fresh (id int PRIMARY KEY, v text); " + _NOTED.replace("{table}", "fresh"))
+        await self._do(
+            "CREATE TABLE fresh (id int PRIMARY KEY, v text); " + _NOTED.replace("{table}", "fresh")
+        )
         await self._do("INSERT INTO fresh SELECT g, 'v' || g FROM generate_series(1, 30) g")
-        again = "CREATE TABLE fresh (id int PRIMARY KEY, w int); " + _NOTED.replace("{table}", "fresh")
+        again = "CREATE TABLE fresh (id int PRIMARY KEY, w int); " + _NOTED.replace(
+            "{table}", "fresh"
+        )
         await self._do("DROP TABLE fresh; " + again)
         await self._do("INSERT INTO fresh SELECT g, g FROM generate_series(1, 10) g")
-        await self._do("ALTER TABLE moved RENAME COLUMN n TO counter; " + self._touch("moved", "counter = counter"))
+        await self._do(
+            "ALTER TABLE moved RENAME COLUMN n TO counter; "
+            + self._touch("moved", "counter = counter")
+        )
         await self._do("ALTER TABLE moved RENAME COLUMN counter TO n")
 
     def _touch(self, table: str, what: str = "flag = NOT flag") -> str:

@@ -1,7 +1,7 @@
 """All options together: the same script through combinations in which every pair of values occurs.
 
-A third of the combinations in each run, another each day; HEADRACE_OPTIONS chooses: `all` (`./taskw test:options`), or
-numbers such as `3,7`.
+A third of the combinations in each run, another each day; HEADRACE_OPTIONS chooses: `all` (`./taskw
+test:options`), or numbers such as `3,7`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def chosen() -> list[int]:
 def described(number: int) -> str:
     """A combination by what is not the default."""
     combination: Mapping[str, str] = combinations()[number]
-    return f"{number}-" + "-".join(value for option, value in combination.items() if value != OPTIONS[option][0])
+    return f"{number}-" + "-".join(
+        value for option, value in combination.items() if value != OPTIONS[option][0]
+    )
 
 
 def test_every_pair_of_values_that_may_go_together_is_in_some_combination() -> None:

@@ -1,4 +1,6 @@
-"""A suite with one combination of options, and all that can be attached to it: two mirrors, the trail, the archive."""
+"""A suite with one combination of options, and all that can be attached to it: two mirrors, the
+trail, the archive.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,12 @@ from options.covering import Combination, followed  # type: ignore[import-not-fo
 # On a machine that does much else.
 START_S = 120.0
 SPARK_START_S = "300"
-# An interval that no test waits for is its default; one that a test would wait for is short in some combinations only.
+# An interval that no test waits for is its default; one that a test would wait for is short in some
+# combinations only.
 _VARIABLES: dict[str, dict[str, dict[str, str]]] = {
-    "delivery": {value: {"HEADRACE_DELIVERY": value} for value in ("event", "transaction", "batch")},
+    "delivery": {
+        value: {"HEADRACE_DELIVERY": value} for value in ("event", "transaction", "batch")
+    },
     "archive": {"none": {}, "optional": {}, "required": {"HEADRACE_ARCHIVE_REQUIRED": "true"}},
     "encoding": {value: {"HEADRACE_ENCODING": value} for value in ("msgpack", "json")},
     "ingest": {value: {"HEADRACE_INGEST": value} for value in ("auto", "chain")},
@@ -38,7 +43,10 @@ _VARIABLES: dict[str, dict[str, dict[str, str]]] = {
     "compat": {"none": {}, "bridge": {"HEADRACE_COMPAT": "bridge"}},
     "exclude": {
         "none": {},
-        "some": {"HEADRACE_EXCLUDE": script.EXCLUDED_TABLE, "HEADRACE_EXCLUDE_COLUMNS": script.EXCLUDED_COLUMN},
+        "some": {
+            "HEADRACE_EXCLUDE": script.EXCLUDED_TABLE,
+            "HEADRACE_EXCLUDE_COLUMNS": script.EXCLUDED_COLUMN,
+        },
     },
     "poison": {value: {"HEADRACE_POISON": value} for value in ("stop", "park")},
     "state_bucket": {"default": {}, "other": {"HEADRACE_STATE_BUCKET": "other_state"}},
@@ -88,7 +96,9 @@ class World:
     @property
     def audited(self) -> bool:
         """The trail reads single events, with positions."""
-        return bool(self.combination["delivery"] != "batch" and self.combination["compat"] == "none")
+        return bool(
+            self.combination["delivery"] != "batch" and self.combination["compat"] == "none"
+        )
 
     def logs(self) -> str:
         """The ends of all logs, for a message."""
@@ -98,14 +108,19 @@ class World:
 
 def settings(combination: Combination) -> dict[str, str]:
     """The environment that the options stand for."""
-    found = {"HEADRACE_MESSAGE_PREFIXES": "note,_bemi", "HEADRACE_SPARK_START_TIMEOUT_S": SPARK_START_S}
+    found = {
+        "HEADRACE_MESSAGE_PREFIXES": "note,_bemi",
+        "HEADRACE_SPARK_START_TIMEOUT_S": SPARK_START_S,
+    }
     for option, value in combination.items():
         found |= _VARIABLES[option][value]
     return found
 
 
 @contextlib.asynccontextmanager
-async def running(combination: Combination, session_servers: SessionServers, folder: Path) -> AsyncIterator[World]:
+async def running(
+    combination: Combination, session_servers: SessionServers, folder: Path
+) -> AsyncIterator[World]:
     """Everything started; the tables are there, with rows that only a snapshot has."""
     version: PostgresVersion = 16 if combination["postgres"] == "16" else 18
     postgres, nats_server = session_servers.shared_postgres(version), session_servers.new_nats()
@@ -132,7 +147,9 @@ async def _prepare(world: World) -> None:
     if world.combination["duplicate_window"] == "jetstream":
         # The window of a stream that somebody else made, as JetStream makes them.
         client = await nats.connect(world.nats_url)
-        config = StreamConfig(name="CDC", subjects=["cdc.>"], storage=StorageType.FILE, duplicate_window=120.0)
+        config = StreamConfig(
+            name="CDC", subjects=["cdc.>"], storage=StorageType.FILE, duplicate_window=120.0
+        )
         await client.jetstream().add_stream(config, allow_batched=True, allow_atomic=True)
         await client.close()
 
@@ -145,7 +162,12 @@ async def _start(world: World, stack: contextlib.AsyncExitStack) -> None:
     services += ["audit-writer"] if world.audited else []
     await _suite(world, stack, "headrace", services)
     if world.combination["sources"] == "two":
-        await _suite(world, stack, "second", ["wal-reader", "publisher", *(["audit-writer"] if world.audited else [])])
+        await _suite(
+            world,
+            stack,
+            "second",
+            ["wal-reader", "publisher", *(["audit-writer"] if world.audited else [])],
+        )
     if can_follow:
         targets = {"postgres": world.mirrored.dsn, "sqlite": f"sqlite:///{world.sqlite}"}
         environment = _environment(world, "headrace")
@@ -160,7 +182,9 @@ async def _stopped(mirror: MirrorProcess) -> None:
         await mirror.kill()
 
 
-async def _suite(world: World, stack: contextlib.AsyncExitStack, publication: str, services: list[str]) -> None:
+async def _suite(
+    world: World, stack: contextlib.AsyncExitStack, publication: str, services: list[str]
+) -> None:
     folder = world.folder / publication
     folder.mkdir()
     suite = Suite(_environment(world, publication), folder, services)

@@ -35,7 +35,9 @@ def document(chance: random.Random, depth: int = 0) -> str:
     if kind < 0.75:
         return f"[{', '.join(inner)}]"
     names = chance.sample(_NAMES, len(inner))
-    return "{" + ", ".join(f"{name}: {value}" for name, value in zip(names, inner, strict=True)) + "}"
+    return (
+        "{" + ", ".join(f"{name}: {value}" for name, value in zip(names, inner, strict=True)) + "}"
+    )
 
 
 def _decimal(chance: random.Random) -> str:
@@ -46,7 +48,10 @@ def _decimal(chance: random.Random) -> str:
 async def texts(connection: Any, documents: list[str]) -> list[str]:
     """What PostgreSQL prints of each as a jsonb."""
     rows = await connection.fetch(
-        "SELECT (document::jsonb)::text FROM unnest($1::text[]) WITH ORDINALITY AS of (document, place) ORDER BY place",
+        (
+            "SELECT (document::jsonb)::text FROM unnest($1::text[]) WITH ORDINALITY AS of "
+            "(document, place) ORDER BY place"
+        ),
         documents,
     )
     return [row[0] for row in rows]

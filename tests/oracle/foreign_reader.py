@@ -1,4 +1,5 @@
-"""A stream read as a stranger reads it: by nats-py, msgpack, json and zstandard, and docs/contract.md.
+"""A stream read as a stranger reads it: by nats-py, msgpack, json and zstandard, and
+docs/contract.md.
 
 Nothing here may come from what it judges: no import of `headrace`.
 """
@@ -39,7 +40,9 @@ class Message:
 class ForeignReader:
     """Reads all of a stream, and decodes it by the contract's page alone."""
 
-    def __init__(self, js: JetStreamContext, stream: str = "CDC", state_bucket: str = "headrace_state") -> None:
+    def __init__(
+        self, js: JetStreamContext, stream: str = "CDC", state_bucket: str = "headrace_state"
+    ) -> None:
         self._js = js
         self._stream = stream
         self._state_bucket = state_bucket
@@ -49,7 +52,10 @@ class ForeignReader:
         """Every event in stream order; a batch's one by one."""
         left = (await self._js.stream_info(self._stream)).state.messages
         config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True, inactive_threshold=60.0
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.ALL,
+            mem_storage=True,
+            inactive_threshold=60.0,
         )
         consumer = await self._js.pull_subscribe("", stream=self._stream, config=config)
         found: list[Message] = []
@@ -94,7 +100,9 @@ class ForeignReader:
 
 
 def _parsed(data: bytes) -> Any:
-    """JSON begins with a brace or a bracket, which no MessagePack map or array of this contract does."""
+    """JSON begins with a brace or a bracket, which no MessagePack map or array of this contract
+    does.
+    """
     if data[:1] in (b"{", b"["):
         return json.loads(data)
     return msgpack.unpackb(data, strict_map_key=False)

@@ -89,7 +89,9 @@ class Confirmer:
 
 
 class Archive:
-    """What lies in the object store: changes in order, and the gaps between them; written by conditional puts alone."""
+    """What lies in the object store: changes in order, and the gaps between them; written by
+    conditional puts alone.
+    """
 
     def __init__(self, begins_lsn: int) -> None:
         self.changes: list[ChangeId] = []
@@ -101,7 +103,9 @@ class Archive:
     def last(self) -> ChangeId:
         return self.changes[-1] if self.changes else (-1, -1)
 
-    def put(self, file_id: int, changes: list[ChangeId], lsn: int, gap: tuple[int, int] | None = None) -> bool:
+    def put(
+        self, file_id: int, changes: list[ChangeId], lsn: int, gap: tuple[int, int] | None = None
+    ) -> bool:
         if file_id != self.files + 1:
             return False
         self.files = file_id
@@ -112,7 +116,9 @@ class Archive:
 
 
 class Archiver(Confirmer):
-    """Keeps what it hears in memory, and writes it out from time to time; its place is what the archive says."""
+    """Keeps what it hears in memory, and writes it out from time to time; its place is what the
+    archive says.
+    """
 
     name = ARCHIVER
 
@@ -166,7 +172,9 @@ class Archiver(Confirmer):
 
 
 class Publisher(Confirmer):
-    """Publishes in a chain behind the stream's tail; any doubt begins a new follower in the same session."""
+    """Publishes in a chain behind the stream's tail; any doubt begins a new follower in the same
+    session.
+    """
 
     name = PUBLISHER
 
@@ -198,7 +206,9 @@ class Publisher(Confirmer):
         self.position = change
         head = self.published == 0
         after_seq = self.expected if head else None
-        self.line.append(Sent(change, None if head else self.last, after_seq, self.answers, self.published))
+        self.line.append(
+            Sent(change, None if head else self.last, after_seq, self.answers, self.published)
+        )
         self.last = change
         self.published += 1
         self.published_ids.append(change)
@@ -236,7 +246,10 @@ class Publisher(Confirmer):
         if self.acked:
             stored = self.published_ids[self.acked - 1]
             if stored > jetstream.progress:
-                jetstream.progress, jetstream.progress_seq = stored, jetstream.stored.index(stored) + 1
+                jetstream.progress, jetstream.progress_seq = (
+                    stored,
+                    jetstream.stored.index(stored) + 1,
+                )
         elif self.position > jetstream.progress and not self.published:
             jetstream.progress = self.position
             jetstream.progress_seq = jetstream.stored.index(self.position) + 1

@@ -1,4 +1,6 @@
-"""What lasts in the simulated world: PostgreSQL's log and slot, and JetStream with the rules the chain rests on."""
+"""What lasts in the simulated world: PostgreSQL's log and slot, and JetStream with the rules the
+chain rests on.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,16 @@ class Postgres:
     def commit(self, chance: random.Random) -> None:
         # The next commit record may begin right where this one ends.
         at = self.end + chance.choice((0, 0, 8, 40))
-        sizes = [chance.choice((0, 0, 0, 10, 250)) for _ in range(chance.choice((0, 1, 1, 2, 3, 9)))]
+        sizes = [
+            chance.choice((0, 0, 0, 10, 250)) for _ in range(chance.choice((0, 1, 1, 2, 3, 9)))
+        ]
         self.transactions.append(Transaction(at, at + 8, sizes))
         self.end = at + 8
 
     def stream(self, start: int, chance: random.Random) -> deque[tuple[int, bytes]]:
-        """What a walsender sends from here: whole transactions whose commit is not before `start`; keepalives."""
+        """What a walsender sends from here: whole transactions whose commit is not before `start`;
+        keepalives.
+        """
         sent: deque[tuple[int, bytes]] = deque()
         for number, one in enumerate(self.transactions):
             if one.commit < start:
@@ -77,7 +83,9 @@ class Sent:
 
 @dataclass(slots=True)
 class JetStream:
-    """A stream shared with another source, whose messages are None; and the bucket with the publisher's progress."""
+    """A stream shared with another source, whose messages are None; and the bucket with the
+    publisher's progress.
+    """
 
     stored: list[ChangeId | None] = field(default_factory=list)
     progress: ChangeId = ORIGIN
@@ -99,5 +107,7 @@ class JetStream:
         return next(own, ORIGIN)
 
     def lose_tail(self, chance: random.Random) -> None:
-        """A crash of the machine: what was not synced is gone; what was written down as progress was."""
+        """A crash of the machine: what was not synced is gone; what was written down as progress
+        was.
+        """
         del self.stored[chance.randint(self.progress_seq, len(self.stored)) :]

@@ -1,8 +1,10 @@
-"""A world in one thread for the bus: PostgreSQL's slot, a lossy network, JetStream's rules, and lives that end.
+"""A world in one thread for the bus: PostgreSQL's slot, a lossy network, JetStream's rules, and
+lives that end.
 
-The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); what drives them follows the services
-in miniature. One seeded scheduler decides what happens next. While it runs it checks that PostgreSQL is never told too
-much and that the stream is a prefix of what was committed; `heal` checks that without faults everything arrives.
+The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); what drives them
+follows the services in miniature. One seeded scheduler decides what happens next. While it runs it
+checks that PostgreSQL is never told too much and that the stream is a prefix of what was committed;
+`heal` checks that without faults everything arrives.
 """
 
 from __future__ import annotations
@@ -127,7 +129,8 @@ class World:
         self.postgres = Postgres()
         self.jetstream = JetStream()
         self.archive = Archive(self.postgres.confirmed)
-        # Whether PostgreSQL forgets what the archive lacks; and then, whether nobody starts a dead archiver again.
+        # Whether PostgreSQL forgets what the archive lacks; and then, whether nobody starts a dead
+        # archiver again.
         self.optional = seed % 2 == 1
         self.abandoned = self.optional and seed % 8 == 1
         self.away_rounds = 150 if self.optional and seed % 8 == 3 else 0
@@ -157,7 +160,9 @@ class World:
         stored = {change for change in self.jetstream.stored if change is not None}
         archived = stored if self.optional else set(self.archive.changes)
         if not stored.issuperset(needed) or not archived.issuperset(needed):
-            raise BrokenPromiseError(f"PostgreSQL was told {lsn}, while something before it is not durable")
+            raise BrokenPromiseError(
+                f"PostgreSQL was told {lsn}, while something before it is not durable"
+            )
         self.postgres.confirmed = lsn
 
     def check_stream(self) -> None:
@@ -170,12 +175,22 @@ class World:
 
     def check_archive(self) -> None:
         """It holds what was committed, in order, and what it lacks is told."""
-        told = {change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[1])}
-        told -= {change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[0])}
+        told = {
+            change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[1])
+        }
+        told -= {
+            change for gap in self.archive.gaps for change in self.postgres.changes(before=gap[0])
+        }
         held = self.archive.changes
-        due = [change for change in self.postgres.changes() if change not in told or change in set(held)]
+        due = [
+            change
+            for change in self.postgres.changes()
+            if change not in told or change in set(held)
+        ]
         if held != due[: len(held)]:
-            raise BrokenPromiseError(f"the archive is not what was committed: {held}, without {sorted(told)}")
+            raise BrokenPromiseError(
+                f"the archive is not what was committed: {held}, without {sorted(told)}"
+            )
         if self.archive.gaps and not self.optional:
             raise BrokenPromiseError(f"a required archive has gaps: {self.archive.gaps}")
 
@@ -189,7 +204,9 @@ class World:
             self.reader.on_control(self.controls.popleft())
 
     def serve(self) -> None:
-        """JetStream takes a message of whichever connection it reads first; a dead publisher's may still be there."""
+        """JetStream takes a message of whichever connection it reads first; a dead publisher's may
+        still be there.
+        """
         lines = [line for line in self.lines if line]
         if lines:
             self.jetstream.take(self.chance.choice(lines).popleft())

@@ -1,4 +1,6 @@
-"""What Spark filters by leaves out no row that it wants, whatever the rows, the filters and the row groups."""
+"""What Spark filters by leaves out no row that it wants, whatever the rows, the filters and the row
+groups.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def files(draw: st.DrawFn) -> list[dict[str, object]]:
 @st.composite
 def filters(draw: st.DrawFn) -> Any:
     column, values = draw(
-        st.sampled_from((("commit_lsn", LSNS), ("commit_time", TIMES), ("table", st.sampled_from(TABLES[:3]))))
+        st.sampled_from(
+            (("commit_lsn", LSNS), ("commit_time", TIMES), ("table", st.sampled_from(TABLES[:3])))
+        )
     )
     kind = draw(st.sampled_from(sorted(COMPARED)))
     value = tuple(draw(st.lists(values, min_size=1, max_size=3))) if kind == "In" else draw(values)
@@ -71,16 +75,22 @@ def wants(asked: Any, entry: RowEntry) -> bool:
 
 @settings(deadline=None, max_examples=150)
 @given(files(), st.lists(filters(), max_size=3), st.integers(1, 5))
-def test_a_row_that_every_filter_wants_is_read(rows: list[dict[str, object]], asked: list[Any], group: int) -> None:
+def test_a_row_that_every_filter_wants_is_read(
+    rows: list[dict[str, object]], asked: list[Any], group: int
+) -> None:
     table = pa.Table.from_pylist(rows, SCHEMA)
     writer = segment.SegmentWriter()
     for first in range(0, len(rows), group):
         writer.add(table.slice(first, group))
-    data, _ = writer.finish(SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN))
+    data, _ = writer.finish(
+        SegmentInfo(1, "a", 1, "w", "s", "d", "1", 1, 1, 2, len(rows), ORIGIN, ORIGIN)
+    )
     every = [entry for batch in segment.batches(data, ALL) for entry in entries(batch)]
     due = [entry.position for entry in every if all(wants(each, entry) for each in asked)]
     selection = narrowed(Selection(), [*asked, spark.Not(spark.EqualTo(("table",), "items"))])
-    read = [entry.position for batch in segment.batches(data, selection) for entry in entries(batch)]
+    read = [
+        entry.position for batch in segment.batches(data, selection) for entry in entries(batch)
+    ]
     assert set(due) <= set(read)
     assert read == sorted(read)
 
@@ -94,4 +104,6 @@ def test_a_filter_leaves_out_what_it_can() -> None:
         spark.EqualTo(("operation",), "delete"),
     ]
     found = narrowed(Selection(tables=(("public", "orders"), ("public", "users"))), asked)
-    assert found == Selection((("public", "orders"),), after=(100, 1 << 62), before_lsn=201, from_time_us=0)
+    assert found == Selection(
+        (("public", "orders"),), after=(100, 1 << 62), before_lsn=201, from_time_us=0
+    )

@@ -1,4 +1,6 @@
-"""What the bulk parser hears is what nats-py's own parser would, however the bytes are cut and whatever is between."""
+"""What the bulk parser hears is what nats-py's own parser would, however the bytes are cut and
+whatever is between.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Recorded:
         self.said: list[object] = []
         self.stats = {"in_msgs": 0, "in_bytes": 0}
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, header: bytes | None) -> None:
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, header: bytes | None
+    ) -> None:
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         self.messages[sid].append((bytes(subject), bytes(reply), bytes(header or b""), bytes(data)))
@@ -48,7 +52,12 @@ def message(sid: int, reply: str, header: bytes, payload: bytes) -> bytes:
     subject = f"cdc.t{sid}.insert"
     words = f"{subject} {sid} {reply}".rstrip()
     if header:
-        return f"HMSG {words} {len(header)} {len(header) + len(payload)}\r\n".encode() + header + payload + b"\r\n"
+        return (
+            f"HMSG {words} {len(header)} {len(header) + len(payload)}\r\n".encode()
+            + header
+            + payload
+            + b"\r\n"
+        )
     return f"MSG {words} {len(payload)}\r\n".encode() + payload + b"\r\n"
 
 
@@ -57,14 +66,22 @@ messages = st.builds(
     st.sampled_from(HEARD + OTHER),
     st.sampled_from(["", "$JS.ACK.CDC.c.1.5.6.7.8", "x"]),
     st.sampled_from(
-        [b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: a\r\n\r\n"]
+        [
+            b"",
+            b"NATS/1.0\r\n\r\n",
+            b"NATS/1.0 100 Idle Heartbeat\r\n\r\n",
+            b"NATS/1.0\r\nNats-Msg-Id: a\r\n\r\n",
+        ]
     ),
     # Payloads that look like commands, and the end of one.
     st.one_of(
-        st.binary(max_size=40), st.sampled_from([b"", b"\r\n", b"MSG a 7 1\r\n\r\n", b"PING\r\n" * 9, b"x" * 5000])
+        st.binary(max_size=40),
+        st.sampled_from([b"", b"\r\n", b"MSG a 7 1\r\n\r\n", b"PING\r\n" * 9, b"x" * 5000]),
     ),
 )
-others = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'slow'\r\n", b'INFO {"a":1}\r\n'])
+others = st.sampled_from(
+    [b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'slow'\r\n", b'INFO {"a":1}\r\n']
+)
 streams = st.lists(st.one_of(messages, messages, others), max_size=12).map(b"".join)
 
 
@@ -95,7 +112,9 @@ async def by_bulk(parts: list[bytes], after: int) -> Recorded:
 
 
 @given(streams, st.lists(st.integers(0, 3000), max_size=8), st.integers(0, 4))
-def test_the_bytes_of_a_connection_say_the_same_to_both_parsers(data: bytes, places: list[int], after: int) -> None:
+def test_the_bytes_of_a_connection_say_the_same_to_both_parsers(
+    data: bytes, places: list[int], after: int
+) -> None:
     parts = cut(data, places)
     expected, found = asyncio.run(by_nats(parts)), asyncio.run(by_bulk(parts, after))
     assert {sid: all_ for sid, all_ in found.messages.items() if all_} == expected.messages

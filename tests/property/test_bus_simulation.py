@@ -1,7 +1,8 @@
-"""Thousands of seeded histories of the bus, with everything lost, doubled, reordered and killed that can be.
+"""Thousands of seeded histories of the bus, with everything lost, doubled, reordered and killed
+that can be.
 
-`HEADRACE_SIMULATION_S` is for how long (a few seconds by default), `HEADRACE_SIMULATION_SEED` where it begins: a
-failure names the seed that shows it again.
+`HEADRACE_SIMULATION_S` is for how long (a few seconds by default), `HEADRACE_SIMULATION_SEED` where
+it begins: a failure names the seed that shows it again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def test_nothing_is_lost_doubled_confirmed_early_or_stuck_in_any_history() -> No
     while time.monotonic() < until or seed < FIRST_SEED + 50:
         changes += len(history(seed).postgres.changes())
         seed += 1
-    summary = f"{seed - FIRST_SEED} histories from seed {FIRST_SEED}, {changes} changes, {SECONDS} s"
+    summary = (
+        f"{seed - FIRST_SEED} histories from seed {FIRST_SEED}, {changes} changes, {SECONDS} s"
+    )
     print(summary)  # shown by -s, and beside a failure
     assert changes > 100
 
@@ -77,7 +80,9 @@ def believe_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def follow_one_confirmer_only(patch: pytest.MonkeyPatch) -> None:
-    highest = property(lambda self: max(c.confirmed_lsn for c in self._confirmers.values()) if self.open else 0)
+    highest = property(
+        lambda self: max(c.confirmed_lsn for c in self._confirmers.values()) if self.open else 0
+    )
     patch.setattr(FrameSender, "confirmed_lsn", highest)
 
 

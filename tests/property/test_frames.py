@@ -1,4 +1,6 @@
-"""Frames and control messages under noise: a DecodeError, never anything else, and never a wrong entry."""
+"""Frames and control messages under noise: a DecodeError, never anything else, and never a wrong
+entry.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ u63 = st.integers(0, 2**63 - 1)
 words = st.text(max_size=20)
 entries = st.lists(st.tuples(u64, st.binary(max_size=300)), max_size=20)
 forks = st.lists(st.tuples(u63, u63), max_size=3).map(tuple)
-openings = st.builds(Opening, st.dictionaries(words, words, max_size=3), words, words, words, u63, u63, u63, forks)
+openings = st.builds(
+    Opening, st.dictionaries(words, words, max_size=3), words, words, words, u63, u63, u63, forks
+)
 controls = st.one_of(
     st.builds(Join, words, words, u63),
     st.builds(Confirm, words, words, u63, u63, u63, st.booleans()),
@@ -29,7 +33,9 @@ controls = st.one_of(
 )
 anything = st.recursive(
     st.none() | st.booleans() | u64 | st.floats() | words | st.binary(max_size=10),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words | st.just("kind"), inner, max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(words | st.just("kind"), inner, max_size=6)
+    ),
 )
 
 
@@ -71,7 +77,9 @@ def test_noise_behind_a_header_is_a_decode_error(kind: Kind, body: bytes) -> Non
 def test_a_cut_frame_gives_only_whole_entries_of_the_uncut_one(
     given_entries: list[tuple[int, bytes]], cut: int
 ) -> None:
-    whole = frame.header(Kind.DATA, 1, 1) + b"".join(frame.encode_entry(*entry) for entry in given_entries)
+    whole = frame.header(Kind.DATA, 1, 1) + b"".join(
+        frame.encode_entry(*entry) for entry in given_entries
+    )
     assert list(frame.decode_entries(whole)) == given_entries
     found = []
     with contextlib.suppress(DecodeError):
@@ -91,7 +99,9 @@ def test_a_part_that_does_not_lie_inside_its_message_is_refused(
     lsn: int, offset: int, content: bytes, data: st.DataObject
 ) -> None:
     # An empty part has no place in any message; another one ends after the message does.
-    total = data.draw(st.integers(0, offset + len(content) - 1) if content else st.integers(0, 2000))
+    total = data.draw(
+        st.integers(0, offset + len(content) - 1) if content else st.integers(0, 2000)
+    )
     with pytest.raises(DecodeError):
         frame.decode_part(frame.encode_part(1, 1, Part(lsn, offset, total, content)))
 
@@ -105,8 +115,12 @@ def test_a_part_of_a_message_over_the_largest_is_refused() -> None:
 
 
 @given(entries, st.integers(20, 200))
-def test_whatever_is_packed_is_what_is_received(messages: list[tuple[int, bytes]], frame_bytes: int) -> None:
-    sender = FrameSender(frozenset({"p"}), frame_bytes_max=frame_bytes, in_flight_bytes_max=1, life=0)
+def test_whatever_is_packed_is_what_is_received(
+    messages: list[tuple[int, bytes]], frame_bytes: int
+) -> None:
+    sender = FrameSender(
+        frozenset({"p"}), frame_bytes_max=frame_bytes, in_flight_bytes_max=1, life=0
+    )
     receiver = FrameReceiver("p", "s")
     sender.on_control(receiver.join(), 0.0)
     frames = [sender.begin(Opening({"p": "s"}, "", "", "", 1, 0), clock_ns=0, now=0.0)]

@@ -7,11 +7,21 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.contract.naming import Operation, message_id, message_subject, split_table_token, table_token
+from headrace.contract.naming import (
+    Operation,
+    message_id,
+    message_subject,
+    split_table_token,
+    table_token,
+)
 from headrace.errors import DecodeError
 
 # Names that the encoding itself uses are drawn often: that is where collisions would be.
-tricky = st.lists(st.sampled_from(["/", "=", "=2F", "=2f", "2F", "_", "_gap", "_message", "-", "a", ".", "-1", "é"]))
+tricky = st.lists(
+    st.sampled_from(
+        ["/", "=", "=2F", "=2f", "2F", "_", "_gap", "_message", "-", "a", ".", "-1", "é"]
+    )
+)
 anything = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=63)
 names = (tricky.map("".join) | anything).filter(bool)
 schemas = st.just("public") | names
@@ -46,7 +56,9 @@ def test_arbitrary_text_is_a_token_or_a_decode_error(token: str) -> None:
     assert table_token(*table) == token
 
 
-changes = st.tuples(st.integers(0, 2**64 - 1), tables, st.sampled_from(Operation), st.integers(0, 20))
+changes = st.tuples(
+    st.integers(0, 2**64 - 1), tables, st.sampled_from(Operation), st.integers(0, 20)
+)
 
 
 def identified(change: tuple[int, tuple[str, str], Operation, int]) -> str:
@@ -55,10 +67,13 @@ def identified(change: tuple[int, tuple[str, str], Operation, int]) -> str:
 
 
 @given(changes, changes)
-@example((1, ("public", "t"), Operation.INSERT, 1), (1, ("public", "t-insert-1"), Operation.INSERT, 0))
+@example(
+    (1, ("public", "t"), Operation.INSERT, 1), (1, ("public", "t-insert-1"), Operation.INSERT, 0)
+)
 @example((1, ("public", "2-t"), Operation.INSERT, 0), (0x12, ("public", "t"), Operation.INSERT, 0))
 def test_two_changes_never_share_an_id(
-    one: tuple[int, tuple[str, str], Operation, int], other: tuple[int, tuple[str, str], Operation, int]
+    one: tuple[int, tuple[str, str], Operation, int],
+    other: tuple[int, tuple[str, str], Operation, int],
 ) -> None:
     assert (identified(one) == identified(other)) == (one == other)
 

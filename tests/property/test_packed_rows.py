@@ -1,4 +1,6 @@
-"""Rows packed a column at a time are the rows that the plain way gives, and each row's bytes depend on it alone."""
+"""Rows packed a column at a time are the rows that the plain way gives, and each row's bytes depend
+on it alone.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ floats = st.floats().map(lambda value: repr(value).replace("inf", "Infinity").re
 texts = st.text(characters, max_size=40) | st.sampled_from([31, 32, 255, 256, 65535, 65536]).map(
     lambda size: "ä" * size
 )
-stamps = st.datetimes().map(str) | st.sampled_from(["infinity", "-infinity", "0044-03-15 00:00:00 BC"])
+stamps = st.datetimes().map(str) | st.sampled_from(
+    ["infinity", "-infinity", "0044-03-15 00:00:00 BC"]
+)
 TYPES: dict[int, st.SearchStrategy[str]] = {
     type_oids.INT8: integers.map(str),
     type_oids.FLOAT8: floats,
@@ -33,9 +37,21 @@ TYPES: dict[int, st.SearchStrategy[str]] = {
     type_oids.TIMESTAMP: stamps,
     type_oids.TIMESTAMPTZ: stamps.map(lambda stamp: stamp if stamp[-1] in "yC" else f"{stamp}+00"),
     type_oids.BYTEA: st.binary(max_size=9).map(lambda value: f"\\x{value.hex()}"),
-    type_oids.JSONB: st.sampled_from(["null", "[]", '{"a": [1, 1e400, "x,\\"y"]}', '{"k": 12, "tag": "v1"}'])
-    | st.sampled_from(["[" * 501 + "]" * 501, '{"a": 1, "a": 2}', '"\\ud800"', "123456789012345678901234", "-1.50"])
-    | st.recursive(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts, st.lists).map(json.dumps),
+    type_oids.JSONB: st.sampled_from(
+        ["null", "[]", '{"a": [1, 1e400, "x,\\"y"]}', '{"k": 12, "tag": "v1"}']
+    )
+    | st.sampled_from(
+        [
+            "[" * 501 + "]" * 501,
+            '{"a": 1, "a": 2}',
+            '"\\ud800"',
+            "123456789012345678901234",
+            "-1.50",
+        ]
+    )
+    | st.recursive(
+        st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts, st.lists
+    ).map(json.dumps),
 }
 Cells = list[str | None]
 
@@ -56,7 +72,11 @@ def _quoted(cell: str | None) -> str:
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[int], list[Cells]]:
     oids = draw(st.lists(st.sampled_from(list(TYPES)), min_size=1, max_size=5))
-    rows = draw(st.lists(st.tuples(*(st.none() | TYPES[oid] for oid in oids)).map(list), min_size=1, max_size=12))
+    rows = draw(
+        st.lists(
+            st.tuples(*(st.none() | TYPES[oid] for oid in oids)).map(list), min_size=1, max_size=12
+        )
+    )
     return oids, rows
 
 
@@ -76,15 +96,24 @@ def packings(oids: Sequence[int]) -> tuple[CsvRows, PackedRows]:
 @example(([type_oids.INT8], [[str(edge)] for edge in edges]))
 @example(([TEXT], [["x" * 65536], ["x"], [None]]))
 @example(([type_oids.TIMESTAMPTZ], [["infinity"], ["2025-12-12 12:00:34+00"], [None]]))
-@example(([type_oids.JSONB], [[json.dumps({"k": place, "tag": str(place % 10)})] for place in range(1030)]))
+@example(
+    (
+        [type_oids.JSONB],
+        [[json.dumps({"k": place, "tag": str(place % 10)})] for place in range(1030)],
+    )
+)
 @example(([type_oids.BOOL, type_oids.BOOL], [[None, None]]))
-def test_packed_rows_are_the_plain_ones_however_they_arrive(table: tuple[list[int], list[Cells]]) -> None:
+def test_packed_rows_are_the_plain_ones_however_they_arrive(
+    table: tuple[list[int], list[Cells]],
+) -> None:
     oids, rows = table
     lines = [csv_line(cells) for cells in rows]
     plain, packed = packings(oids)
     block = packed.block(b"".join(lines))
     together, exact = elements(block), dict(block.exact)
-    assert repr([msgpack.unpackb(element) for element in together]) == repr(plain.rows(b"".join(lines))[0])
+    assert repr([msgpack.unpackb(element) for element in together]) == repr(
+        plain.rows(b"".join(lines))[0]
+    )
     assert exact == plain.rows(b"".join(lines))[1]
     alone = [packed.block(line) for line in lines]
     assert together == [element for one in alone for element in elements(one)]

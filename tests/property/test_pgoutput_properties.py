@@ -45,7 +45,9 @@ def row(values: Row) -> bytes:
 
 
 def column(one: RelationColumn) -> bytes:
-    return bytes([one.is_key]) + string(one.name) + struct.pack("!Ii", one.type_oid, one.type_modifier)
+    return (
+        bytes([one.is_key]) + string(one.name) + struct.pack("!Ii", one.type_oid, one.type_modifier)
+    )
 
 
 def encode(message: PgoutputMessage) -> bytes:  # noqa: PLR0911 - one case per message of the protocol
@@ -57,14 +59,22 @@ def encode(message: PgoutputMessage) -> bytes:  # noqa: PLR0911 - one case per m
         case Origin(lsn, name):
             return b"O" + struct.pack("!Q", lsn) + string(name)
         case Relation(relation_id, schema, name, identity, columns):
-            head = b"R" + struct.pack("!I", relation_id) + string(schema) + string(name) + identity.encode()
+            head = (
+                b"R"
+                + struct.pack("!I", relation_id)
+                + string(schema)
+                + string(name)
+                + identity.encode()
+            )
             return head + struct.pack("!h", len(columns)) + b"".join(map(column, columns))
         case Type(oid, schema, name):
             return b"Y" + struct.pack("!I", oid) + string(schema) + string(name)
         case Insert(relation_id, new):
             return b"I" + struct.pack("!I", relation_id) + b"N" + row(new)
         case Update(relation_id, key, old, new):
-            before = b"K" + row(key) if key is not None else b"O" + row(old) if old is not None else b""
+            before = (
+                b"K" + row(key) if key is not None else b"O" + row(old) if old is not None else b""
+            )
             return b"U" + struct.pack("!I", relation_id) + before + b"N" + row(new)
         case Delete(relation_id, key, old):
             before = b"K" + row(key) if key is not None else b"O" + row(old or ())
@@ -90,7 +100,14 @@ messages = st.one_of(
     st.builds(Begin, lsns, times, oids),
     st.builds(Commit, st.integers(0, 255), lsns, lsns, times),
     st.builds(Origin, lsns, names),
-    st.builds(Relation, oids, schemas, names, st.sampled_from("dnfi"), st.lists(columns, max_size=6).map(tuple)),
+    st.builds(
+        Relation,
+        oids,
+        schemas,
+        names,
+        st.sampled_from("dnfi"),
+        st.lists(columns, max_size=6).map(tuple),
+    ),
     st.builds(Type, oids, schemas, names),
     st.builds(Insert, oids, rows),
     st.builds(Update, oids, st.none(), st.none(), rows),
@@ -123,7 +140,9 @@ def test_bytes_after_a_message_are_never_ignored(message: PgoutputMessage, rest:
 
 
 @given(
-    st.sampled_from(b"BCORYIUDTM").flatmap(lambda kind: st.binary(max_size=80).map(lambda rest: bytes([kind]) + rest))
+    st.sampled_from(b"BCORYIUDTM").flatmap(
+        lambda kind: st.binary(max_size=80).map(lambda rest: bytes([kind]) + rest)
+    )
 )
 def test_arbitrary_bytes_are_a_message_or_a_decode_error(data: bytes) -> None:
     try:
@@ -134,7 +153,9 @@ def test_arbitrary_bytes_are_a_message_or_a_decode_error(data: bytes) -> None:
 
 
 @given(messages, st.data())
-def test_a_spoiled_message_never_raises_anything_else(message: PgoutputMessage, draw: st.DataObject) -> None:
+def test_a_spoiled_message_never_raises_anything_else(
+    message: PgoutputMessage, draw: st.DataObject
+) -> None:
     data = bytearray(encode(message))
     at = draw.draw(st.integers(0, len(data) - 1))
     data[at] = draw.draw(st.integers(0, 255))

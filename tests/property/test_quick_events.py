@@ -80,10 +80,14 @@ def transactions(draw: st.DrawFn, columns: Columns) -> list[Entry]:
 def assembler(columns: Columns, hidden: frozenset[str], encoding: Encoding) -> Assembler:
     made = Assembler("slot", encoding, payload_bytes_max=9000)
     for number in RELATIONS:
-        listed = tuple(RelationColumn(index == 0, name, oid, -1) for index, (name, oid) in enumerate(columns))
+        listed = tuple(
+            RelationColumn(index == 0, name, oid, -1) for index, (name, oid) in enumerate(columns)
+        )
         relation = Relation(number, 'a "b"', f"t{number}", "d", listed)
         shape = Shape.of(relation, TableFacts(primary_key=(columns[0][0],)), ValueOptions(encoding))
-        shape.columns = tuple((name, None if name in hidden else convert) for name, convert in shape.columns)
+        shape.columns = tuple(
+            (name, None if name in hidden else convert) for name, convert in shape.columns
+        )
         made.learn(shape)
     return made
 
@@ -107,9 +111,16 @@ NAMES = st.sampled_from(["id", "né", '"', "{x}", "\\", "%d", "a b"])
 
 
 @given(st.data(), st.sampled_from(list(Encoding)))
-def test_messages_taken_together_give_the_events_of_each_by_itself(data: st.DataObject, encoding: Encoding) -> None:
+def test_messages_taken_together_give_the_events_of_each_by_itself(
+    data: st.DataObject, encoding: Encoding
+) -> None:
     columns = data.draw(
-        st.lists(st.tuples(NAMES, st.sampled_from(TYPES)), min_size=1, max_size=5, unique_by=lambda one: one[0])
+        st.lists(
+            st.tuples(NAMES, st.sampled_from(TYPES)),
+            min_size=1,
+            max_size=5,
+            unique_by=lambda one: one[0],
+        )
     )
     hidden = data.draw(st.frozensets(st.sampled_from([name for name, _ in columns]), max_size=1))
     entries = data.draw(transactions(columns))
@@ -122,7 +133,13 @@ def test_what_is_wrong_with_a_message_is_left_with_nothing_done() -> None:
     columns = [("id", 20), ("note", 25)]
     good = b"I" + struct.pack(">I", RELATIONS[0]) + b"N" + row([b"1", b"x"])
     bad = b"I" + struct.pack(">I", RELATIONS[0]) + b"N" + row([b"no number", b"x"])
-    entries = [(90, b"B" + struct.pack(">QqI", 100, 0, 7)), (91, good), (92, good), (93, bad), (94, good)]
+    entries = [
+        (90, b"B" + struct.pack(">QqI", 100, 0, 7)),
+        (91, good),
+        (92, good),
+        (93, bad),
+        (94, good),
+    ]
     made = assembler(columns, frozenset(), Encoding.MSGPACK)
     assert made.take(entries, 0) == 3
     assert [item.msg_id for item in made.taken() if isinstance(item, Event)][-1].startswith("5b-")

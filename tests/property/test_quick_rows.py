@@ -22,7 +22,9 @@ TYPES = (16, 20, 25, 1700, 1184, 3802, 17, 701)
 NAMES = st.text(min_size=1, max_size=20).filter(lambda name: "\0" not in name) | st.sampled_from(
     ["'", '"', "{x}", "\\"]
 )
-COLUMNS = st.lists(st.tuples(NAMES, st.sampled_from(TYPES)), min_size=1, max_size=6, unique_by=lambda one: one[0])
+COLUMNS = st.lists(
+    st.tuples(NAMES, st.sampled_from(TYPES)), min_size=1, max_size=6, unique_by=lambda one: one[0]
+)
 VALUES = st.one_of(
     st.none(),
     st.just("unchanged"),
@@ -59,10 +61,16 @@ def message(values: list[bytes | str | None]) -> bytes:
 
 def shape_of(columns: list[tuple[str, int]], hidden: frozenset[str] = frozenset()) -> Shape:
     relation = Relation(
-        RELATION, "public", "t", "d", tuple(RelationColumn(False, name, oid, -1) for name, oid in columns)
+        RELATION,
+        "public",
+        "t",
+        "d",
+        tuple(RelationColumn(False, name, oid, -1) for name, oid in columns),
     )
     shape = Shape.of(relation, TableFacts(), ValueOptions(Encoding.MSGPACK))
-    shape.columns = tuple((name, None if name in hidden else convert) for name, convert in shape.columns)
+    shape.columns = tuple(
+        (name, None if name in hidden else convert) for name, convert in shape.columns
+    )
     return shape
 
 
@@ -102,7 +110,10 @@ def test_arbitrary_bytes_are_never_a_row_that_the_plain_way_refuses(tail: bytes,
 def test_a_usual_row_is_read_the_quick_way() -> None:
     read = compiled(shape_of([("id", 20), ("name", 25), ("note", 25)]).columns, WRITE)
     assert read is not None
-    assert read(message([b"7", "né".encode(), None])) == (WRITE({"id": 7, "name": "né", "note": None}), b"")
+    assert read(message([b"7", "né".encode(), None])) == (
+        WRITE({"id": 7, "name": "né", "note": None}),
+        b"",
+    )
 
 
 def test_very_wide_tables_are_read_the_plain_way() -> None:

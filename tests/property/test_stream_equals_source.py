@@ -1,8 +1,9 @@
 """Whatever PostgreSQL commits, a consumer that knows only the contract ends with the same tables.
 
-A seeded generator makes schemas (types, keys, replica identities, partitions, generated columns, awkward names) and
-scripts of transactions with DDL in them; a mirror applies the stream; PostgreSQL compares the two, value by value.
-`HEADRACE_DEEP_MINUTES` runs new seeds for that long, `HEADRACE_SEED` repeats one.
+A seeded generator makes schemas (types, keys, replica identities, partitions, generated columns,
+awkward names) and scripts of transactions with DDL in them; a mirror applies the stream; PostgreSQL
+compares the two, value by value. `HEADRACE_DEEP_MINUTES` runs new seeds for that long,
+`HEADRACE_SEED` repeats one.
 """
 
 from __future__ import annotations
@@ -27,14 +28,32 @@ from headrace.testing.names import Names
 CATALOG_INTERVAL_S = 0.1
 CATALOG_WAIT_S = 15.0
 FAST_SEEDS = 12
-NAMES = ("plain", "Mixed Case", "dots.in.it", 'quo"te', "naïve_ü", "x" * 63, "sl/ash", "a-b", "select", "tab\tle")
+NAMES = (
+    "plain",
+    "Mixed Case",
+    "dots.in.it",
+    'quo"te',
+    "naïve_ü",
+    "x" * 63,
+    "sl/ash",
+    "a-b",
+    "select",
+    "tab\tle",
+)
 
 LITERALS: dict[str, tuple[str, ...]] = {
     "integer": ("0", "-2147483648", "2147483647", "42"),
     "bigint": ("9223372036854775807", "-1", "7"),
     "smallint": ("-32768", "3"),
     "boolean": ("true", "false"),
-    "text": ("''", "'it''s'", "E'line\\nbreak\\t\\\\'", "'𝄞 clef'", "repeat('long ', 900)", "'null'"),
+    "text": (
+        "''",
+        "'it''s'",
+        "E'line\\nbreak\\t\\\\'",
+        "'𝄞 clef'",
+        "repeat('long ', 900)",
+        "'null'",
+    ),
     "character varying(20)": ("'short'", "''", "'twenty characters ok'"),
     "character varying(40)": ("'wider'", "'forty characters are enough for anybody!'"),
     "character(5)": ("'ab'", "'abcde'"),
@@ -44,8 +63,16 @@ LITERALS: dict[str, tuple[str, ...]] = {
     "numeric(10,2)": ("12.30", "-99999999.99"),
     "money": ("-1234.56", "0.01"),
     "date": ("'infinity'", "'0044-03-15 BC'", "'2025-02-28'", "'12025-01-01'"),
-    "timestamp without time zone": ("'2025-12-12 12:00:34.338547'", "'-infinity'", "'0001-01-01 00:00:00 BC'"),
-    "timestamp with time zone": ("'2025-12-12 12:00:34.3+02'", "'infinity'", "'10000-01-01 00:00:00+00'"),
+    "timestamp without time zone": (
+        "'2025-12-12 12:00:34.338547'",
+        "'-infinity'",
+        "'0001-01-01 00:00:00 BC'",
+    ),
+    "timestamp with time zone": (
+        "'2025-12-12 12:00:34.3+02'",
+        "'infinity'",
+        "'10000-01-01 00:00:00+00'",
+    ),
     "time without time zone": ("'24:00:00'", "'00:00:00.000001'"),
     "time with time zone": ("'12:00:00+05:30'",),
     "interval": ("'1 year -2 days 03:04:05.6'", "'-1 mons'", "'0'"),
@@ -61,8 +88,20 @@ LITERALS: dict[str, tuple[str, ...]] = {
     "tsvector": ("'a fat cat'",),
     "point": ("'(1.5,-2)'",),
 }
-KEY_TYPES = ("integer", "bigint", "text", "uuid", "timestamp with time zone", "numeric(10,2)", "date")
-RETYPES = {"smallint": "integer", "integer": "bigint", "character varying(20)": "character varying(40)"}
+KEY_TYPES = (
+    "integer",
+    "bigint",
+    "text",
+    "uuid",
+    "timestamp with time zone",
+    "numeric(10,2)",
+    "date",
+)
+RETYPES = {
+    "smallint": "integer",
+    "integer": "bigint",
+    "character varying(20)": "character varying(40)",
+}
 
 
 @dataclass
@@ -80,7 +119,9 @@ class Table:
 
 
 class Script:
-    """A seed's schema and transactions; what PostgreSQL refuses is undone there, and never reaches the stream."""
+    """A seed's schema and transactions; what PostgreSQL refuses is undone there, and never reaches
+    the stream.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -105,7 +146,11 @@ class Script:
             table.key.append(f"k{index}")
         for _ in range(chance.randint(1, 5)):
             table.columns[self.column_name()] = chance.choice(list(LITERALS))
-        table.partitioned = bool(table.key) and table.columns["k0"] in ("integer", "bigint") and chance.random() < 0.4
+        table.partitioned = (
+            bool(table.key)
+            and table.columns["k0"] in ("integer", "bigint")
+            and chance.random() < 0.4
+        )
         body = [f"{quoted(column)} {kind}" for column, kind in table.columns.items()]
         if chance.random() < 0.3:
             body.append(f"{quoted('gen')} integer GENERATED ALWAYS AS (1 + 1) STORED")
@@ -115,7 +160,8 @@ class Script:
         statements = [f"CREATE TABLE {self.at(table)} ({', '.join(body)}){suffix}"]
         if table.partitioned:
             statements += [
-                f"CREATE TABLE {quoted(self.schema)}.{quoted(f'{name[:50]} p{part}')} PARTITION OF {self.at(table)} "
+                f"CREATE TABLE {quoted(self.schema)}.{quoted(f'{name[:50]} p{part}')} PARTITION OF "
+                f"{self.at(table)} "
                 f"FOR VALUES WITH (MODULUS 2, REMAINDER {part})"
                 for part in range(2)
             ]
@@ -130,7 +176,11 @@ class Script:
 
     def column_name(self) -> str:
         self.made += 1
-        return f"{self.chance.choice(NAMES)[:40]} {self.made}" if self.chance.random() < 0.3 else f"c{self.made}"
+        return (
+            f"{self.chance.choice(NAMES)[:40]} {self.made}"
+            if self.chance.random() < 0.3
+            else f"c{self.made}"
+        )
 
     def transaction(self) -> list[str]:
         """Statements of one transaction; ROLLBACK at its end for some."""
@@ -144,7 +194,8 @@ class Script:
     def statement(self, table: Table) -> list[str]:
         chance = self.chance
         kind = chance.choices(
-            ["insert", "update", "delete", "truncate", "ddl", "undone"], weights=[45, 20, 10, 2, 15, 8]
+            ["insert", "update", "delete", "truncate", "ddl", "undone"],
+            weights=[45, 20, 10, 2, 15, 8],
         )[0]
         if kind in ("update", "delete") and not table.updatable:
             kind = "insert"
@@ -197,7 +248,9 @@ class Script:
         return f"(tableoid, ctid) IN (SELECT tableoid, ctid FROM {self.at(table)} ORDER BY 1, 2 LIMIT {count})"
 
     def update(self, table: Table) -> str:
-        columns = self.chance.sample(list(table.columns), self.chance.randint(1, max(1, len(table.columns) // 2)))
+        columns = self.chance.sample(
+            list(table.columns), self.chance.randint(1, max(1, len(table.columns) // 2))
+        )
         sets = ", ".join(
             f"{quoted(c)} = {self.key_literal(table.columns[c]) if c in table.key else self.literal(table.columns[c])}"
             for c in columns
@@ -210,7 +263,16 @@ class Script:
         chance = self.chance
         free = [name for name in table.columns if name not in table.key]
         choice = chance.choice(
-            ["add", "add_default", "drop", "rename", "retype", "identity", "replace", "rename_table"]
+            [
+                "add",
+                "add_default",
+                "drop",
+                "rename",
+                "retype",
+                "identity",
+                "replace",
+                "rename_table",
+            ]
         )
         if choice in ("add", "add_default"):
             name, kind = self.column_name(), chance.choice(list(LITERALS))
@@ -274,7 +336,8 @@ async def one_seed(line: Line, mirror: PostgresMirror, seed: int) -> tuple[int, 
         await run(connection, script.transaction(), undo=False)
     await mirror.apply(await line.take())
     differences = await mirror.differences(script.schema)
-    # What only the catalog shows comes a little later: once it was read, and the stream has passed the reading.
+    # What only the catalog shows comes a little later: once it was read, and the stream has passed
+    # the reading.
     deadline = time.monotonic() + CATALOG_WAIT_S
     while differences and time.monotonic() < deadline:
         await asyncio.sleep(CATALOG_INTERVAL_S)
@@ -301,7 +364,9 @@ def seeds() -> tuple[list[int], float]:
 @pytest.mark.timeout(0)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("version", [18, 16])
-async def test_a_mirror_made_from_the_contract_alone_equals_the_source(lines: Lines, version: PostgresVersion) -> None:
+async def test_a_mirror_made_from_the_contract_alone_equals_the_source(
+    lines: Lines, version: PostgresVersion
+) -> None:
     line = await lines(version, HEADRACE_CATALOG_INTERVAL_S=str(CATALOG_INTERVAL_S))
     chosen, seconds = seeds()
     began, done, transactions, changes = time.monotonic(), 0, 0, 0
@@ -314,5 +379,7 @@ async def test_a_mirror_made_from_the_contract_alone_equals_the_source(lines: Li
             done, transactions, changes = done + 1, transactions + counted[0], changes + counted[1]
             if seconds and time.monotonic() - began > seconds / 2:
                 break
-    print(f"{done} scripts, {transactions} transactions, {changes} row events, {mirror.copies} copies")
+    print(
+        f"{done} scripts, {transactions} transactions, {changes} row events, {mirror.copies} copies"
+    )
     assert changes > 0

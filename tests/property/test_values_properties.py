@@ -26,7 +26,9 @@ elements = st.none() | st.text(characters, max_size=8) | st.text('{}",;\\ \nNULl
 
 
 def literal(value: Any, delimiter: str) -> str:
-    """As `array_out` prints it: quotes where the text is empty, is NULL, or has a character of the syntax."""
+    """As `array_out` prints it: quotes where the text is empty, is NULL, or has a character of the
+    syntax.
+    """
     if isinstance(value, list):
         return "{" + delimiter.join(literal(one, delimiter) for one in value) + "}"
     if value is None:
@@ -41,7 +43,11 @@ def arrays(draw: st.DrawFn) -> list[Any]:
     shape = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
 
     def level(depth: int) -> Any:
-        return draw(elements) if depth == len(shape) else [level(depth + 1) for _ in range(shape[depth])]
+        return (
+            draw(elements)
+            if depth == len(shape)
+            else [level(depth + 1) for _ in range(shape[depth])]
+        )
 
     result: list[Any] = level(0)
     return result
@@ -71,7 +77,9 @@ def test_arbitrary_text_is_an_array_or_a_decode_error(written: str) -> None:
 
 
 digits = st.text("0123456789", min_size=1, max_size=30)
-integers = st.builds(lambda sign, tail: sign + (tail.lstrip("0") or "0"), st.sampled_from(["", "-"]), digits)
+integers = st.builds(
+    lambda sign, tail: sign + (tail.lstrip("0") or "0"), st.sampled_from(["", "-"]), digits
+)
 fractions = st.builds(lambda head, tail: f"{head}.{tail}", integers, digits)
 powers = st.builds(
     lambda head, letter, sign, power: f"{head}{letter}{sign}{power}",
@@ -119,8 +127,29 @@ def test_digits_in_strings_are_no_numbers(number: str, key: str) -> None:
 # Documents as text, valid or nearly: their parts in any order.
 nearly_json = st.lists(
     numbers
-    | st.sampled_from(["[", "]", "{", "}", ",", ":", " ", "-", "null", "true", '"', '"a"', '"e1"', "\\", "0" * 18, "."])
-    | st.text(st.characters(codec="utf-8"), max_size=3).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    | st.sampled_from(
+        [
+            "[",
+            "]",
+            "{",
+            "}",
+            ",",
+            ":",
+            " ",
+            "-",
+            "null",
+            "true",
+            '"',
+            '"a"',
+            '"e1"',
+            "\\",
+            "0" * 18,
+            ".",
+        ]
+    )
+    | st.text(st.characters(codec="utf-8"), max_size=3).map(
+        lambda text: json.dumps(text, ensure_ascii=False)
+    ),
     max_size=12,
 ).map("".join)
 
@@ -137,7 +166,9 @@ documents_of_numbers = st.recursive(
     numbers | st.text(characters, max_size=5).map(json.dumps),
     lambda inner: (
         st.lists(inner, max_size=4).map(listed)
-        | st.lists(st.tuples(numbers | st.text(characters, max_size=3), inner), max_size=4).map(named)
+        | st.lists(st.tuples(numbers | st.text(characters, max_size=3), inner), max_size=4).map(
+            named
+        )
     ),
     max_leaves=8,
 )
@@ -153,18 +184,24 @@ def outcome(read: Callable[[bytes], object], source: bytes) -> str:
 
 
 @given(documents_of_numbers | nearly_json)
-@example('["3f2504e0-4f89-11d3", 0.14285714285714285714, "x0.14285714285714285714", -12345678901234567890]')
+@example(
+    '["3f2504e0-4f89-11d3", 0.14285714285714285714, "x0.14285714285714285714", -12345678901234567890]'
+)
 @example("{12345678901234567890123: 1}")
 @example('{"a" 12345678901234567890123 : 1}')
 @example("[-0.00000000000000000, 1.10000000000000000000, 100000000000000000000000]")
 @example('["1e5]')
 @example("[012345678901234567890123]")
-def test_a_document_with_long_numbers_is_read_as_one_whose_every_number_is_looked_at(source: str) -> None:
+def test_a_document_with_long_numbers_is_read_as_one_whose_every_number_is_looked_at(
+    source: str,
+) -> None:
     try:
         written = source.encode()
     except UnicodeEncodeError:
         return
-    assert outcome(native_json, written) == outcome(lambda value: values_json._looked_at(value.decode()), written)
+    assert outcome(native_json, written) == outcome(
+        lambda value: values_json._looked_at(value.decode()), written
+    )
 
 
 json_documents = st.recursive(
@@ -186,8 +223,14 @@ OIDS = [type_oids.BOOL, type_oids.INT8, type_oids.FLOAT8, type_oids.MONEY, type_
         type_oids.TIMESTAMP, type_oids.TIMETZ, type_oids.JSON, 25, 1700]  # fmt: skip
 
 
-@given(st.sampled_from(OIDS), st.sampled_from(Encoding), st.binary(max_size=30) | st.text(max_size=30).map(str.encode))
-def test_arbitrary_bytes_are_a_value_or_a_decode_error(oid: int, encoding: Encoding, value: bytes) -> None:
+@given(
+    st.sampled_from(OIDS),
+    st.sampled_from(Encoding),
+    st.binary(max_size=30) | st.text(max_size=30).map(str.encode),
+)
+def test_arbitrary_bytes_are_a_value_or_a_decode_error(
+    oid: int, encoding: Encoding, value: bytes
+) -> None:
     convert = converter(oid, ValueOptions(encoding), lambda _: None)
     try:
         convert(value)

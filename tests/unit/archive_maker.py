@@ -17,7 +17,9 @@ TABLES = ("orders", "items")
 
 
 def rows(first: int, count: int) -> pa.Table:
-    """Rows `first` to before `first + count`: each transaction has ten, of one table; a day passes with each."""
+    """Rows `first` to before `first + count`: each transaction has ten, of one table; a day passes
+    with each.
+    """
     numbers = np.arange(first, first + count)
     transactions = numbers // 10
     columns = {

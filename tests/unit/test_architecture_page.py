@@ -14,7 +14,8 @@ from unit.source_tree import ROOT, modules, tree  # type: ignore[import-not-foun
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
 MAP = PAGE.split("## Where to find it")[1].split("```")[1]
-# What only nats-py itself may know; a release may rename it, hence the upper bound in pyproject.toml.
+# What only nats-py itself may know; a release may rename it, hence the upper bound in
+# pyproject.toml.
 INTERNALS = re.compile(
     r"\._(?:ps|nc|send_command|flush_queue|flush_pending|server_info|current_server|connect_command|connect_to_server)\b"
 )
@@ -24,31 +25,44 @@ SUBJECT = re.compile(r"headrace(\.(\w+|\{\w+\})){2,}")
 
 def rooms(folder: str) -> set[str]:
     """The packages and loose modules of a folder, as the map writes them."""
-    there = [path for path in (ROOT / folder).iterdir() if path.name[0] not in "_." and path.suffix in {"", ".py"}]
+    there = [
+        path
+        for path in (ROOT / folder).iterdir()
+        if path.name[0] not in "_." and path.suffix in {"", ".py"}
+    ]
     return {f"{path.name}/" if path.is_dir() else path.name for path in there}
 
 
 def test_the_map_names_every_package_and_every_loose_module() -> None:
     for folder in ("libs/headrace", "services/headrace"):
-        words = set(MAP.split(f"{folder}/", 1)[1].split("\nservices/")[0].split("\ntests/")[0].split())
+        words = set(
+            MAP.split(f"{folder}/", 1)[1].split("\nservices/")[0].split("\ntests/")[0].split()
+        )
         assert rooms(folder) - words == set(), folder
 
 
 def test_the_map_names_every_kind_of_test() -> None:
     [line] = re.findall(r"^tests/ +(.*)$", MAP, re.MULTILINE)
-    kinds = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    kinds = {
+        path.name
+        for path in (ROOT / "tests").iterdir()
+        if path.is_dir() and any(path.rglob("*.py"))
+    }
     assert kinds - set(re.findall(r"\w+", line)) == set()
 
 
 def test_the_table_has_every_service_with_its_port() -> None:
     ports = dict(re.findall(r"^\| `([a-z-]+)` \| (\d+) \|", PAGE, re.MULTILINE))
     assert ports == {
-        name: str(importlib.import_module(f"headrace.{name.replace('-', '_')}.service").HTTP_PORT) for name in SERVICES
+        name: str(importlib.import_module(f"headrace.{name.replace('-', '_')}.service").HTTP_PORT)
+        for name in SERVICES
     }
 
 
 def test_the_credit_is_the_settings_default() -> None:
-    [mebibytes] = re.findall(r"At most (\d+) MiB are in flight \(`HEADRACE_IN_FLIGHT_BYTES_MAX`\)", PAGE)
+    [mebibytes] = re.findall(
+        r"At most (\d+) MiB are in flight \(`HEADRACE_IN_FLIGHT_BYTES_MAX`\)", PAGE
+    )
     assert int(mebibytes) * 1024 * 1024 == BusSettings().in_flight_bytes_max
 
 
@@ -56,7 +70,11 @@ def test_every_file_that_the_page_points_to_is_there() -> None:
     answers = PAGE.split("| question | file |")[1]
     pointed = re.findall(r"`([\w/]+\.py)`", answers)
     assert len(pointed) > 20
-    roots = (ROOT / "libs/headrace", ROOT / "services/headrace", ROOT / "services/headrace/snapshot_responder")
+    roots = (
+        ROOT / "libs/headrace",
+        ROOT / "services/headrace",
+        ROOT / "services/headrace/snapshot_responder",
+    )
     assert [name for name in pointed if not any((root / name).is_file() for root in roots)] == []
 
 
@@ -81,6 +99,10 @@ def test_the_bus_names_every_internal_subject() -> None:
 
 
 def test_three_modules_touch_what_the_client_library_keeps_to_itself() -> None:
-    found = {module for module in modules("libs", "services") if INTERNALS.search((ROOT / module).read_text())}
+    found = {
+        module
+        for module in modules("libs", "services")
+        if INTERNALS.search((ROOT / module).read_text())
+    }
     folder = Path("libs/headrace/jetstream")
     assert found == {folder / "bulk.py", folder / "connection.py", folder / "wire.py"}

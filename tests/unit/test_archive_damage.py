@@ -1,4 +1,5 @@
-"""Damage of every kind, for every reader: an error that names the file, and before it nothing but the right rows.
+"""Damage of every kind, for every reader: an error that names the file, and before it nothing but
+the right rows.
 
 The oracle is pyarrow on the files as they were before the damage.
 """
@@ -64,7 +65,10 @@ def by_pyarrow(made: Maker) -> list[Row]:
     found: list[Row] = []
     for file_id in range(1, FILES + 1):
         table = pq.read_table(place(made, file_id))
-        found += zip(*(table.column(name).to_pylist() for name in ("commit_lsn", "ordinal", "after")), strict=True)
+        found += zip(
+            *(table.column(name).to_pylist() for name in ("commit_lsn", "ordinal", "after")),
+            strict=True,
+        )
     return found
 
 
@@ -166,11 +170,14 @@ def by_cat(made: Maker) -> Iterator[Row]:
 
 def by_spark(made: Maker) -> Iterator[Row]:
     """As Spark's tasks do, in one process."""
-    reader = ArchiveReader(SourceOptions.parse({"path": made.url, "filesPerTask": "1", "tasks": "9"}))
+    reader = ArchiveReader(
+        SourceOptions.parse({"path": made.url, "filesPerTask": "1", "tasks": "9"})
+    )
     for partition in reader.partitions():
         for batch in reader.read(partition):
             yield from zip(
-                *(batch.column(name).to_pylist() for name in ("commit_lsn", "ordinal", "after")), strict=True
+                *(batch.column(name).to_pylist() for name in ("commit_lsn", "ordinal", "after")),
+                strict=True,
             )
 
 
@@ -217,9 +224,16 @@ def replayed(made: Maker, *more: str) -> tuple[int, str, list[int]]:
     """The exit code of a replay, what it said, and which rows are in its target."""
     target = place(made, 1).with_name("copy.db")
     target.unlink(missing_ok=True)
-    outcome = CliRunner().invoke(app, ["replay", "--url", made.url, "--into", f"sqlite:///{target}", *more])
+    outcome = CliRunner().invoke(
+        app, ["replay", "--url", made.url, "--into", f"sqlite:///{target}", *more]
+    )
     with contextlib.closing(sqlite3.connect(target)) as copy:
-        tables = [name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE name IN ('orders', 'items')")]
+        tables = [
+            name
+            for (name,) in copy.execute(
+                "SELECT name FROM sqlite_master WHERE name IN ('orders', 'items')"
+            )
+        ]
         found = [row for table in tables for (row,) in copy.execute(f"SELECT id FROM {table}")]
     return outcome.exit_code, outcome.output, sorted(found)
 
@@ -247,7 +261,9 @@ def test_a_replay_says_up_to_which_position_it_came(made: Maker) -> None:
         assert "20 changes replayed, up to 0/C8+9, where --to ends" in said
 
 
-def test_garbage_collection_beside_a_replay_fails_it(made: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_beside_a_replay_fails_it(
+    made: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading = WalReader.files
 
     def collected_meanwhile(reader: WalReader, **place: Any) -> Iterator[Any]:
@@ -291,12 +307,14 @@ def test_an_archive_from_before_footers_had_checksums_is_read(made: Maker) -> No
         data = place(made, file_id).read_bytes()
         need = segment.footer_bytes(data)
         footer = data[-need:].replace(b'"footer_checksum":true ', b"")
-        # The footer says that there is a checksum: as long as it says so, one that is gone is damage.
+        # The footer says that there is a checksum: as long as it says so, one that is gone is
+        # damage.
         place(made, file_id).write_bytes(data[: -need - segment.SEAL_BYTES] + footer)
         with pytest.raises(WalFileCorruptError, match="lost its checksum"):
             WalReader(made.url).get(file_id)
         place(made, file_id).write_bytes(
-            data[: -need - segment.SEAL_BYTES] + footer.replace(b'"footer_checksum":true', b'"footer_checksum":null')
+            data[: -need - segment.SEAL_BYTES]
+            + footer.replace(b'"footer_checksum":true', b'"footer_checksum":null')
         )
     assert list(by_following(made, wait=False)) == due
 
@@ -308,7 +326,9 @@ def test_other_readers_of_parquet_see_nothing_of_the_checksum(made: Maker) -> No
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_garbage_collection_beside_a_reading_ends_it_with_an_error(made: Maker, *, wait: bool) -> None:
+def test_garbage_collection_beside_a_reading_ends_it_with_an_error(
+    made: Maker, *, wait: bool
+) -> None:
     entries = WalReader(made.url, OPTIONS).follow(wait=wait)
     assert len(list(itertools.islice(entries, ROWS))) == ROWS
     for file_id in range(1, 4):
@@ -344,7 +364,9 @@ def test_a_file_that_is_lost_while_its_reader_polls_for_it_is_reported(made: Mak
 
 @pytest.mark.parametrize("lost", [(5,), (1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("wait", [False, True])
-def test_an_end_that_is_lost_under_its_reader_is_reported(made: Maker, lost: tuple[int, ...], *, wait: bool) -> None:
+def test_an_end_that_is_lost_under_its_reader_is_reported(
+    made: Maker, lost: tuple[int, ...], *, wait: bool
+) -> None:
     entries = WalReader(made.url, OPTIONS).follow(wait=wait)
     assert len(list(itertools.islice(entries, FILES * ROWS))) == FILES * ROWS
     for file_id in lost:
@@ -369,7 +391,9 @@ class StaleStore(Store):
         answer = super().ask(request)
         if isinstance(request, Names):
             shown: list[ObjectMetadata] = [
-                item for item in answer if any(item.location == file_name(known) for known in self.listed)
+                item
+                for item in answer
+                if any(item.location == file_name(known) for known in self.listed)
             ]
             return shown
         return answer
@@ -382,7 +406,9 @@ def stale(made: Maker, *listed: int) -> WalReader:
     return reader
 
 
-def test_a_listing_that_is_behind_neither_ends_a_reading_nor_hides_a_missing_file(made: Maker) -> None:
+def test_a_listing_that_is_behind_neither_ends_a_reading_nor_hides_a_missing_file(
+    made: Maker,
+) -> None:
     due = by_pyarrow(made)
     assert [as_row(entry) for entry in stale(made, 1).follow(wait=False)] == due
     missing(made)

@@ -1,4 +1,6 @@
-"""The archive gives values back digit for digit, as the stream has them: rows, and the events made of them again."""
+"""The archive gives values back digit for digit, as the stream has them: rows, and the events made
+of them again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from headrace.publisher.shape import Shape
 
 INFO = SegmentInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
 RELATION = Relation(
-    7, "public", "t", "f", (RelationColumn(True, "id", 23, -1), RelationColumn(True, "doc", type_oids.JSON, -1))
+    7,
+    "public",
+    "t",
+    "f",
+    (RelationColumn(True, "id", 23, -1), RelationColumn(True, "doc", type_oids.JSON, -1)),
 )
 DOCUMENTS = (
     "null", '{"p": 1.50}', "12345678901234567890123", "18446744073709551617", "1e400", r'"\ud800"', '{"a":1, "a":2}',
@@ -57,7 +63,9 @@ def streamed(encoding: Encoding) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding)
     assembler.learn(Shape.of(RELATION, TableFacts(), ValueOptions(encoding)))
     sent = (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0))
-    made = [events.decode(e.payload) for m in sent for e in assembler.feed(9, m) if isinstance(e, Event)]
+    made = [
+        events.decode(e.payload) for m in sent for e in assembler.feed(9, m) if isinstance(e, Event)
+    ]
     return [payload for payload in made if payload["operation"] != "SCHEMA"]
 
 
@@ -66,20 +74,26 @@ def test_replayed_events_have_what_the_streams_have() -> None:
     again = [events.decode(event.payload) for event in Payloads().of((info, row) for row in rows)]
     for mine, theirs in zip(again, streamed(Encoding.JSON), strict=True):
         names = ("operation", "data", "old", "exact", "exact_old")
-        assert {name: mine.get(name) for name in names} == {name: theirs.get(name) for name in names}
+        assert {name: mine.get(name) for name in names} == {
+            name: theirs.get(name) for name in names
+        }
 
 
 def test_a_transaction_that_goes_on_in_a_later_file_has_no_last_event() -> None:
     info, rows = archived()
     for whole in (True, False):
         cut = replace(info, whole=whole, last=rows[-1].position)
-        lasts = [events.decode(event.payload)["tx"]["last"] for event in Payloads().of((cut, row) for row in rows)]
+        lasts = [
+            events.decode(event.payload)["tx"]["last"]
+            for event in Payloads().of((cut, row) for row in rows)
+        ]
         assert lasts == [False] * (len(rows) - 1) + [whole]
     before = [rows[0]._replace(commit_lsn=rows[0].commit_lsn - 1)]
     cut = replace(info, whole=False, last=rows[-1].position)
-    assert [events.decode(event.payload)["tx"]["last"] for event in Payloads().of((cut, row) for row in before)] == [
-        True
-    ]
+    assert [
+        events.decode(event.payload)["tx"]["last"]
+        for event in Payloads().of((cut, row) for row in before)
+    ] == [True]
 
 
 def test_a_row_is_read_as_the_stream_has_it() -> None:
@@ -98,4 +112,8 @@ def test_a_file_without_exact_texts_is_read_too() -> None:
     _, rows = archived()
     assert sum(row.exact_json is not None for row in rows) == 3 * (len(DOCUMENTS) - 2)
     older = pa.RecordBatch.from_pydict({"commit_lsn": [1], "after": ['{"id":1}']})
-    assert completed(older).to_pydict() == {"commit_lsn": [1], "after": ['{"id":1}'], "exact": [None]}
+    assert completed(older).to_pydict() == {
+        "commit_lsn": [1],
+        "after": ['{"id":1}'],
+        "exact": [None],
+    }

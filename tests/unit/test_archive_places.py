@@ -1,4 +1,6 @@
-"""Where a reader begins, and what it is told when the archive no longer has that: nothing is passed over in silence."""
+"""Where a reader begins, and what it is told when the archive no longer has that: nothing is passed
+over in silence.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive import Gap, WalFileCollectedError, WalGapError, WalReader, WalReaderOptions, steps
+from headrace.archive import (
+    Gap,
+    WalFileCollectedError,
+    WalGapError,
+    WalReader,
+    WalReaderOptions,
+    steps,
+)
 from headrace.archive.layout import file_name
 from headrace.archive.segment import Selection
 from headrace.archive.steps import Seen
@@ -21,7 +30,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def made(tmp_path: Path) -> Maker:
-    """Five files of two transactions each, at the LSNs 100 to 1000, of which the first three were collected."""
+    """Five files of two transactions each, at the LSNs 100 to 1000, of which the first three were
+    collected.
+    """
     maker = Maker(f"file://{tmp_path}/archive")
     for _ in range(5):
         maker.write()
@@ -71,12 +82,16 @@ def test_a_place_in_what_was_collected_is_refused(made: Maker, place: dict[str, 
         {"after": Position(600, 9)},
     ],
 )
-def test_a_place_at_the_edge_of_what_is_left_is_none_too_early(made: Maker, place: dict[str, object]) -> None:
+def test_a_place_at_the_edge_of_what_is_left_is_none_too_early(
+    made: Maker, place: dict[str, object]
+) -> None:
     assert begun(made, **place) == [700, 800, 900, 1000]
 
 
 def test_a_reader_goes_on_behind_a_row_in_the_middle_of_a_transaction(made: Maker) -> None:
-    found = [entry.position for entry in WalReader(made.url).follow(after=Position(900, 3), wait=False)]
+    found = [
+        entry.position for entry in WalReader(made.url).follow(after=Position(900, 3), wait=False)
+    ]
     assert found == [Position(lsn, seq) for lsn in (900, 1000) for seq in range(10)][4:]
     assert begun(made, after=Position(1000, 9)) == []
 
@@ -101,7 +116,9 @@ def test_a_filter_that_ends_inside_a_gap_is_told_of_it(made: Maker) -> None:
     assert not steps.interesting(replace(info, gap=None), Selection(before_lsn=1050))
 
 
-def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_one(made: Maker) -> None:
+def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_one(
+    made: Maker,
+) -> None:
     data = Path(made.url.removeprefix("file://"), file_name(4)).read_bytes()
     there = Fetched(ObjectMetadata(file_name(4), len(data), NOW), data)
     asking = steps.open_file(4, WalReaderOptions(), Seen())

@@ -1,4 +1,6 @@
-"""What a reader does not want it does not read: files and row groups by LSN, time and table, counted in bytes."""
+"""What a reader does not want it does not read: files and row groups by LSN, time and table,
+counted in bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.archive import AsyncWalReader, WalFileCorruptError, WalReader, WalReaderOptions, segment
+from headrace.archive import (
+    AsyncWalReader,
+    WalFileCorruptError,
+    WalReader,
+    WalReaderOptions,
+    segment,
+)
 from headrace.archive.columns import GROUP_ROWS
 from headrace.archive.layout import file_name
 from headrace.archive.metadata import SegmentInfo
@@ -33,9 +41,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     names = pa.array(["orders"] * cut + ["items"] * (ROWS - cut))
     made = made.set_column(made.schema.get_field_index("table"), made.schema.field("table"), names)
     last = Position(ROWS // 10 * 100, 9)
-    info = SegmentInfo(1, "a", 1, "w", "headrace", "db", "1", 1, 1, last.lsn + 1, ROWS, Position(100, 0), last)
+    info = SegmentInfo(
+        1, "a", 1, "w", "headrace", "db", "1", 1, 1, last.lsn + 1, ROWS, Position(100, 0), last
+    )
     tables = (table_info("items"), table_info("orders"))
-    data, _ = segment.encode(made, replace(info, time_us=(ROWS // 10 - 1) * 86_400_000_000, tables=tables))
+    data, _ = segment.encode(
+        made, replace(info, time_us=(ROWS // 10 - 1) * 86_400_000_000, tables=tables)
+    )
     Store(f"file://{folder}").put_new(file_name(1), data)
     return f"file://{folder}"
 
@@ -82,7 +94,9 @@ def test_rows_behind_a_place_are_not_fetched(url: str) -> None:
     found = [batch.num_rows for batch in file.batches(Selection(before_lsn=10_000), ["commit_lsn"])]
     assert found == [990]
     assert file._reader.metrics.groups_skipped == GROUPS - 1
-    by_time = [batch.num_rows for batch in file.batches(Selection(before_time_us=50 * 86_400_000_000))]
+    by_time = [
+        batch.num_rows for batch in file.batches(Selection(before_time_us=50 * 86_400_000_000))
+    ]
     assert by_time == [500]
 
 
@@ -96,7 +110,9 @@ def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:
 
 def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) -> None:
     data = bytearray(Path(url.removeprefix("file://"), file_name(1)).read_bytes())
-    last = segment.groups(segment.footer_of(bytes(data)), Selection(after=((ROWS // 10 - 10) * 100, 0)))
+    last = segment.groups(
+        segment.footer_of(bytes(data)), Selection(after=((ROWS // 10 - 10) * 100, 0))
+    )
     assert last.wanted == (GROUPS - 1,)
     data[(last.start + last.stop) // 2] ^= 1
     (tmp_path / file_name(1)).write_bytes(data)
@@ -105,7 +121,9 @@ def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) 
         read(spoiled, OPTIONS, from_lsn=(ROWS // 10 - 10) * 100)
     file = WalReader(spoiled, OPTIONS).get(1)
     assert file is not None
-    assert sum(batch.num_rows for batch in file.batches(Selection(before_lsn=10_000))) == 990, "the rest is whole"
+    assert sum(batch.num_rows for batch in file.batches(Selection(before_lsn=10_000))) == 990, (
+        "the rest is whole"
+    )
 
 
 def test_a_flipped_bit_is_found_wherever_it_is_in_a_part_that_is_read_alone(tmp_path: Path) -> None:
@@ -139,14 +157,17 @@ def test_files_before_a_place_are_not_opened(tmp_path: Path) -> None:
     assert whole == list(range(620, 640))
     assert reader.metrics.files == 2
     assert reader.metrics.requests <= 1 + 6 + 1 + 3 + 3, (
-        "a listing, seven halvings, two files, the one that is not there, and a look whether a later one is"
+        "a listing, seven halvings, two files, the one that is not there, and a look whether a "
+        "later one is"
     )
 
 
 async def test_the_reader_for_asyncio_fetches_as_little(url: str) -> None:
     reader = AsyncWalReader(url, OPTIONS)
     begin = ROWS // 10 - 50
-    found = [entry.ordinal async for entry in reader.follow(after=Position(begin * 100, 4), wait=False)]
+    found = [
+        entry.ordinal async for entry in reader.follow(after=Position(begin * 100, 4), wait=False)
+    ]
     assert len(found) == 505
     assert found[:6] == [5, 6, 7, 8, 9, 0]
     assert reader.metrics.groups_skipped == GROUPS - 1

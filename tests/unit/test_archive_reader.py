@@ -1,4 +1,6 @@
-"""WalReader: in order, each row once, one request for a poll; missing, collected, torn and gaps told apart."""
+"""WalReader: in order, each row once, one request for a poll; missing, collected, torn and gaps
+told apart.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_rows_come_in_commit_order_each_once(made: Maker) -> None:
 
 async def test_the_asynchronous_reader_reads_the_same(made: Maker) -> None:
     reader = AsyncWalReader(made.url)
-    assert [entry async for entry in reader.follow(wait=False)] == list(WalReader(made.url).follow(wait=False))
+    assert [entry async for entry in reader.follow(wait=False)] == list(
+        WalReader(made.url).follow(wait=False)
+    )
     file = await reader.get(2)
     assert file is not None
     assert [entry.ordinal async for entry in file] == [*range(10), *range(10)]
@@ -90,7 +94,9 @@ def test_one_table_is_read_without_fetching_files_that_lack_it(made: Maker) -> N
 def test_a_poll_for_the_next_file_costs_one_request(made: Maker) -> None:
     reader = WalReader(made.url)
     assert reader.get(5) is not None
-    assert reader.get(6) is None, "which costs a look whether there is a later one, once in recheck_s"
+    assert reader.get(6) is None, (
+        "which costs a look whether there is a later one, once in recheck_s"
+    )
     before = reader.metrics.requests
     assert reader.get(6) is None
     assert reader.get(6) is None
@@ -134,7 +140,8 @@ def test_following_waits_at_the_tail(made: Maker) -> None:
     reader = WalReader(made.url, WalReaderOptions(poll_interval_s=0.02))
     writer = threading.Timer(0.2, made.write)
     writer.start()
-    assert [entry.key["id"] for entry in itertools.islice(reader.follow(from_id=6), 20)] == list(range(100, 120))  # type: ignore[index]  # rows have keys
+    keys = [entry.key for entry in itertools.islice(reader.follow(from_id=6), 20)]
+    assert keys == [{"id": number} for number in range(100, 120)]
     writer.join()
 
 
@@ -148,8 +155,12 @@ def test_a_file_is_created_or_refused_and_never_overwritten(made: Maker) -> None
     assert after.info == before.info
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-30], lambda data: data[:40] + b"?" + data[41:], lambda _: b""])
-def test_bytes_that_were_not_written_so_are_refused(made: Maker, tmp_path: Path, spoil: object) -> None:
+@pytest.mark.parametrize(
+    "spoil", [lambda data: data[:-30], lambda data: data[:40] + b"?" + data[41:], lambda _: b""]
+)
+def test_bytes_that_were_not_written_so_are_refused(
+    made: Maker, tmp_path: Path, spoil: object
+) -> None:
     path = tmp_path / "archive" / file_name(2)
     path.write_bytes(spoil(path.read_bytes()))  # type: ignore[operator]  # one of the functions above
     with pytest.raises(WalFileCorruptError):
@@ -177,7 +188,9 @@ def left(made: Maker) -> list[int]:
     return [file_id for file_id, _ in WalReader(made.url).list()]
 
 
-def test_garbage_goes_by_age_from_the_oldest_and_never_the_last_file(made: Maker, tmp_path: Path) -> None:
+def test_garbage_goes_by_age_from_the_oldest_and_never_the_last_file(
+    made: Maker, tmp_path: Path
+) -> None:
     age(tmp_path, 10)
     collecting.carry_out(made.store, collecting.plan(made.store, 8.5 * 86_400))
     assert left(made) == [3, 4, 5]
@@ -185,7 +198,9 @@ def test_garbage_goes_by_age_from_the_oldest_and_never_the_last_file(made: Maker
     assert left(made) == [5]
 
 
-def test_garbage_collection_stops_at_a_registered_reader_unless_told(made: Maker, tmp_path: Path) -> None:
+def test_garbage_collection_stops_at_a_registered_reader_unless_told(
+    made: Maker, tmp_path: Path
+) -> None:
     age(tmp_path, 10)
     register(made.store, "lake", 3)
     register(made.store, "audit", 5)
@@ -193,9 +208,14 @@ def test_garbage_collection_stops_at_a_registered_reader_unless_told(made: Maker
     assert [reader.name for reader in planned.kept_by] == ["lake"]
     collecting.carry_out(made.store, planned)
     assert left(made) == [3, 4, 5]
-    assert {reader.name: reader.next_id for reader in registered(made.store)} == {"lake": 3, "audit": 5}
+    assert {reader.name: reader.next_id for reader in registered(made.store)} == {
+        "lake": 3,
+        "audit": 5,
+    }
     runner = CliRunner()
-    assert runner.invoke(app, ["archive", "gc", "--older-than", "0", "--url", made.url]).exit_code == 0
+    assert (
+        runner.invoke(app, ["archive", "gc", "--older-than", "0", "--url", made.url]).exit_code == 0
+    )
     assert left(made) == [3, 4, 5]
     unregister(made.store, "lake")
     runner.invoke(app, ["archive", "gc", "--older-than", "1d", "--past-readers", "--url", made.url])
@@ -214,6 +234,8 @@ def test_the_command_prints_files_and_rows(made: Maker) -> None:
 
 
 def test_pandas_reads_a_folder_of_files_as_it_is(made: Maker, tmp_path: Path) -> None:
-    frame = pd.concat(pd.read_parquet(path) for path in sorted((tmp_path / "archive").glob("*.parquet")))
+    frame = pd.concat(
+        pd.read_parquet(path) for path in sorted((tmp_path / "archive").glob("*.parquet"))
+    )
     assert len(frame) == 100
     assert frame["commit_time"].iloc[10] == pd.Timestamp(1970, 1, 1, tz="UTC") + timedelta(days=1)

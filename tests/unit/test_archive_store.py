@@ -1,4 +1,6 @@
-"""A store that could overwrite a file is refused; what kills leave goes; age is told by the store's own clock."""
+"""A store that could overwrite a file is refused; what kills leave goes; age is told by the store's
+own clock.
+"""
 
 from __future__ import annotations
 
@@ -74,12 +76,19 @@ WITHOUT = "import sys; sys.modules['pyarrow'] = None; "
     [
         "from headrace.archive import WalReader",
         "from headrace.cli.main import app; app(['archive', 'ls', '--url', 'file:///tmp'])",
-        "from headrace.cli.main import app; app(['replay', '--into', 'sqlite:///x.db', '--url', 'file:///tmp'])",
+        (
+            "from headrace.cli.main import app; app(['replay', '--into', 'sqlite:///x.db', "
+            "'--url', 'file:///tmp'])"
+        ),
     ],
 )
 def test_without_the_extra_the_error_names_it(code: str, tmp_path: Path) -> None:
     outcome = subprocess.run(
-        [sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False, cwd=tmp_path
+        [sys.executable, "-c", WITHOUT + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
     )
     assert outcome.returncode == 1
     assert "pip install 'headrace[archive]'" in outcome.stderr.splitlines()[-1]
@@ -101,7 +110,9 @@ def test_drafts_that_a_kill_left_go_and_those_at_work_stay(tmp_path: Path) -> No
     assert (tmp_path / file_name(1)).exists()
 
 
-def test_a_machine_whose_clock_is_years_ahead_collects_nothing_that_is_young(tmp_path: Path) -> None:
+def test_a_machine_whose_clock_is_years_ahead_collects_nothing_that_is_young(
+    tmp_path: Path,
+) -> None:
     made = Maker(f"file://{tmp_path}")
     for _ in range(3):
         made.write()
@@ -118,15 +129,21 @@ def opening_at(confirmed_lsn: int) -> Opening:
     return Opening({}, "headrace", "db", system_id="1", timeline=1, confirmed_lsn=confirmed_lsn)
 
 
-def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_has(tmp_path: Path) -> None:
+def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_has(
+    tmp_path: Path,
+) -> None:
     info = Maker(f"file://{tmp_path}").write()
     assert (info.last.lsn, info.end_lsn) == (200, 201)
     place = place_of(info, Mark("", 0, 0, ""), "file:///a", "headrace")
     assert place.gap_before(opening_at(201)) is None
     assert place.gap_before(opening_at(300)) == Gap(201, 300, "slot_moved")
     # It ends in the middle of a transaction, before which everything is there.
-    cut = place_of(replace(info, whole=False, end_lsn=101), Mark("", 0, 0, ""), "file:///a", "headrace")
-    assert cut.gap_before(opening_at(200)) is None, "the transaction comes again, and its rows are told by position"
+    cut = place_of(
+        replace(info, whole=False, end_lsn=101), Mark("", 0, 0, ""), "file:///a", "headrace"
+    )
+    assert cut.gap_before(opening_at(200)) is None, (
+        "the transaction comes again, and its rows are told by position"
+    )
     assert cut.gap_before(opening_at(300)) == Gap(200, 300, "slot_moved")
 
 

@@ -1,4 +1,6 @@
-"""What a row of the trail says: documents digit for digit, bytea in PostgreSQL's form, keys of the change."""
+"""What a row of the trail says: documents digit for digit, bytea in PostgreSQL's form, keys of the
+change.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,32 @@ _ESCAPED, _NAMED = re.compile(r"\\(.)", re.DOTALL), {"n": "\n", "t": "\t", "r": 
 def change(operation: str = "INSERT", seq: int = 0, **payload: Any) -> Event:
     """A change of `users`, as the consumer library gives it."""
     tx = {"xid": 5, "lsn": 10, "ts": "2026-01-01T00:00:00Z", "seq": seq, "last": True}
-    body = {"operation": operation, "tx": tx, "relation_id": 1, "schema": "public", "table": "users", **payload}
-    return Event("s", *USERS, operation, Position(10, seq), body, "subject", seq + 1, "s", closes=True)
+    body = {
+        "operation": operation,
+        "tx": tx,
+        "relation_id": 1,
+        "schema": "public",
+        "table": "users",
+        **payload,
+    }
+    return Event(
+        "s", *USERS, operation, Position(10, seq), body, "subject", seq + 1, "s", closes=True
+    )
 
 
-def row(event: Event, *, binary: tuple[str, ...] = (), redact: tuple[str, ...] = ()) -> dict[str, str | None]:
+def row(
+    event: Event, *, binary: tuple[str, ...] = (), redact: tuple[str, ...] = ()
+) -> dict[str, str | None]:
     """The line's fields as COPY reads them."""
     book = TableBook({USERS: Noted(("id",), binary)})
-    line = RowMaker("db", "s", book, redact=Selection(exclude_columns=redact)).line(event, b"2026-01-01")
+    line = RowMaker("db", "s", book, redact=Selection(exclude_columns=redact)).line(
+        event, b"2026-01-01"
+    )
     fields = (line + b"{}").decode().split("\t")
-    plain = [None if one == "\\N" else _ESCAPED.sub(lambda m: _NAMED.get(m[1], m[1]), one) for one in fields]
+    plain = [
+        None if one == "\\N" else _ESCAPED.sub(lambda m: _NAMED.get(m[1], m[1]), one)
+        for one in fields
+    ]
     return dict(zip(COLUMNS, plain, strict=True))
 
 
@@ -53,7 +71,10 @@ def test_documents_are_digit_for_digit_and_their_text_is_kept_beside() -> None:
         exact_old={"doc": "null", "big": "[0.10]"},
     )
     found = row(event)
-    assert document(found["after"])["doc"] == {"price": Decimal("1.50"), "n": 12345678901234567890123}
+    assert document(found["after"])["doc"] == {
+        "price": Decimal("1.50"),
+        "n": 12345678901234567890123,
+    }
     assert str(document(found["after"])["doc"]["price"]) == "1.50"
     assert document(found["exact"]) == {
         "before": {"doc": "null", "big": "[0.10]"},
@@ -63,10 +84,22 @@ def test_documents_are_digit_for_digit_and_their_text_is_kept_beside() -> None:
 
 
 def test_a_document_that_jsonb_refuses_is_shown_as_the_event_has_it_and_kept_as_its_text() -> None:
-    texts = {"nul": '{"a": "\\u0000"}', "pair": '"\\ud800"', "huge": "1e99999", "spaced": '{ "a":\n 1}'}
+    texts = {
+        "nul": '{"a": "\\u0000"}',
+        "pair": '"\\ud800"',
+        "huge": "1e99999",
+        "spaced": '{ "a":\n 1}',
+    }
     found = row(
         change(
-            data={"id": 1, "nul": {"a": "\x00"}, "pair": "\\ud800", "huge": "1e99999", "spaced": {"a": 1}}, exact=texts
+            data={
+                "id": 1,
+                "nul": {"a": "\x00"},
+                "pair": "\\ud800",
+                "huge": "1e99999",
+                "spaced": {"a": 1},
+            },
+            exact=texts,
         )
     )
     assert document(found["exact"])["after"] == texts
@@ -80,9 +113,17 @@ def test_a_document_that_jsonb_refuses_is_shown_as_the_event_has_it_and_kept_as_
 
 
 def test_what_jsonb_can_not_hold_is_kept_as_text_also_where_the_event_has_all_of_it() -> None:
-    values = {"id": 1, "nul": {"a": ["\x00"]}, "key": {"\x00": 1}, "like": "\\u0000", "plain": {"a": "\\"}}
+    values = {
+        "id": 1,
+        "nul": {"a": ["\x00"]},
+        "key": {"\x00": 1},
+        "like": "\\u0000",
+        "plain": {"a": "\\"},
+    }
     found = row(change(data=values))
-    assert document(found["exact"]) == {"after": {"nul": '{"a": ["\\u0000"]}', "key": '{"\\u0000": 1}'}}
+    assert document(found["exact"]) == {
+        "after": {"nul": '{"a": ["\\u0000"]}', "key": '{"\\u0000": 1}'}
+    }
 
 
 def test_the_literal_of_an_array_that_came_as_a_list_is_no_document() -> None:
@@ -93,17 +134,35 @@ def test_the_literal_of_an_array_that_came_as_a_list_is_no_document() -> None:
 
 
 def test_a_redacted_column_is_not_in_the_exact_texts_either() -> None:
-    found = row(change(data={"id": 1, "doc": "1.5", "n": 1}, exact={"doc": "1.50"}), redact=("users.doc",))
+    found = row(
+        change(data={"id": 1, "doc": "1.5", "n": 1}, exact={"doc": "1.50"}), redact=("users.doc",)
+    )
     assert found["exact"] is None
     assert "1.5" not in str(found["after"])
 
 
 def test_bytea_of_a_json_event_is_written_as_postgresql_writes_it() -> None:
     word = base64.b64encode(b"hello").decode()
-    event = change(data={"id": 1, "b": word, "l": [word, None, [word]], "a": '{"\\\\x00"}', "text": word, "none": None})
+    event = change(
+        data={
+            "id": 1,
+            "b": word,
+            "l": [word, None, [word]],
+            "a": '{"\\\\x00"}',
+            "text": word,
+            "none": None,
+        }
+    )
     found = document(row(event, binary=("b", "l", "a", "none"))["after"])
     hexed = "\\x68656c6c6f"
-    assert found == {"id": 1, "b": hexed, "l": [hexed, None, [hexed]], "a": '{"\\\\x00"}', "text": word, "none": None}
+    assert found == {
+        "id": 1,
+        "b": hexed,
+        "l": [hexed, None, [hexed]],
+        "a": '{"\\\\x00"}',
+        "text": word,
+        "none": None,
+    }
     packed = change("DELETE", data={"id": b"hello"}, old={"id": b"hello"}, key=["id"])
     assert row(packed, binary=("id",))["primary_key"] == hexed
 
@@ -116,7 +175,12 @@ def test_the_key_is_the_one_that_the_change_names_whatever_the_book_says() -> No
 
 
 def test_a_table_is_missing_where_its_first_change_comes_before_its_description() -> None:
-    schema = change("SCHEMA", primary_key=["id"], replica_identity="d", columns=[{"name": "b", "data_type": "bytea"}])
+    schema = change(
+        "SCHEMA",
+        primary_key=["id"],
+        replica_identity="d",
+        columns=[{"name": "b", "data_type": "bytea"}],
+    )
     assert TableBook().missing([change(), schema]) == {USERS}
     assert TableBook().missing([schema, change()]) == set()
     book = TableBook()
@@ -125,7 +189,9 @@ def test_a_table_is_missing_where_its_first_change_comes_before_its_description(
 
 
 def test_what_is_read_of_a_table_ahead_of_a_batch_is_kept_with_a_later_one() -> None:
-    """After a crash the trail goes on behind the batch, with what was kept: later descriptions are read again."""
+    """After a crash the trail goes on behind the batch, with what was kept: later descriptions are
+    read again.
+    """
     book = TableBook({USERS: Noted(("id",))})
     nothing: Any = None
     session = Session(nothing, nothing, nothing, nothing, "s", nothing, nothing, book, nothing)

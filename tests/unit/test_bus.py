@@ -1,4 +1,6 @@
-"""The bus's bytes and state machines by hand: what is spoilt is refused, credit is kept, the least confirmer counts."""
+"""The bus's bytes and state machines by hand: what is spoilt is refused, credit is kept, the least
+confirmer counts.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,16 @@ from headrace.bus.sender import JOIN_GRACE_S, LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError
 
 OPENING = Opening({"publisher": "s1"}, "slot", "db", "7000", 3, 0x16F0)
-CONTROLS = [Join("publisher", "s1", 7), Confirm("publisher", "s1", 7, 3, 0x16F0, True), Restart("a", "b", 0, "why")]
+CONTROLS = [
+    Join("publisher", "s1", 7),
+    Confirm("publisher", "s1", 7, 3, 0x16F0, True),
+    Restart("a", "b", 0, "why"),
+]
 
 
-def sender(*required: str, credit: int = 1000, frame_bytes: int = 100, life: int = 5) -> FrameSender:
+def sender(
+    *required: str, credit: int = 1000, frame_bytes: int = 100, life: int = 5
+) -> FrameSender:
     names = frozenset(required or ("publisher",))
     return FrameSender(names, frame_bytes_max=frame_bytes, in_flight_bytes_max=credit, life=life)
 
@@ -94,7 +102,14 @@ def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [{"sessions": []}, {"slot": 1}, {"database": None}, {"system_id": 7}, {"timeline": "1"}, {"confirmed_lsn": ""}],
+    [
+        {"sessions": []},
+        {"slot": 1},
+        {"database": None},
+        {"system_id": 7},
+        {"timeline": "1"},
+        {"confirmed_lsn": ""},
+    ],
 )
 def test_an_open_frame_with_a_field_of_the_wrong_type_is_refused(field: dict[str, object]) -> None:
     body = {name: getattr(OPENING, name) for name in Opening.__slots__} | field
@@ -133,9 +148,12 @@ def test_entries_come_back_and_every_cut_but_at_their_bounds_is_refused() -> Non
 
 
 @pytest.mark.parametrize(
-    ("offset", "total", "data"), [(0, 5, b""), (0, 5, b"123456"), (5, 5, b"1"), (0, frame.MESSAGE_BYTES_MAX + 1, b"1")]
+    ("offset", "total", "data"),
+    [(0, 5, b""), (0, 5, b"123456"), (5, 5, b"1"), (0, frame.MESSAGE_BYTES_MAX + 1, b"1")],
 )
-def test_a_part_that_does_not_fit_its_message_is_refused(offset: int, total: int, data: bytes) -> None:
+def test_a_part_that_does_not_fit_its_message_is_refused(
+    offset: int, total: int, data: bytes
+) -> None:
     with pytest.raises(DecodeError):
         frame.decode_part(frame.encode_part(1, 1, Part(1, offset, total, data)))
     with pytest.raises(DecodeError):
@@ -322,7 +340,9 @@ def with_archive() -> FrameSender:
     return one
 
 
-def test_an_optional_confirmer_holds_the_slot_and_the_credit_for_its_patience_and_no_longer() -> None:
+def test_an_optional_confirmer_holds_the_slot_and_the_credit_for_its_patience_and_no_longer() -> (
+    None
+):
     one = with_archive()
     pack(one, [(1, b"x" * 60)])
     one.on_control(Confirm("publisher", "s1", one.epoch, 1, 500, True), 0.0)
@@ -334,7 +354,11 @@ def test_an_optional_confirmer_holds_the_slot_and_the_credit_for_its_patience_an
 
 def test_an_optional_confirmer_that_never_came_does_not_keep_the_line_from_opening() -> None:
     one = FrameSender(
-        frozenset({"publisher"}), optional=frozenset({"a"}), frame_bytes_max=100, in_flight_bytes_max=50, life=5
+        frozenset({"publisher"}),
+        optional=frozenset({"a"}),
+        frame_bytes_max=100,
+        in_flight_bytes_max=50,
+        life=5,
     )
     one.on_control(Join("publisher", "s1", 0), 0.0)
     for second in range(12):
@@ -342,7 +366,9 @@ def test_an_optional_confirmer_that_never_came_does_not_keep_the_line_from_openi
     assert one.missing == []
 
 
-def test_what_was_confirmed_without_an_optional_confirmer_stays_confirmed_when_it_has_caught_up() -> None:
+def test_what_was_confirmed_without_an_optional_confirmer_stays_confirmed_when_it_has_caught_up() -> (
+    None
+):
     one = with_archive()
     pack(one, [(1, b"x" * 60)])
     one.on_control(Confirm("publisher", "s1", one.epoch, 1, 500, True), 0.0)

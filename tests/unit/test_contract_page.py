@@ -1,7 +1,7 @@
 """docs/contract.md, its machine-readable schemas and what the code writes say the same.
 
-The page's examples and the code's own payloads are checked against one set of schemas, and every key that the code
-writes must be in them: a new key without a word in the contract fails here.
+The page's examples and the code's own payloads are checked against one set of schemas, and every
+key that the code writes must be in them: a new key without a word in the contract fails here.
 """
 
 from __future__ import annotations
@@ -53,17 +53,24 @@ INT8, TEXT = 20, 25
 
 @cache
 def documents() -> dict[str, Any]:
-    return {path.name: json.loads(path.read_text()) for path in sorted((DOCS / "contract").glob("*.schema.json"))}
+    return {
+        path.name: json.loads(path.read_text())
+        for path in sorted((DOCS / "contract").glob("*.schema.json"))
+    }
 
 
 @cache
 def validator(name: str) -> Any:
     resources = [(file, Resource.from_contents(document)) for file, document in documents().items()]
     # Where the schemas say string, MessagePack may have bin.
-    checker = Draft202012Validator.TYPE_CHECKER.redefine("string", lambda _, value: isinstance(value, str | bytes))
+    checker = Draft202012Validator.TYPE_CHECKER.redefine(
+        "string", lambda _, value: isinstance(value, str | bytes)
+    )
     kind = extend(Draft202012Validator, type_checker=checker)  # type: ignore[no-untyped-call]  # its stubs say no more
     registry: Registry[Any] = Registry().with_resources(resources)
-    return kind(documents()[f"{name}.schema.json"], registry=registry, format_checker=FormatChecker())
+    return kind(
+        documents()[f"{name}.schema.json"], registry=registry, format_checker=FormatChecker()
+    )
 
 
 def check(name: str, payload: Any) -> None:
@@ -75,9 +82,13 @@ def check(name: str, payload: Any) -> None:
         return
     found = sorted(error.message for error in validator(name).iter_errors(payload))
     assert not found, f"{found} in {payload}"
-    assert set(payload) <= set(documents()[f"{name}.schema.json"]["properties"]), f"undocumented keys in {payload}"
+    assert set(payload) <= set(documents()[f"{name}.schema.json"]["properties"]), (
+        f"undocumented keys in {payload}"
+    )
     if "tx" in payload:
-        assert set(payload["tx"]) == set(documents()["common.schema.json"]["$defs"]["tx"]["properties"])
+        assert set(payload["tx"]) == set(
+            documents()["common.schema.json"]["$defs"]["tx"]["properties"]
+        )
 
 
 def examples() -> list[tuple[str, str]]:
@@ -97,7 +108,9 @@ def test_every_example_of_the_page_is_of_its_schema(name: str, text: str) -> Non
 def test_the_page_has_an_example_of_every_message_and_none_that_is_not_checked() -> None:
     text = (DOCS / "contract.md").read_text()
     assert text.count("```json") == len(examples())
-    assert {name for name, _ in examples()} == {file.removesuffix(".schema.json") for file in documents()} - {"common"}
+    assert {name for name, _ in examples()} == {
+        file.removesuffix(".schema.json") for file in documents()
+    } - {"common"}
 
 
 def test_ids_and_subjects_of_the_page_are_those_that_the_code_makes() -> None:
@@ -109,7 +122,9 @@ def test_ids_and_subjects_of_the_page_are_those_that_the_code_makes() -> None:
             assert body["subject"] == naming.change_subject(token, operation)
             assert body["msg_id"] == naming.message_id(body["lsn"], token, operation)
         elif name == "schema-event":
-            assert body["subject"] == naming.schema_subject(naming.table_token(body["schema"], body["table"]))
+            assert body["subject"] == naming.schema_subject(
+                naming.table_token(body["schema"], body["table"])
+            )
         elif name == "message-event":
             assert body["subject"] == naming.message_subject(body["prefix"])
         elif name == "snapshot-request":
@@ -118,7 +133,12 @@ def test_ids_and_subjects_of_the_page_are_those_that_the_code_makes() -> None:
 
 def test_names_of_the_page_are_those_that_the_code_makes() -> None:
     text = (DOCS / "contract.md").read_text()
-    for schema, table in (("public", "users"), ("app", "orders"), ("public", "Größe"), ("public", "_message")):
+    for schema, table in (
+        ("public", "users"),
+        ("app", "orders"),
+        ("public", "Größe"),
+        ("public", "_message"),
+    ):
         assert f"`{naming.table_token(schema, table)}`" in text
     for column in ("cdc", "init", "requests", "schemas", "state"):
         assert f"`{getattr(StreamSettings(), column)}`" in text
@@ -151,8 +171,12 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
             for part in reference[2:].split("/"):
                 target = target[part]
     sent = {operation["channel"]["$ref"] for operation in api["operations"].values()}
-    assert {f"#/channels/{name}" for name in api["channels"]} - sent == {"#/channels/snapshotReplies"}
-    assert api["channels"]["changes"]["parameters"]["operation"]["enum"] == [str(o) for o in naming.Operation]
+    assert {f"#/channels/{name}" for name in api["channels"]} - sent == {
+        "#/channels/snapshotReplies"
+    }
+    assert api["channels"]["changes"]["parameters"]["operation"]["enum"] == [
+        str(o) for o in naming.Operation
+    ]
 
 
 def _references(node: Any) -> Iterator[str]:
@@ -167,7 +191,10 @@ def shape(encoding: Encoding) -> Shape:
     columns = (RelationColumn(True, "id", INT8, -1), RelationColumn(False, "name", TEXT, -1))
     facts = TableFacts(
         primary_key=("id",),
-        columns={"id": ColumnFacts(1, False, None, False), "name": ColumnFacts(2, True, "''::text", True)},
+        columns={
+            "id": ColumnFacts(1, False, None, False),
+            "name": ColumnFacts(2, True, "''::text", True),
+        },
         type_names={(INT8, -1): "bigint", (TEXT, -1): "text"},
     )
     relation = Relation(16384, "app.x", "Größe", "d", columns)
@@ -176,7 +203,9 @@ def shape(encoding: Encoding) -> Shape:
 
 def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> list[dict[str, Any]]:
     """What the publisher writes for these messages of one transaction."""
-    assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options)
+    assembler = Assembler(
+        "headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options
+    )
     assembler.learn(shape(encoding))
     found = []
     for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
@@ -201,7 +230,17 @@ def test_what_the_publisher_writes_for_rows_is_what_the_contract_says(encoding: 
         Delete(16384, None, (b"9", b"bulb")),
         Truncate((16384,), False, False),
     )
-    operations = ["SCHEMA", "INSERT", "INSERT", "UPDATE", "UPDATE", "UPDATE", "DELETE", "DELETE", "TRUNCATE"]
+    operations = [
+        "SCHEMA",
+        "INSERT",
+        "INSERT",
+        "UPDATE",
+        "UPDATE",
+        "UPDATE",
+        "DELETE",
+        "DELETE",
+        "TRUNCATE",
+    ]
     assert [payload["operation"] for payload in found] == operations
     check("schema-event", found[0])
     for payload in found[1:]:
@@ -210,8 +249,12 @@ def test_what_the_publisher_writes_for_rows_is_what_the_contract_says(encoding: 
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
-def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encoding: Encoding) -> None:
-    found = assembled(encoding, Message(True, 0x1000, "audit", b"text"), Message(True, 0x1000, "", b"\xff\x00"))
+def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(
+    encoding: Encoding,
+) -> None:
+    found = assembled(
+        encoding, Message(True, 0x1000, "audit", b"text"), Message(True, 0x1000, "", b"\xff\x00")
+    )
     assert [payload["operation"] for payload in found] == ["MESSAGE", "MESSAGE"]
     assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit"}))
     alone = next(iter(assembler.feed(0x3000, Message(False, 0x3000, "audit", b"alone"))))
@@ -222,7 +265,9 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(encodi
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 @pytest.mark.parametrize("reason", ["stream_tail_lost", "slot_moved", "source_diverged"])
-def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(encoding: Encoding, reason: str) -> None:
+def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(
+    encoding: Encoding, reason: str
+) -> None:
     event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding)
     check("gap-event", events.decode(event.payload))
     assert (event.subject, event.advances) == (naming.GAP_SUBJECT, False)
@@ -230,7 +275,9 @@ def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(encoding:
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_batch_is_what_the_contract_says(encoding: Encoding) -> None:
-    rows = assembled(encoding, Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None))[1:]
+    rows = assembled(encoding, Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None))[
+        1:
+    ]
     batch = events.decode(events.encode(rows, encoding))
     assert batch == rows
     check("change-batch", batch)
@@ -238,7 +285,11 @@ def test_a_batch_is_what_the_contract_says(encoding: Encoding) -> None:
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding) -> None:
-    sent = (Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None), Truncate((16384,), False, False))
+    sent = (
+        Insert(16384, (b"1", b"lamp")),
+        Delete(16384, (b"1", None), None),
+        Truncate((16384,), False, False),
+    )
     found = assembled(encoding, *sent, Message(True, 0x1000, "audit", b"text"), compat=True)
     assert [payload["operation"] for payload in found] == ["INSERT", "DELETE"]
     for payload in found:
@@ -247,32 +298,66 @@ def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding)
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encoding) -> None:
-    sent: list[PgoutputMessage] = [Insert(16384, (b"1", b"x" * 1000)), Delete(16384, None, (b"1", b"x" * 1000))]
+    sent: list[PgoutputMessage] = [
+        Insert(16384, (b"1", b"x" * 1000)),
+        Delete(16384, None, (b"1", b"x" * 1000)),
+    ]
     sent.append(Message(True, 0x1000, "audit", b"x" * 1000))
     changes = assembled(encoding, *sent, payload_bytes_max=900)[1:]
     assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
-    for name, payload in zip(("change-event", "change-event", "message-event"), changes, strict=True):
+    for name, payload in zip(
+        ("change-event", "change-event", "message-event"), changes, strict=True
+    ):
         check(name, payload)
     assert [payload["data"] for payload in changes] == [{"id": 1}, {"id": 1}, {}]
 
 
 def test_every_difference_that_the_code_can_find_is_in_the_contract() -> None:
     old = TableShape(
-        "public", "users", 1, "d", ("id",), 1, (ColumnShape("id", INT8, -1, "bigint", number=1), _text("a", 2))
+        "public",
+        "users",
+        1,
+        "d",
+        ("id",),
+        1,
+        (ColumnShape("id", INT8, -1, "bigint", number=1), _text("a", 2)),
     )
     new = TableShape(
-        "public", "people", 1, "f", ("a",), 2, (ColumnShape("b", TEXT, -1, "text", number=1), _text("n", 3))
+        "public",
+        "people",
+        1,
+        "f",
+        ("a",),
+        2,
+        (ColumnShape("b", TEXT, -1, "text", number=1), _text("n", 3)),
     )
     retyped = TableShape(
-        "public", "users", 2, "d", ("id",), 1, (ColumnShape("id", TEXT, -1, "text", is_nullable=False),)
+        "public",
+        "users",
+        2,
+        "d",
+        ("id",),
+        1,
+        (ColumnShape("id", TEXT, -1, "text", is_nullable=False),),
     )
     page = (DOCS / "contract.md").read_text()
     kinds = set()
     for before, after in ((old, new), (old, retyped)):
         changes, resync = schemas.differences(before, after)
         body = schemas.event(after, source="headrace", version=2, changes=changes, resync=resync)
-        tx = events.transaction(0, events.position_of({"tx": {"lsn": 1, "seq": 0}}), None, last=False)
-        check("schema-event", {"subject": "cdc.people.schema", "msg_id": "1-people-schema", **body, "lsn": 1, "tx": tx})
+        tx = events.transaction(
+            0, events.position_of({"tx": {"lsn": 1, "seq": 0}}), None, last=False
+        )
+        check(
+            "schema-event",
+            {
+                "subject": "cdc.people.schema",
+                "msg_id": "1-people-schema",
+                **body,
+                "lsn": 1,
+                "tx": tx,
+            },
+        )
         kinds |= {change["change"] for change in changes}
     assert len(kinds) >= 8
     assert all(f"`{kind}`" in page for kind in kinds)
@@ -304,7 +389,9 @@ def test_a_chunk_is_what_the_contract_says(encoding: Encoding, zstd: bool) -> No
     check("snapshot-chunk", events.decode(message(head, exact, encoding, zstd=zstd)))
     large = Chunk(1, bytes(block_of([{"id": 1, "name": "Ada"}], encoding).data), large=True)
     reference = {"bucket": "headrace_large", "name": "snap-1-ab-0", "bytes": 73400320}
-    small = message({**head, "reference": reference}, key_only(large, ["id"], encoding), encoding, zstd=zstd)
+    small = message(
+        {**head, "reference": reference}, key_only(large, ["id"], encoding), encoding, zstd=zstd
+    )
     check("snapshot-chunk", events.decode(small))
 
 

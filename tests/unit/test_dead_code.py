@@ -1,6 +1,8 @@
-"""What is declared is used: by the libraries, the services, the examples or the deployment, and not by tests alone.
+"""What is declared is used: by the libraries, the services, the examples or the deployment, and not
+by tests alone.
 
-By name, whoever's it is: what this finds is dead for certain, and something dead that shares its name is not found.
+By name, whoever's it is: what this finds is dead for certain, and something dead that shares its
+name is not found.
 """
 
 from __future__ import annotations
@@ -57,16 +59,25 @@ def used(*places: str) -> frozenset[str]:
 
 
 def declared(module: Path) -> Iterator[tuple[str, int]]:
-    """A module's functions, classes with their methods, and constants; what a decorator registers is used by it."""
+    """A module's functions, classes with their methods, and constants; what a decorator registers
+    is used by it.
+    """
     for node in tree(module).body:
         if isinstance(node, Function) and not node.decorator_list:
             yield node.name, node.lineno
         elif isinstance(node, ast.ClassDef):
             yield node.name, node.lineno
-            yield from ((part.name, part.lineno) for part in node.body if isinstance(part, Function))
+            yield from (
+                (part.name, part.lineno) for part in node.body if isinstance(part, Function)
+            )
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = [name for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+            names = [
+                name
+                for target in targets
+                for name in ast.walk(target)
+                if isinstance(name, ast.Name)
+            ]
             yield from ((name.id, name.lineno) for name in names)
 
 
@@ -74,7 +85,11 @@ def test_nothing_is_declared_that_nobody_uses() -> None:
     known = used("libs", "services", "examples", "deploy")
     found, kept = [], set()
     for module in modules("libs", "services"):
-        names = known | used("tests") if any(module.is_relative_to(place) for place in FOR_TESTS) else known
+        names = (
+            known | used("tests")
+            if any(module.is_relative_to(place) for place in FOR_TESTS)
+            else known
+        )
         for name, line in declared(module):
             if name in KEPT:
                 kept.add(name)

@@ -14,7 +14,10 @@ from headrace.publisher.compression import RATIO_EVENTS, _Table
 
 def payloads(word: str) -> list[bytes]:
     return [
-        encode({"subject": f"cdc.{word}.insert", "data": {"id": n, "note": f"{word} {n % 7}"}}, Encoding.MSGPACK)
+        encode(
+            {"subject": f"cdc.{word}.insert", "data": {"id": n, "note": f"{word} {n % 7}"}},
+            Encoding.MSGPACK,
+        )
         for n in range(1000)
     ]
 
@@ -43,7 +46,9 @@ def test_samples_without_anything_in_common_give_no_dictionary() -> None:
     assert dictionaries.train([b"x"]) is None
 
 
-def test_a_table_whose_events_compress_much_worse_than_at_first_asks_for_another_dictionary() -> None:
+def test_a_table_whose_events_compress_much_worse_than_at_first_asks_for_another_dictionary() -> (
+    None
+):
     table = _Table()
     for after in (40, 45, 60):
         table.events, table.before, table.after = RATIO_EVENTS, 100, after

@@ -1,4 +1,6 @@
-"""The documentation site builds strictly: every page has its place, every link and anchor leads somewhere."""
+"""The documentation site builds strictly: every page has its place, every link and anchor leads
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "<title>" in (tmp_path / "site/index.html").read_text()
     # GitHub wants a bar in a table's code escaped; the site must not show that.

@@ -29,7 +29,9 @@ def test_a_new_epoch_confirms_nothing_that_has_not_come_by_again() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 50)), max_size=200))
-def test_nothing_is_confirmed_before_it_was_acknowledged_for_an_interval(steps: list[tuple[float, int]]) -> None:
+def test_nothing_is_confirmed_before_it_was_acknowledged_for_an_interval(
+    steps: list[tuple[float, int]],
+) -> None:
     hold, now, lsn = Hold(10), 0.0, 0
     acknowledged: list[tuple[float, int]] = []
     for pause, more in steps:
@@ -38,5 +40,7 @@ def test_nothing_is_confirmed_before_it_was_acknowledged_for_an_interval(steps: 
         confirmed = hold.confirmable(lsn, now)
         assert confirmed <= max((old for at, old in acknowledged if at + 10 <= now), default=0)
         # A step's worth later than the earliest that is allowed, at most; and memory is bounded.
-        assert confirmed >= max((old for at, old in acknowledged if at + 10 * (1 + 2 / 64) + 3 <= now), default=0)
+        assert confirmed >= max(
+            (old for at, old in acknowledged if at + 10 * (1 + 2 / 64) + 3 <= now), default=0
+        )
         assert len(hold._steps) <= 140

@@ -14,8 +14,26 @@ TERABYTE = bytes.fromhex("28b52ffd e0") + (1 << 40).to_bytes(8, "little") + b"\x
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"\xc1", b"\x81\x91\x01\x02", b"\xdd\xff\xff\xff\xff", b"[" * 100_000, b"\x91" * 100_000, TERABYTE, b"{}x"],
-    ids=["nothing", "unused", "a list as key", "too long", "deep json", "deep msgpack", "terabyte", "a rest"],
+    [
+        b"",
+        b"\xc1",
+        b"\x81\x91\x01\x02",
+        b"\xdd\xff\xff\xff\xff",
+        b"[" * 100_000,
+        b"\x91" * 100_000,
+        TERABYTE,
+        b"{}x",
+    ],
+    ids=[
+        "nothing",
+        "unused",
+        "a list as key",
+        "too long",
+        "deep json",
+        "deep msgpack",
+        "terabyte",
+        "a rest",
+    ],
 )
 def test_bytes_that_are_no_event_are_a_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError):

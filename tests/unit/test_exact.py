@@ -19,8 +19,24 @@ both = pytest.mark.parametrize("encoding", list(Encoding))
 JSONB_ARRAY, INT_ARRAY, BOX_ARRAY, BYTEA_ARRAY = 3807, 1007, 1020, 1001
 DEEP = "[" * 600 + "]" * 600
 
-LOST_IN_BOTH = ["null", '{"p": 1.50}', "[2.00]", "12345678901234567890123", "0.1234567890123456789", DEEP]
-LOST_IN_JSON = ['{"a": 1, "a": 2}', "-0", "1e400", "1e5", r'"\ud800"', " null ", '{"a": {"b": 1, "b": 1}}', "0.00"]
+LOST_IN_BOTH = [
+    "null",
+    '{"p": 1.50}',
+    "[2.00]",
+    "12345678901234567890123",
+    "0.1234567890123456789",
+    DEEP,
+]
+LOST_IN_JSON = [
+    '{"a": 1, "a": 2}',
+    "-0",
+    "1e400",
+    "1e5",
+    r'"\ud800"',
+    " null ",
+    '{"a": {"b": 1, "b": 1}}',
+    "0.00",
+]
 KEPT = ["{}", '{"a": null}', "1.5", "2.0", "0.0000001", "10000000000000000000000", "18446744073709551615", "-1",
         '"null"', '"1.50"', r'{"v": "\" 1.50, 12345678901234567890123"}',
         '{"id": "6ecd8c99-4036-403d-bf84-cf8400f67836"}']  # fmt: skip
@@ -51,7 +67,9 @@ def test_json_keeps_what_was_written(encoding: Encoding, document: str) -> None:
 @both
 @pytest.mark.parametrize("oid", [type_oids.JSON, type_oids.JSONB])
 @pytest.mark.parametrize("document", KEPT)
-def test_nothing_stands_beside_a_document_that_loses_nothing(encoding: Encoding, oid: int, document: str) -> None:
+def test_nothing_stands_beside_a_document_that_loses_nothing(
+    encoding: Encoding, oid: int, document: str
+) -> None:
     assert text_beside(oid, document, ValueOptions(encoding)) is None
 
 
@@ -78,7 +96,9 @@ def test_spaces_and_escapes_are_no_loss(encoding: Encoding, document: str) -> No
 def test_a_list_that_does_not_tell_its_array_has_the_literal(
     encoding: Encoding, oid: int, literal: str, lost: bool
 ) -> None:
-    assert text_beside(oid, literal, ValueOptions(encoding, ArrayForm.LIST)) == (literal if lost else None)
+    assert text_beside(oid, literal, ValueOptions(encoding, ArrayForm.LIST)) == (
+        literal if lost else None
+    )
     assert text_beside(oid, literal, ValueOptions(encoding)) is None
 
 
@@ -87,10 +107,16 @@ def shape(encoding: Encoding) -> Shape:
     return Shape.of(Relation(1, "public", "t", "f", columns), TableFacts(), ValueOptions(encoding))
 
 
-def assembled(encoding: Encoding, *stream: PgoutputMessage, compat: bool = False) -> list[dict[str, object]]:
+def assembled(
+    encoding: Encoding, *stream: PgoutputMessage, compat: bool = False
+) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding, compat=compat)
     assembler.learn(shape(encoding))
-    made = (item for sent in (Begin(99, 0, 7), *stream, Commit(0, 99, 100, 0)) for item in assembler.feed(9, sent))
+    made = (
+        item
+        for sent in (Begin(99, 0, 7), *stream, Commit(0, 99, 100, 0))
+        for item in assembler.feed(9, sent)
+    )
     payloads = [events.decode(item.payload) for item in made if isinstance(item, Event)]
     return [payload for payload in payloads if payload["operation"] != "SCHEMA"]
 
@@ -106,7 +132,10 @@ def test_an_event_has_the_texts_of_its_row_and_of_its_old_row(encoding: Encoding
     )
     assert insert["exact"] == {"doc": "null"}
     assert (update["exact"], update["exact_old"]) == ({"doc": '{"p": 1.50}'}, {"doc": "null"})
-    assert (delete["exact"], delete["exact_old"]) == ({"doc": '{"p": 1.50}'}, {"doc": '{"p": 1.50}'})
+    assert (delete["exact"], delete["exact_old"]) == (
+        {"doc": '{"p": 1.50}'},
+        {"doc": '{"p": 1.50}'},
+    )
     assert "exact" not in plain
     assert exact.row(plain) == {"id": 2, "doc": None}
     assert exact.row(update) == {"id": 1, "doc": ExactText('{"p": 1.50}')}
@@ -116,7 +145,15 @@ def test_an_event_has_the_texts_of_its_row_and_of_its_old_row(encoding: Encoding
 @both
 def test_a_bridges_event_has_no_new_key(encoding: Encoding) -> None:
     (event,) = assembled(encoding, Insert(1, (b"1", b"null")), compat=True)
-    assert set(event) == {"data", "msg_id", "operation", "relation_id", "subject", "table", "columns"}
+    assert set(event) == {
+        "data",
+        "msg_id",
+        "operation",
+        "relation_id",
+        "subject",
+        "table",
+        "columns",
+    }
 
 
 def test_the_stub_of_a_large_event_leaves_the_texts_to_the_whole() -> None:
@@ -133,6 +170,8 @@ def test_the_stub_of_a_large_event_leaves_the_texts_to_the_whole() -> None:
 def test_a_number_is_read_from_json_as_from_messagepack(number: str, read: object) -> None:
     payload = f'{{"data": {{"doc": {{"n": {number}, "s": "\\" 1.50"}}}}}}'.encode()
     assert events.decode(payload)["data"]["doc"] == {"n": read, "s": '" 1.50'}
-    native = converter(type_oids.JSON, ValueOptions(), lambda _: None)(f'{{"n": {number}}}'.encode())
+    native = converter(type_oids.JSON, ValueOptions(), lambda _: None)(
+        f'{{"n": {number}}}'.encode()
+    )
     assert exact.native(native) == {"n": read}
     assert json.loads(payload)

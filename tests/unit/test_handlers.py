@@ -21,7 +21,10 @@ def caught(node: ast.AST) -> list[ast.expr]:
     """The classes that a handler, or `contextlib.suppress`, names beside each other."""
     if isinstance(node, ast.ExceptHandler) and isinstance(node.type, ast.Tuple):
         return node.type.elts
-    if isinstance(node, ast.Call) and "suppress" in {getattr(node.func, "id", ""), getattr(node.func, "attr", "")}:
+    if isinstance(node, ast.Call) and "suppress" in {
+        getattr(node.func, "id", ""),
+        getattr(node.func, "attr", ""),
+    }:
         return node.args
     return []
 
@@ -36,12 +39,16 @@ def named_in(module: Path) -> dict[str, str]:
                     alias.name if alias.asname else alias.name.split(".")[0]
                 )
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return found
 
 
 def test_no_handler_names_a_class_beside_its_base() -> None:
-    """(NatsError, APIError) says that the first does not catch refusals; elsewhere they are then forgotten."""
+    """(NatsError, APIError) says that the first does not catch refusals; elsewhere they are then
+    forgotten.
+    """
     found = []
     for module in modules(*ROOTS):
         names = named_in(module)
@@ -56,7 +63,9 @@ def test_no_handler_names_a_class_beside_its_base() -> None:
 
 
 def resolved(node: ast.expr, names: Mapping[str, str]) -> type[BaseException] | None:
-    """The class, if it is Python's or another package's: ours are known only by running their modules."""
+    """The class, if it is Python's or another package's: ours are known only by running their
+    modules.
+    """
     first, _, rest = ast.unparse(node).partition(".")
     full = names.get(first, f"builtins.{first}") + (f".{rest}" if rest else "")
     if inside(full, "headrace"):

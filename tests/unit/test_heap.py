@@ -26,12 +26,16 @@ for _ in range(rounds):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
-pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt"
+)
 
 
 def faults(how: str, pieces: int) -> int:
     arguments = [how, str(pieces), str(PIECE_BYTES), str(ROUNDS)]
-    done = subprocess.run([sys.executable, "-c", FAULTS, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS, *arguments], capture_output=True, text=True, check=True
+    )
     return int(done.stdout)
 
 

@@ -16,7 +16,9 @@ COMMANDS = ("up", "init", "snapshot", "tail", "mirror", "load", "teardown")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_every_word_of_an_option_brackets_included(name: str) -> None:
     """Markup swallows what looks like a tag: `[all]` did."""
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"}).output
+    shown = (
+        CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160", "NO_COLOR": "1"}).output
+    )
     words = " ".join(re.sub(r"[│╭╮╰╯─]", " ", shown).split())
     command = get_command(app).commands[name]  # type: ignore[attr-defined]  # the app is a group
     for parameter in command.params:

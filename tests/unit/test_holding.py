@@ -1,4 +1,6 @@
-"""Who keeps the slot from going on is named in time, however often it begins again; and nobody is without cause."""
+"""Who keeps the slot from going on is named in time, however often it begins again; and nobody is
+without cause.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_who_begins_again_and_again_is_named_at_once_with_its_reason() -> None:
         holding.restarted("archiver", "no room")
     assert holding.look(0.2, 100, None, settled=False) == "archiver (no room)"
     for look in range(CALM_LOOKS - 1):
-        assert holding.look(1.0 + look, 100, None, settled=True) == "archiver (no room)", "an epoch begins like that"
+        assert holding.look(1.0 + look, 100, None, settled=True) == "archiver (no room)", (
+            "an epoch begins like that"
+        )
     assert holding.look(9.0, 100, None, settled=True) is None
 
 

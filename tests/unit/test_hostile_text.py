@@ -1,4 +1,6 @@
-"""What somebody wrote into a database is shown and never obeyed: by terminals, by markup, by SQL, by memory."""
+"""What somebody wrote into a database is shown and never obeyed: by terminals, by markup, by SQL,
+by memory.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,16 @@ from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, parse_reques
 TITLE = "\x1b]0;owned\x07"
 EIGHT_BIT = "\x9b31m"
 TURNED = "\u202egnp.exe"
-HOSTILE = (TITLE, EIGHT_BIT, TURNED, "over\rwritten", "\x7f", "[red]markup[/red]", "[/no]", ":bomb:")
+HOSTILE = (
+    TITLE,
+    EIGHT_BIT,
+    TURNED,
+    "over\rwritten",
+    "\x7f",
+    "[red]markup[/red]",
+    "[/no]",
+    ":bomb:",
+)
 OBEYED = ("\x1b", "\x9b", "\u202e", "\r", "\x7f", "\x07")
 
 
@@ -54,7 +65,9 @@ def test_json_that_was_made_plain_still_says_the_same(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_console_shows_a_hostile_name_and_neither_obeys_it_nor_takes_it_for_markup(text: str) -> None:
+def test_a_console_shows_a_hostile_name_and_neither_obeys_it_nor_takes_it_for_markup(
+    text: str,
+) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=200)
     table = Table("name", title=text)
@@ -68,8 +81,16 @@ def test_a_console_shows_a_hostile_name_and_neither_obeys_it_nor_takes_it_for_ma
 
 def test_headrace_tail_shows_an_event_of_hostile_names_and_values_on_one_line() -> None:
     for text in (*HOSTILE, "new\nline"):
-        payload: dict[str, Any] = {"operation": "INSERT", "table": text, "schema": text, "data": {text: text}, "tx": {}}
-        event = Event("s", text, text, "INSERT", Position(1, 0), payload, "cdc.x.insert", 1, "s", closes=True)
+        payload: dict[str, Any] = {
+            "operation": "INSERT",
+            "table": text,
+            "schema": text,
+            "data": {text: text},
+            "tx": {},
+        }
+        event = Event(
+            "s", text, text, "INSERT", Position(1, 0), payload, "cdc.x.insert", 1, "s", closes=True
+        )
         file = io.StringIO()
         show(Console(file=file, soft_wrap=True, color_system=None), event, as_json=False)
         assert file.getvalue().count("\n") == 1
@@ -109,4 +130,6 @@ def test_a_small_request_that_unpacks_into_all_memory_is_refused_before_it_does(
         tracemalloc.stop()
     with pytest.raises(DecodeError):
         decode(payload, 1 << 20)
-    assert parse_request("snapshot.request.users", zstandard.compress(b'{"columns": ["id"]}')).columns == ("id",)
+    assert parse_request(
+        "snapshot.request.users", zstandard.compress(b'{"columns": ["id"]}')
+    ).columns == ("id",)

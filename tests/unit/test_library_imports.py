@@ -1,4 +1,6 @@
-"""What a program gets that imports the library alone: the library, and nothing of what makes a process a service."""
+"""What a program gets that imports the library alone: the library, and nothing of what makes a
+process a service.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ LIBRARY = (
     "headrace.jetstream.fast",
 )
 # A web server, another event loop, and the life of a service.
-A_SERVICES_OWN = {"aiohttp.web", "uvloop", "headrace.door", "headrace.health", "headrace.lifecycle", "headrace.service"}
+A_SERVICES_OWN = {
+    "aiohttp.web",
+    "uvloop",
+    "headrace.door",
+    "headrace.health",
+    "headrace.lifecycle",
+    "headrace.service",
+}
 LOADED = """
 import importlib, json, sys
 importlib.import_module({module!r})
@@ -52,7 +61,9 @@ print(json.dumps([[key, before[key], after[key]] for key in before if before[key
 
 def answer(program: str) -> list[object]:
     """What a fresh interpreter prints."""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     found: list[object] = json.loads(ran.stdout)
     return found
 

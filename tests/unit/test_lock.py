@@ -1,4 +1,6 @@
-"""requirements.lock and pyproject.toml agree: what is asked for is locked, with hashes, and nothing else is."""
+"""requirements.lock and pyproject.toml agree: what is asked for is locked, with hashes, and nothing
+else is.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
 def wanted() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     texts = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    for group in (*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()):
+    for group in (
+        *project["project"]["optional-dependencies"].values(),
+        *project["dependency-groups"].values(),
+    ):
         texts += group
     return [Requirement(text) for text in texts]
 
@@ -50,12 +55,16 @@ def test_everything_that_is_asked_for_is_locked_at_a_version_that_will_do() -> N
     for requirement in wanted():
         found = versions.get(canonicalize_name(requirement.name), [])
         assert found, f"{requirement} is not locked: run ./taskw lock"
-        assert all(requirement.specifier.contains(version) for version in found), f"{requirement} is locked at {found}"
+        assert all(requirement.specifier.contains(version) for version in found), (
+            f"{requirement} is locked at {found}"
+        )
 
 
 def test_nothing_is_locked_for_a_wish_that_was_withdrawn() -> None:
     names = {canonicalize_name(requirement.name) for requirement in wanted()}
-    direct = [block[0] for block in blocks() if any("headrace (pyproject.toml" in line for line in block)]
+    direct = [
+        block[0] for block in blocks() if any("headrace (pyproject.toml" in line for line in block)
+    ]
     stale = [line for line in direct if canonicalize_name(line.split("==")[0]) not in names]
     assert not stale, f"no longer in pyproject.toml: {stale}; run ./taskw lock"
 
@@ -79,13 +88,19 @@ def test_an_entry_of_a_single_file_fits_every_platform_or_says_which_one_it_fits
 def test_the_packages_published_as_source_are_locked() -> None:
     # Else `lock:platforms` would leave out a package that no longer needs it.
     assert set(PURE_SOURCE) <= locked().keys()
-    assert len(re.findall(r"^\S+==", from_wheels((ROOT / "requirements.lock").read_text()), re.MULTILINE)) == len(
-        blocks()
-    ) - len(PURE_SOURCE)
+    assert len(
+        re.findall(r"^\S+==", from_wheels((ROOT / "requirements.lock").read_text()), re.MULTILINE)
+    ) == len(blocks()) - len(PURE_SOURCE)
 
 
 def test_taskw_looks_for_every_python_that_is_supported() -> None:
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
-    supported = [c.rpartition(" ")[2] for c in classifiers if c.startswith("Programming Language :: Python :: 3.")]
-    [tried] = re.findall(r"^ +for name in (python3\..*); do$", (ROOT / "taskw").read_text(), re.MULTILINE)
+    supported = [
+        c.rpartition(" ")[2]
+        for c in classifiers
+        if c.startswith("Programming Language :: Python :: 3.")
+    ]
+    [tried] = re.findall(
+        r"^ +for name in (python3\..*); do$", (ROOT / "taskw").read_text(), re.MULTILINE
+    )
     assert tried.split() == [*(f"python{version}" for version in reversed(supported)), "python3"]

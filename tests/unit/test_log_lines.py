@@ -1,4 +1,6 @@
-"""A log line is an event with fields, in one of two forms, and grave ones are counted whatever is shown."""
+"""A log line is an event with fields, in one of two forms, and grave ones are counted whatever is
+shown.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ def written(form: LogFormat, level: str = "info") -> list[str]:
 
 def test_json_lines_have_the_event_its_fields_and_their_types() -> None:
     first, second, third = map(orjson.loads, written(LogFormat.JSON))
-    assert (first["event"], first["service"], first["level"]) == ("lsn_confirmed", "publisher", "info")
+    assert (first["event"], first["service"], first["level"]) == (
+        "lsn_confirmed",
+        "publisher",
+        "info",
+    )
     assert (first["lsn"], first["seconds"]) == ("0/1", 0.5)
     assert second["reason"] == 'a "quoted" reason\nof two lines'
     assert third["event"] == "its own words"

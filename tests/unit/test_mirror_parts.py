@@ -18,17 +18,28 @@ from headrace.mirror.target import Alter, Delete, Insert, Truncate, Update, targ
 from headrace.verify.digest import Difference, Digests, differences, differing
 from headrace.verify.digest import Kind as Wrong
 
-USERS = Table("public", "users", (Column("id", "integer"), Column("name", "text")), ("id",), ("id",))
+USERS = Table(
+    "public", "users", (Column("id", "integer"), Column("name", "text")), ("id",), ("id",)
+)
 
 
 def event(operation: str, data: Mapping[str, Any], **more: Any) -> Event:
     tx = {"xid": 7, "lsn": 100, "ts": None, "seq": 0, "last": True}
-    payload = {"table": "users", "schema": "public", "source": "s", "operation": operation, "data": data, "tx": tx}
+    payload = {
+        "table": "users",
+        "schema": "public",
+        "source": "s",
+        "operation": operation,
+        "data": data,
+        "tx": tx,
+    }
     (made,) = of_message(encode({**payload, **more}, Encoding.MSGPACK), "cdc.users.x", 1)
     return made
 
 
-def schema_event(columns: Mapping[str, str], *changes: Mapping[str, Any], resync: bool = False) -> dict[str, Any]:
+def schema_event(
+    columns: Mapping[str, str], *changes: Mapping[str, Any], resync: bool = False
+) -> dict[str, Any]:
     return {
         "table": "users",
         "schema": "public",
@@ -46,7 +57,9 @@ def test_an_update_names_its_row_by_the_key_as_it_was() -> None:
         USERS, {"id": 2}, {"id": 3, "name": "x"}
     )
     # What was not sent is not touched.
-    assert row_steps(event("UPDATE", {"id": 3}, unchanged=["name"]), USERS) == Update(USERS, {"id": 3}, {"id": 3})
+    assert row_steps(event("UPDATE", {"id": 3}, unchanged=["name"]), USERS) == Update(
+        USERS, {"id": 3}, {"id": 3}
+    )
 
 
 def test_a_delete_without_a_key_names_its_row_by_all_of_it() -> None:
@@ -58,9 +71,9 @@ def test_a_delete_without_a_key_names_its_row_by_all_of_it() -> None:
 
 def test_an_index_that_identifies_is_used_where_the_primary_key_was_not_sent() -> None:
     table = Table("public", "users", USERS.columns, ("id",), ("name",))
-    assert row_steps(event("DELETE", {"id": None, "name": "a"}, old={"name": "a"}), table) == Delete(
-        table, {"name": "a"}
-    )
+    assert row_steps(
+        event("DELETE", {"id": None, "name": "a"}, old={"name": "a"}), table
+    ) == Delete(table, {"name": "a"})
 
 
 def test_a_row_of_a_shape_that_nobody_told_of_asks_for_a_copy() -> None:
@@ -88,7 +101,9 @@ def test_columns_that_take_each_others_names_ask_for_a_copy() -> None:
         {"change": "column_renamed", "from": "name", "column": "id"},
     )
     assert isinstance(reshaped(USERS, told), Resync)
-    assert isinstance(reshaped(USERS, schema_event({"id": "integer", "name": "text"}, resync=True)), Resync)
+    assert isinstance(
+        reshaped(USERS, schema_event({"id": "integer", "name": "text"}, resync=True)), Resync
+    )
 
 
 def test_a_domain_is_its_base_type_and_asks_for_a_copy_where_that_was_not_known() -> None:
@@ -97,20 +112,29 @@ def test_a_domain_is_its_base_type_and_asks_for_a_copy_where_that_was_not_known(
     told["columns"][2]["base_type"] = "timestamp with time zone"
     assert shape(told).type_of("at") == "timestamp with time zone"
     assert isinstance(reshaped(unknown, told), Resync)
-    assert isinstance(reshaped(shape(told), schema_event({"id": "integer", "name": "text", "at": "moment"})), Resync)
+    assert isinstance(
+        reshaped(shape(told), schema_event({"id": "integer", "name": "text", "at": "moment"})),
+        Resync,
+    )
     assert reshaped(shape(told), told) is None
 
 
 def test_a_table_that_went_says_under_which_name_it_goes_on() -> None:
     assert gone(schema_event({}, {"change": "table_dropped"})) == Gone(None)
-    assert gone(schema_event({}, {"change": "table_renamed", "to": "app.people"})) == Gone(("app", "people"))
+    assert gone(schema_event({}, {"change": "table_renamed", "to": "app.people"})) == Gone(
+        ("app", "people")
+    )
     assert gone(schema_event({"id": "integer"})) is None
 
 
 def test_inserts_are_joined_and_nothing_changes_its_order() -> None:
     first, second = Insert(USERS, ({"id": 1},)), Insert(USERS, ({"id": 2},))
     joined = coalesced([first, second, Truncate(USERS), first])
-    assert joined == [Insert(USERS, [{"id": 1}, {"id": 2}]), Truncate(USERS), Insert(USERS, [{"id": 1}])]
+    assert joined == [
+        Insert(USERS, [{"id": 1}, {"id": 2}]),
+        Truncate(USERS),
+        Insert(USERS, [{"id": 1}]),
+    ]
 
 
 def test_a_tables_state_survives_its_being_written() -> None:
@@ -126,8 +150,17 @@ def test_an_address_that_names_no_target_is_refused(url: str) -> None:
 
 
 def test_types_have_the_kind_of_value_that_they_hold() -> None:
-    kinds = {"bigint": Kind.INTEGER, "numeric(10,2)": Kind.TEXT, "timestamp(3) with time zone": Kind.TEXT}
-    kinds |= {"mood": Kind.UNKNOWN, "jsonb": Kind.JSON, "double precision": Kind.FLOAT, "bytea": Kind.BYTES}
+    kinds = {
+        "bigint": Kind.INTEGER,
+        "numeric(10,2)": Kind.TEXT,
+        "timestamp(3) with time zone": Kind.TEXT,
+    }
+    kinds |= {
+        "mood": Kind.UNKNOWN,
+        "jsonb": Kind.JSON,
+        "double precision": Kind.FLOAT,
+        "bytea": Kind.BYTES,
+    }
     assert {name: kind_of(name) for name in kinds} == kinds
     assert array_literal([1, None, 'a"b', ["", "null"]], str) == '{1,NULL,"a\\"b",{"","null"}}'
 

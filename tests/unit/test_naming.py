@@ -95,7 +95,10 @@ def test_subjects_are_those_of_the_contract() -> None:
 
 def test_an_id_is_the_lsn_in_hex_the_table_and_the_operation() -> None:
     assert message_id(0x191BFD0, "users", Operation.INSERT) == "191bfd0-users-insert"
-    assert message_id(0xFFFFFFFF00000001, "shop=2Fusers", Operation.DELETE) == "ffffffff00000001-shop=2Fusers-delete"
+    assert (
+        message_id(0xFFFFFFFF00000001, "shop=2Fusers", Operation.DELETE)
+        == "ffffffff00000001-shop=2Fusers-delete"
+    )
 
 
 def test_changes_that_share_a_wal_record_have_their_own_ids() -> None:
@@ -112,5 +115,10 @@ def test_a_message_prefix_is_one_token() -> None:
 def test_a_table_called_as_a_special_subject_stays_off_it(table: str) -> None:
     token = table_token("public", table)
     mine = {change_subject(token, Operation.INSERT), batch_subject(token), schema_subject(token)}
-    assert not mine & {message_subject("insert"), message_subject("batch"), message_subject("schema"), GAP_SUBJECT}
+    assert not mine & {
+        message_subject("insert"),
+        message_subject("batch"),
+        message_subject("schema"),
+        GAP_SUBJECT,
+    }
     assert not any(subject.startswith((GAP_SUBJECT, "cdc._message")) for subject in mine)

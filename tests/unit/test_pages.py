@@ -1,4 +1,6 @@
-"""The pages hang together: every link leads somewhere, every decision is listed, every file named is there."""
+"""The pages hang together: every link leads somewhere, every decision is listed, every file named
+is there.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    assert [path for path in PYTHON_FILE.findall(page.read_text()) if not list(ROOT.glob(path))] == []
+    assert [
+        path for path in PYTHON_FILE.findall(page.read_text()) if not list(ROOT.glob(path))
+    ] == []
 
 
 def test_every_decision_is_listed_and_says_what_was_rejected() -> None:

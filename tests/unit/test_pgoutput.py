@@ -56,15 +56,27 @@ CASES: list[tuple[bytes, PgoutputMessage]] = [
     (b"I" + RELATION_ID + b"N" + FULL_ROW, Insert(0xFF004001, (b"7", None, UNCHANGED, b""))),
     (b"I" + RELATION_ID + b"N\x00\x00", Insert(0xFF004001, ())),
     (b"U" + RELATION_ID + b"N" + ONE_ROW, Update(0xFF004001, None, None, (b"ab",))),
-    (b"U" + RELATION_ID + b"K" + KEY_ROW + b"N" + ONE_ROW, Update(0xFF004001, (b"7", None), None, (b"ab",))),
-    (b"U" + RELATION_ID + b"O" + KEY_ROW + b"N" + ONE_ROW, Update(0xFF004001, None, (b"7", None), (b"ab",))),
+    (
+        b"U" + RELATION_ID + b"K" + KEY_ROW + b"N" + ONE_ROW,
+        Update(0xFF004001, (b"7", None), None, (b"ab",)),
+    ),
+    (
+        b"U" + RELATION_ID + b"O" + KEY_ROW + b"N" + ONE_ROW,
+        Update(0xFF004001, None, (b"7", None), (b"ab",)),
+    ),
     (b"D" + RELATION_ID + b"K" + KEY_ROW, Delete(0xFF004001, (b"7", None), None)),
     (b"D" + RELATION_ID + b"O" + KEY_ROW, Delete(0xFF004001, None, (b"7", None))),
-    (b"T\x00\x00\x00\x02\x00" + RELATION_ID + b"\x00\x00\x00\x05", Truncate((0xFF004001, 5), False, False)),
+    (
+        b"T\x00\x00\x00\x02\x00" + RELATION_ID + b"\x00\x00\x00\x05",
+        Truncate((0xFF004001, 5), False, False),
+    ),
     (b"T\x00\x00\x00\x01\x01" + RELATION_ID, Truncate((0xFF004001,), True, False)),
     (b"T\x00\x00\x00\x01\x02" + RELATION_ID, Truncate((0xFF004001,), False, True)),
     (b"T\x00\x00\x00\x01\x03" + RELATION_ID, Truncate((0xFF004001,), True, True)),
-    (b"M\x01" + LSN_1 + b"audit\x00\x00\x00\x00\x03a\x00\xff", Message(True, 0x191BFD0, "audit", b"a\x00\xff")),
+    (
+        b"M\x01" + LSN_1 + b"audit\x00\x00\x00\x00\x03a\x00\xff",
+        Message(True, 0x191BFD0, "audit", b"a\x00\xff"),
+    ),
     (b"M\x00" + LSN_1 + b"\x00\x00\x00\x00\x00", Message(False, 0x191BFD0, "", b"")),
 ]
 IDS = [f"{message.__class__.__name__}-{at}" for at, (_, message) in enumerate(CASES)]
@@ -108,7 +120,9 @@ def test_a_value_of_unknown_kind_is_an_error() -> None:
         decode(b"I" + RELATION_ID + b"N\x00\x01x")
 
 
-@pytest.mark.parametrize("head", [b"I" + RELATION_ID + b"K", b"U" + RELATION_ID + b"X", b"D" + RELATION_ID + b"N"])
+@pytest.mark.parametrize(
+    "head", [b"I" + RELATION_ID + b"K", b"U" + RELATION_ID + b"X", b"D" + RELATION_ID + b"N"]
+)
 def test_a_row_of_the_wrong_kind_is_an_error(head: bytes) -> None:
     with pytest.raises(DecodeError, match="row of unknown kind"):
         decode(head + ONE_ROW)
@@ -155,7 +169,10 @@ def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
 def test_an_emitted_messages_prefix_may_be_any_bytes_and_no_other_prefix_is_taken_for_it() -> None:
     message = decode(b"M\x00" + LSN_1 + b"a\xff\x00\x00\x00\x00\x00")
     assert isinstance(message, Message)
-    assert (message.readable, message.prefix.encode(errors="surrogateescape")) == ("a\\xff", b"a\xff")
+    assert (message.readable, message.prefix.encode(errors="surrogateescape")) == (
+        "a\\xff",
+        b"a\xff",
+    )
     assert message.prefix != "a\\xff"
 
 
@@ -163,7 +180,13 @@ def test_a_message_of_a_row_can_be_kept_without_a_column() -> None:
     secret = b"t\x00\x00\x00\x03top"
     row = b"\x00\x03" + b"t\x00\x00\x00\x011" + secret + b"u"
     bare = b"\x00\x03" + b"t\x00\x00\x00\x011" + b"n" + b"u"
-    for head, kinds in ((b"I", (b"N",)), (b"U", (b"N",)), (b"U", (b"K", b"N")), (b"U", (b"O", b"N")), (b"D", (b"O",))):
+    for head, kinds in (
+        (b"I", (b"N",)),
+        (b"U", (b"N",)),
+        (b"U", (b"K", b"N")),
+        (b"U", (b"O", b"N")),
+        (b"D", (b"O",)),
+    ):
         whole = head + RELATION_ID + b"".join(kind + row for kind in kinds)
         assert without(whole, {1}) == head + RELATION_ID + b"".join(kind + bare for kind in kinds)
         assert without(whole, ()) == whole
@@ -178,7 +201,9 @@ def test_an_unknown_replica_identity_is_an_error() -> None:
 
 def test_a_value_is_not_looked_into() -> None:
     raw = bytes(range(256))
-    assert decode(b"I" + RELATION_ID + b"N\x00\x01t\x00\x00\x01\x00" + raw) == Insert(0xFF004001, (raw,))
+    assert decode(b"I" + RELATION_ID + b"N\x00\x01t\x00\x00\x01\x00" + raw) == Insert(
+        0xFF004001, (raw,)
+    )
 
 
 def test_a_table_of_1600_columns_is_read() -> None:

@@ -1,4 +1,6 @@
-"""The publisher's pure parts by hand: what may be confirmed, which event is where, where to go on after a restart."""
+"""The publisher's pure parts by hand: what may be confirmed, which event is where, where to go on
+after a restart.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ from headrace.pgoutput.messages import (
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark, ProtocolError
 from headrace.publisher.ledger import Ledger
-from headrace.publisher.progress import Place, Progress, SourceDivergedError, check_source, reader_of
+from headrace.publisher.progress import (
+    Place,
+    Progress,
+    SourceDivergedError,
+    check_source,
+    reader_of,
+)
 from headrace.publisher.shape import Shape
 
 INT4, TEXT = 23, 25
@@ -39,7 +47,9 @@ ID = RelationColumn(True, "id", INT4, -1)
 NOTE = RelationColumn(False, "note", TEXT, -1)
 
 
-def relation(number: int, name: str, identity: str = "d", *columns: RelationColumn, schema: str = "public") -> Relation:
+def relation(
+    number: int, name: str, identity: str = "d", *columns: RelationColumn, schema: str = "public"
+) -> Relation:
     return Relation(number, schema, name, identity, columns or (ID, NOTE))
 
 
@@ -58,7 +68,9 @@ def fed(made: Assembler, *messages: tuple[int, PgoutputMessage]) -> list[Event |
     return [item for lsn, message in messages for item in made.feed(lsn, message)]
 
 
-def transaction(commit: int, *changes: tuple[int, PgoutputMessage], end: int | None = None, xid: int = 7) -> Any:
+def transaction(
+    commit: int, *changes: tuple[int, PgoutputMessage], end: int | None = None, xid: int = 7
+) -> Any:
     return (
         (changes[0][0] if changes else commit, Begin(commit, 0, xid)),
         *changes,
@@ -111,10 +123,19 @@ class TestLedger:
 
 class TestAssembler:
     def test_only_a_transactions_last_event_says_so_and_its_mark_follows_it(self) -> None:
-        items = fed(assembler(), *transaction(500, (400, insert(1, b"1", b"a")), (410, insert(1, b"2", None))))
-        assert [(p["tx"]["seq"], p["tx"]["last"]) for p in payloads(items)] == [(0, False), (1, True)]
+        items = fed(
+            assembler(),
+            *transaction(500, (400, insert(1, b"1", b"a")), (410, insert(1, b"2", None))),
+        )
+        assert [(p["tx"]["seq"], p["tx"]["last"]) for p in payloads(items)] == [
+            (0, False),
+            (1, True),
+        ]
         assert items[-1] == Mark(508, whole=True)
-        assert [event.position for event in items if isinstance(event, Event)] == [Position(500, 0), Position(500, 1)]
+        assert [event.position for event in items if isinstance(event, Event)] == [
+            Position(500, 0),
+            Position(500, 1),
+        ]
 
     def test_an_event_is_held_back_until_it_is_known_whether_it_is_the_last(self) -> None:
         made = assembler()
@@ -124,7 +145,9 @@ class TestAssembler:
         assert fed(assembler(), *transaction(500)) == [Mark(508, whole=True)]
 
     def test_changes_of_one_wal_record_get_numbered_ids_which_begin_anew_at_the_next(self) -> None:
-        copied: list[tuple[int, PgoutputMessage]] = [(400, insert(1, b"%d" % n, b"a")) for n in range(3)]
+        copied: list[tuple[int, PgoutputMessage]] = [
+            (400, insert(1, b"%d" % n, b"a")) for n in range(3)
+        ]
         other: list[tuple[int, PgoutputMessage]] = [
             (400, insert(2, b"1", b"b")),
             (400, Delete(1, (b"1", None), None)),
@@ -146,13 +169,18 @@ class TestAssembler:
 
     def test_a_truncate_of_several_tables_is_an_event_for_each_in_order(self) -> None:
         items = fed(assembler(), *transaction(500, (400, Truncate((2, 1), True, False))))
-        assert [(p["table"], p["operation"], p["data"], p["tx"]["seq"], p["tx"]["last"]) for p in payloads(items)] == [
+        assert [
+            (p["table"], p["operation"], p["data"], p["tx"]["seq"], p["tx"]["last"])
+            for p in payloads(items)
+        ] == [
             ("items", "TRUNCATE", {}, 0, False),
             ("orders", "TRUNCATE", {}, 1, True),
         ]
 
     def test_a_changed_key_comes_with_the_old_one(self) -> None:
-        items = fed(assembler(), *transaction(500, (400, Update(1, (b"1", None), None, (b"2", b"a")))))
+        items = fed(
+            assembler(), *transaction(500, (400, Update(1, (b"1", None), None, (b"2", b"a"))))
+        )
         [payload] = payloads(items)
         assert (payload["old"], payload["data"]) == ({"id": 1}, {"id": 2, "note": "a"})
 
@@ -160,18 +188,24 @@ class TestAssembler:
         full = relation(1, "orders", "f", ID, RelationColumn(True, "note", TEXT, -1))
         made = assembler(full)
         script = transaction(
-            500, (400, Update(1, None, (b"1", b"a"), (b"1", b"b"))), (410, Delete(1, None, (b"1", b"b")))
+            500,
+            (400, Update(1, None, (b"1", b"a"), (b"1", b"b"))),
+            (410, Delete(1, None, (b"1", b"b"))),
         )
         update, delete = payloads(fed(made, *script))
         assert update["old"] == {"id": 1, "note": "a"}
         assert (delete["data"], delete["old"]) == ({"id": 1, "note": None}, {"id": 1, "note": "b"})
 
     def test_a_delete_carries_its_key_and_nulls(self) -> None:
-        [payload] = payloads(fed(assembler(), *transaction(500, (400, Delete(1, (b"1", None), None)))))
+        [payload] = payloads(
+            fed(assembler(), *transaction(500, (400, Delete(1, (b"1", None), None))))
+        )
         assert (payload["data"], payload["old"]) == ({"id": 1, "note": None}, {"id": 1})
 
     def test_a_column_that_was_not_sent_is_named_and_absent_and_null_is_neither(self) -> None:
-        script = transaction(500, (400, Update(1, None, None, (b"1", UNCHANGED))), (410, insert(1, b"2", None)))
+        script = transaction(
+            500, (400, Update(1, None, None, (b"1", UNCHANGED))), (410, insert(1, b"2", None))
+        )
         unchanged, null = payloads(fed(assembler(), *script))
         assert (unchanged["data"], unchanged["unchanged"]) == ({"id": 1}, ["note"])
         assert null["data"] == {"id": 2, "note": None}
@@ -187,11 +221,15 @@ class TestAssembler:
         fed(made, *script[2:])
         assert list(made.keepalive(600)) == [Mark(600, whole=False)]
 
-    def test_positions_strictly_increase_over_transactions_whatever_their_changes_lsns(self) -> None:
+    def test_positions_strictly_increase_over_transactions_whatever_their_changes_lsns(
+        self,
+    ) -> None:
         made = assembler()
         items = fed(made, *transaction(500, (450, insert(1, b"1", b"a"))))
         # Began earlier, committed later, and right where the other's commit ended.
-        items += fed(made, *transaction(508, (100, insert(1, b"2", b"b")), (450, insert(2, b"3", b"c"))))
+        items += fed(
+            made, *transaction(508, (100, insert(1, b"2", b"b")), (450, insert(2, b"3", b"c")))
+        )
         positions = [item.position for item in items if isinstance(item, Event)]
         assert positions == sorted(set(positions))
         assert len({p["msg_id"] for p in payloads(items)}) == 3
@@ -227,7 +265,9 @@ class TestProgress:
         with pytest.raises(DecodeError, match="format 2"):
             Progress.decode({**Progress().encode(), "format": 2})
 
-    @pytest.mark.parametrize("progress", [Progress(), Progress(system_id="7000", timeline=3), Progress(timeline=2)])
+    @pytest.mark.parametrize(
+        "progress", [Progress(), Progress(system_id="7000", timeline=3), Progress(timeline=2)]
+    )
     def test_the_same_server_goes_on(self, progress: Progress) -> None:
         check_source(place(progress), OPENING)
 
@@ -247,12 +287,16 @@ class TestProgress:
             {"timeline": 2, "current_lsn": 399},
         ],
     )
-    def test_a_server_that_never_had_what_the_stream_has_is_refused(self, change: dict[str, Any]) -> None:
+    def test_a_server_that_never_had_what_the_stream_has_is_refused(
+        self, change: dict[str, Any]
+    ) -> None:
         progress = Progress(Position(400, 3), timeline=2, system_id="7000")
         with pytest.raises(SourceDivergedError, match="where the stream is"):
             check_source(place(progress), replace(OPENING, **change))
 
-    @pytest.mark.parametrize("progress", [Progress(system_id="8000"), Progress(system_id="7000", timeline=4)])
+    @pytest.mark.parametrize(
+        "progress", [Progress(system_id="8000"), Progress(system_id="7000", timeline=4)]
+    )
     def test_another_server_or_an_older_timeline_is_refused(self, progress: Progress) -> None:
         with pytest.raises(SourceDivergedError):
             check_source(place(progress), OPENING)
@@ -272,7 +316,9 @@ class TestReader:
         assert (mark.msg_id, mark.position) == ("x", Position(5, 1))
         assert reader_of("other")(data, {}) is None
 
-    @pytest.mark.parametrize(("floor", "settles"), [(Position(5, 2), True), (Position(4, 9), False)])
+    @pytest.mark.parametrize(
+        ("floor", "settles"), [(Position(5, 2), True), (Position(4, 9), False)]
+    )
     def test_a_batch_takes_the_stream_to_its_floor_and_its_table_to_its_last_event(
         self, floor: Position, *, settles: bool
     ) -> None:
@@ -281,7 +327,11 @@ class TestReader:
         headers = {events.POSITION_HEADER: events.position_header("slot", floor)}
         mark = reader_of("slot")(events.encode(batch, Encoding.MSGPACK), headers)
         assert mark is not None
-        assert (mark.position, mark.lane, mark.settles) == (floor, ("users", Position(5, 2)), settles)
+        assert (mark.position, mark.lane, mark.settles) == (
+            floor,
+            ("users", Position(5, 2)),
+            settles,
+        )
         assert reader_of("other")(events.encode(batch, Encoding.MSGPACK), headers) is None
 
     def test_a_schema_event_is_ours_and_takes_the_stream_nowhere(self) -> None:
@@ -291,7 +341,8 @@ class TestReader:
         assert mark.position is None
 
     @pytest.mark.parametrize(
-        "data", [b"", b"\xc1", b"[]", b"[1]", b"7", b'"x"', b"null", b'{"source":"slot"}', b"{" * 99_999]
+        "data",
+        [b"", b"\xc1", b"[]", b"[1]", b"7", b'"x"', b"null", b'{"source":"slot"}', b"{" * 99_999],
     )
     def test_foreign_and_spoilt_messages_are_nobodys(self, data: bytes) -> None:
         assert reader_of("slot")(data, {}) is None
@@ -303,8 +354,12 @@ def test_the_origin_is_before_every_position() -> None:
 
 
 def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() -> None:
-    """An environment may name such a prefix: an error, which `park` puts aside, and which takes no place."""
-    assembler = Assembler("headrace", Encoding.MSGPACK, message_prefixes=frozenset({"\udcff", "\\xff"}))
+    """An environment may name such a prefix: an error, which `park` puts aside, and which takes no
+    place.
+    """
+    assembler = Assembler(
+        "headrace", Encoding.MSGPACK, message_prefixes=frozenset({"\udcff", "\\xff"})
+    )
     assembler.feed(0x1000, Begin(0x2000, 0, 700))
     with pytest.raises(DecodeError, match="prefix"):
         assembler.feed(0x1000, Message(True, 0x1000, "\udcff", b"x"))

@@ -1,4 +1,6 @@
-"""The arithmetic of a pull: never more than its bounds, never standing still; and the server's words about it."""
+"""The arithmetic of a pull: never more than its bounds, never standing still; and the server's
+words about it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from headrace.jetstream.room import Room, Status, place, status
 MESSAGES_MAX, BYTES_MAX = 20, 1000
 
 # What happens to a room: so much of what is asked for comes, is read, or is told not to come.
-steps = st.lists(st.tuples(st.sampled_from(["come", "read", "end", "ask"]), st.integers(0, 30), st.integers(0, 400)))
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["come", "read", "end", "ask"]), st.integers(0, 30), st.integers(0, 400)
+    )
+)
 
 
 @given(steps)
@@ -56,7 +62,9 @@ def test_a_message_larger_than_the_window_is_asked_for_alone_and_of_any_size() -
     assert room.ask() == (20, 1000)
 
 
-def test_a_request_that_ends_for_its_bytes_after_some_messages_is_followed_by_another_like_it() -> None:
+def test_a_request_that_ends_for_its_bytes_after_some_messages_is_followed_by_another_like_it() -> (
+    None
+):
     room = Room(MESSAGES_MAX, BYTES_MAX)
     room.ask()
     room.arrived(3, 900)
@@ -65,8 +73,16 @@ def test_a_request_that_ends_for_its_bytes_after_some_messages_is_followed_by_an
 
 
 def test_a_reply_subject_names_the_place_with_and_without_a_domain() -> None:
-    assert place(b"$JS.ACK.CDC.name.1.41.7.1763480000000000000.5") == (41, 7, b"1763480000000000000")
-    assert place(b"$JS.ACK.hub.HASH.CDC.name.1.41.7.1763480000000000000.5.token") == (41, 7, b"1763480000000000000")
+    assert place(b"$JS.ACK.CDC.name.1.41.7.1763480000000000000.5") == (
+        41,
+        7,
+        b"1763480000000000000",
+    )
+    assert place(b"$JS.ACK.hub.HASH.CDC.name.1.41.7.1763480000000000000.5.token") == (
+        41,
+        7,
+        b"1763480000000000000",
+    )
     for malformed in (b"", b"$JS.ACK.CDC.name.1.x.7.8.9", b"$JS.ACK"):
         with pytest.raises(DecodeError):
             place(malformed)
@@ -75,13 +91,20 @@ def test_a_reply_subject_names_the_place_with_and_without_a_domain() -> None:
 def test_a_status_is_told_from_a_messages_headers() -> None:
     assert status(b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n") is None
     assert status(b"") is None
-    timeout = status(b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 4\r\nNats-Pending-Bytes: 90\r\n\r\n")
+    timeout = status(
+        b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 4\r\nNats-Pending-Bytes: "
+        b"90\r\n\r\n"
+    )
     assert timeout == Status(408, "Request Timeout", (4, 90))
     assert timeout.ends_request
     beat = status(b"NATS/1.0 100 Idle Heartbeat\r\nNats-Last-Consumer: 5\r\n\r\n")
     assert beat is not None
     assert beat.is_heartbeat
-    for doubtful in (b"NATS/1.0 409 Consumer Deleted\r\n\r\n", b"NATS/1.0 503\r\n\r\n", b"NATS/1.0 x\r\n\r\n"):
+    for doubtful in (
+        b"NATS/1.0 409 Consumer Deleted\r\n\r\n",
+        b"NATS/1.0 503\r\n\r\n",
+        b"NATS/1.0 x\r\n\r\n",
+    ):
         said = status(doubtful)
         assert said is not None
         assert not said.ends_request

@@ -14,15 +14,20 @@ INT4 = 23
 def shape(*columns: str) -> TableShape:
     """The table t with these columns."""
     shapes = tuple(
-        ColumnShape(name, INT4, -1, "integer", number=number) for number, name in enumerate(columns, start=1)
+        ColumnShape(name, INT4, -1, "integer", number=number)
+        for number, name in enumerate(columns, start=1)
     )
     return TableShape("public", "t", 1, "d", (), 1, shapes)
 
 
 def reading(lsn: int, *columns: str, files: str = "files", xid: int = 9) -> CatalogReading:
-    """The catalog at a place of the log, where the next transaction would be `xid`: t has these columns."""
+    """The catalog at a place of the log, where the next transaction would be `xid`: t has these
+    columns.
+    """
     seen = Snapshot(xid % 2**32, xid % 2**32)
-    return CatalogReading(lsn, (CatalogTable(shape(*columns), files),), frozenset({1}), seen, read_lsn=lsn)
+    return CatalogReading(
+        lsn, (CatalogTable(shape(*columns), files),), frozenset({1}), seen, read_lsn=lsn
+    )
 
 
 def reported(book: SchemaBook, *readings: CatalogReading) -> list[Told]:
@@ -45,7 +50,9 @@ def test_a_restart_goes_on_with_ids_that_no_event_has_yet() -> None:
     assert later.msg_id not in {one.msg_id for one in first}
 
 
-def test_a_reading_sees_what_an_earlier_one_saw_however_many_transactions_there_were_since() -> None:
+def test_a_reading_sees_what_an_earlier_one_saw_however_many_transactions_there_were_since() -> (
+    None
+):
     book = SchemaBook()
     assert book.check(shape("a"), Position(10, 0), 10, 100) is not None
     assert reported(book, reading(20, "a", xid=200)) == []
@@ -61,7 +68,9 @@ def test_a_file_from_long_ago_is_not_taken_for_a_later_one() -> None:
     assert reported(book, reading(20, "a", files=kept, xid=xid + 2)) == []
 
 
-def test_a_file_of_a_later_transaction_is_told_as_rewritten_also_where_the_numbers_come_round() -> None:
+def test_a_file_of_a_later_transaction_is_told_as_rewritten_also_where_the_numbers_come_round() -> (
+    None
+):
     xid, later = 2**32 - 5, 7
     kept = f"1:7:{later}:0/columns/"
     book = SchemaBook()
@@ -85,8 +94,16 @@ def test_what_an_earlier_version_reads_when_it_is_put_back_has_the_parts_that_it
     assert kept == "u1:-1:105:0,2:0:3:0/-1/2,3a"
     files, columns, partitions = kept.split("/")
     assert storage.Storage.parse(kept) == storage.Storage(
-        {1: storage.File(-1, 105, 0), 2: storage.File(0, 3, 0)}, columns, frozenset(partitions.split(",")), exposed=True
+        {1: storage.File(-1, 105, 0), 2: storage.File(0, 3, 0)},
+        columns,
+        frozenset(partitions.split(",")),
+        exposed=True,
     )
     # And what that version kept says nothing about single files.
-    assert storage.Storage.parse("d41d8cd98f00b204e9800998ecf8427e/d41d8cd98f00b204e9800998ecf8427e/2,3a") is None
+    assert (
+        storage.Storage.parse(
+            "d41d8cd98f00b204e9800998ecf8427e/d41d8cd98f00b204e9800998ecf8427e/2,3a"
+        )
+        is None
+    )
     assert files.startswith("u")

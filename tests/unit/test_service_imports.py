@@ -1,4 +1,6 @@
-"""What a service's process must never load: each of these would cost it a good part of its memory and of its start."""
+"""What a service's process must never load: each of these would cost it a good part of its memory
+and of its start.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ import pytest
 
 from headrace.cli.service import SERVICES
 
-HEAVY = ("grpc", "numpy", "opentelemetry", "pandas", "pyarrow", "pydantic", "pyspark", "rich", "typer")
+HEAVY = (
+    "grpc",
+    "numpy",
+    "opentelemetry",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "pyspark",
+    "rich",
+    "typer",
+)
 # What the archiver is for.
 NEEDED = {"archiver": {"numpy", "pyarrow"}}
 PROBE = """
@@ -23,13 +35,17 @@ print(*sorted(set({heavy}) & set(sys.modules)))
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_loads_nothing_heavy(service: str) -> None:
     probe = PROBE.format(module=service.replace("-", "_"), heavy=HEAVY)
-    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    loaded = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     assert set(loaded.stdout.split()) <= NEEDED.get(service, set())
 
 
 def test_the_probe_sees_what_is_loaded() -> None:
     probe = PROBE.format(module="telemetry", heavy=("asyncio", *HEAVY))
-    loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    loaded = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     assert loaded.stdout.split() == ["asyncio"]
 
 
@@ -46,9 +62,15 @@ print("loaded", *sorted(set({clients}) & set(sys.modules)))
 CLIENTS = ("aiohttp", "asyncpg", "nats", "prometheus_client", "psycopg", "uvloop")
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["tail", "--help"], ["wal-reader", "--help"]])
-def test_a_command_that_only_explains_itself_loads_no_client_and_no_server(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["tail", "--help"], ["wal-reader", "--help"]]
+)
+def test_a_command_that_only_explains_itself_loads_no_client_and_no_server(
+    arguments: list[str],
+) -> None:
     # They would triple the time it takes; shells call it for each completion.
     probe = HELP_PROBE.format(arguments=arguments, clients=CLIENTS)
-    shown = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+    )
     assert shown.stdout.split() == ["loaded"]

@@ -14,10 +14,24 @@ TESTS = Path(__file__).parents[1]
 
 def run(folder: Path, reason: str, ci: str) -> subprocess.CompletedProcess[str]:
     """A pytest of its own on one test that is skipped for this reason."""
-    (folder / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "skips", "-p", "no:cacheprovider", "test_it.py"]
+    (folder / "test_it.py").write_text(
+        f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "skips",
+        "-p",
+        "no:cacheprovider",
+        "test_it.py",
+    ]
     environment = {**os.environ, "CI": ci, "PYTHONPATH": str(TESTS)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_skipped_test_fails_the_run_in_ci_and_is_named_with_its_reason(tmp_path: Path) -> None:

@@ -56,5 +56,11 @@ def test_variables_of_others_are_no_slips() -> None:
         "NATS_SERVICE_HOST": "10.0.0.2",
         "NATS_SERVICE_PORT": "4222",
     }
-    of_images = {"PG_MAJOR": "18", "PG_VERSION": "18.4", "POSTGRES_PASSWORD": "x", "POSTGRES_USER": "x", "PGUSER": "x"}
+    of_images = {
+        "PG_MAJOR": "18",
+        "PG_VERSION": "18.4",
+        "POSTGRES_PASSWORD": "x",
+        "POSTGRES_USER": "x",
+        "PGUSER": "x",
+    }
     assert slips(of_a_cluster | of_images) == []

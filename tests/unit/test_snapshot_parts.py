@@ -1,4 +1,6 @@
-"""The pure parts of snapshots: requests as data, ranges, chunks, numbers, and the pairing of a request's two views."""
+"""The pure parts of snapshots: requests as data, ranges, chunks, numbers, and the pairing of a
+request's two views.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_ranges_are_dealt_evenly_and_none_is_left_out(count: int, tasks_max: int
         assert max(map(len, tasks)) - min(map(len, tasks)) <= 1
 
 
-def cut(rows: list[dict[str, object]], steps: int, encoding: Encoding, bytes_max: int) -> list[Chunk]:
+def cut(
+    rows: list[dict[str, object]], steps: int, encoding: Encoding, bytes_max: int
+) -> list[Chunk]:
     cutter = ChunkCutter(1000, bytes_max)
     blocks = [block_of(rows[at : at + steps], encoding) for at in range(0, len(rows), steps)]
     chunks = [chunk for block in blocks for chunk in cutter.feed(block)]
@@ -54,11 +58,17 @@ def cut(rows: list[dict[str, object]], steps: int, encoding: Encoding, bytes_max
 @both_encodings
 @pytest.mark.parametrize("bytes_max", [700, 5_000, 10_000_000])
 def test_the_cut_does_not_depend_on_how_the_rows_arrive(encoding: Encoding, bytes_max: int) -> None:
-    rows: list[dict[str, object]] = [{"id": number, "pad": "x" * (number * 7919 % 600)} for number in range(3333)]
+    rows: list[dict[str, object]] = [
+        {"id": number, "pad": "x" * (number * 7919 % 600)} for number in range(3333)
+    ]
     whole = cut(rows, len(rows), encoding, bytes_max)
     assert whole == cut(rows, 1, encoding, bytes_max) == cut(rows, 777, encoding, bytes_max)
     assert all(chunk.rows <= 1000 and len(chunk.body) <= bytes_max for chunk in whole)
-    read = [row for chunk in whole for row in decode(message({"a": 1}, chunk, encoding, zstd=False))["data"]]
+    read = [
+        row
+        for chunk in whole
+        for row in decode(message({"a": 1}, chunk, encoding, zstd=False))["data"]
+    ]
     assert read == rows
 
 
@@ -90,7 +100,9 @@ def test_chunks_are_full_where_bytes_allow_it() -> None:
 
 
 @both_encodings
-def test_a_row_that_fits_no_message_stands_alone_and_its_key_can_stand_for_it(encoding: Encoding) -> None:
+def test_a_row_that_fits_no_message_stands_alone_and_its_key_can_stand_for_it(
+    encoding: Encoding,
+) -> None:
     rows: list[dict[str, object]] = [{"id": 1}, {"id": 2}, {"id": 3, "pad": "x" * 1000}, {"id": 4}]
     chunks = cut(rows, 3, encoding, 900)
     assert [(chunk.rows, chunk.large) for chunk in chunks] == [(2, False), (1, True), (1, False)]
@@ -110,7 +122,13 @@ def test_a_message_is_its_head_and_then_its_rows(encoding: Encoding, zstd: bool)
 
 def test_a_number_is_the_same_at_every_asking_and_counts_once() -> None:
     numbers = ChunkNumbers()
-    assert [numbers.number(r, i, 10, 100) for r, i in [(1, 0), (0, 0), (1, 0), (1, 1), (0, 0)]] == [0, 1, 0, 2, 1]
+    assert [numbers.number(r, i, 10, 100) for r, i in [(1, 0), (0, 0), (1, 0), (1, 1), (0, 0)]] == [
+        0,
+        1,
+        0,
+        2,
+        1,
+    ]
     assert (len(numbers), numbers.rows, numbers.bytes) == (3, 30, 300)
     numbers.settle(3, 30)
     with pytest.raises(NumberingError):
@@ -148,7 +166,12 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
 
 def test_an_empty_request_is_the_whole_table() -> None:
     request = parse_request("snapshot.request.sales=2Forder=20lines", b"")
-    assert (request.schema, request.table, request.columns, request.conditions) == ("sales", "order lines", None, ())
+    assert (request.schema, request.table, request.columns, request.conditions) == (
+        "sales",
+        "order lines",
+        None,
+        (),
+    )
 
 
 @pytest.mark.parametrize("pack", [msgpack.packb, lambda body: json.dumps(body).encode()])
@@ -171,7 +194,10 @@ def test_options_are_the_same_in_both_encodings(pack: object) -> None:
 
 
 def test_a_condition_quotes_whatever_it_is_given() -> None:
-    assert Condition('a"; --', "=", "x'; DROP TABLE t; --").sql() == "\"a\"\"; --\" = 'x''; DROP TABLE t; --'"
+    assert (
+        Condition('a"; --', "=", "x'; DROP TABLE t; --").sql()
+        == "\"a\"\"; --\" = 'x''; DROP TABLE t; --'"
+    )
     assert Condition("a", "=", True).sql() == "\"a\" = 't'"
 
 
@@ -288,4 +314,6 @@ def test_a_throttle_gives_turns_in_order_and_no_faster_than_its_rate() -> None:
 
 def test_an_outcome_that_was_there_before_its_view_promises_no_snapshot_that_is_younger() -> None:
     assert Answer("snap-1", "accepted").to_a_late_view() == Answer("snap-1", "joined")
-    assert Answer("snap-1", "rejected", "why").to_a_late_view() == Answer("snap-1", "rejected", "why")
+    assert Answer("snap-1", "rejected", "why").to_a_late_view() == Answer(
+        "snap-1", "rejected", "why"
+    )

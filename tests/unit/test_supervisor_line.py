@@ -18,7 +18,9 @@ def test_what_the_suite_logs_is_understood_in_both_forms(form: logs.LogFormat) -
     out = io.StringIO()
     try:
         logs.configure("publisher", level="info", form=form, stream=out)
-        logs.logger("test").error("service_failed", error="X", reason='publication "a b" is missing. Run `init`')
+        logs.logger("test").error(
+            "service_failed", error="X", reason='publication "a b" is missing. Run `init`'
+        )
     finally:
         root.handlers[:] = kept[0]
         root.setLevel(kept[1])
@@ -31,14 +33,23 @@ def test_what_the_suite_logs_is_understood_in_both_forms(form: logs.LogFormat) -
 
 def test_a_coloured_line_is_read_without_its_colours() -> None:
     line = parse(
-        "\x1b[33mtime=2026-01-01T00:00:00.000Z level=warning service=publisher event=not_ready part=nats\x1b[0m\n"
+        "\x1b[33mtime=2026-01-01T00:00:00.000Z level=warning service=publisher event=not_ready "
+        "part=nats\x1b[0m\n"
     )
     assert (line.level, line.summary) == ("warning", "not_ready part=nats")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["METRICS uptime=15 wal_messages=2", '{"level": "error"', "[1, 2]", "{}", "time=x level=", "", "Traceback (most"],
+    [
+        "METRICS uptime=15 wal_messages=2",
+        '{"level": "error"',
+        "[1, 2]",
+        "{}",
+        "time=x level=",
+        "",
+        "Traceback (most",
+    ],
 )
 def test_what_is_no_log_line_is_kept_and_never_grave(text: str) -> None:
     line = parse(text)

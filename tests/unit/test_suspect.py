@@ -15,7 +15,9 @@ from headrace.publisher.progress import reader_of, suspect_of
 
 NAMES = st.from_regex(r"[a-z0-9_]{1,20}", fullmatch=True)
 VALUES = st.dictionaries(
-    st.text(max_size=8), st.one_of(st.text(max_size=20), st.integers(-(2**63), 2**63 - 1), st.none()), max_size=4
+    st.text(max_size=8),
+    st.one_of(st.text(max_size=20), st.integers(-(2**63), 2**63 - 1), st.none()),
+    max_size=4,
 )
 
 
@@ -28,11 +30,19 @@ def header(**lines: str) -> bytes:
 def test_no_message_that_has_a_mark_goes_unread(
     source: str, batch: bool, new: dict[str, object], form: Encoding
 ) -> None:
-    payload = {"operation": "INSERT", "schema": "public", "table": "t", "tx": {"lsn": 7, "seq": 0}, "new": new}
+    payload = {
+        "operation": "INSERT",
+        "schema": "public",
+        "table": "t",
+        "tx": {"lsn": 7, "seq": 0},
+        "new": new,
+    }
     lines = {"Nats_Msg_Id": "7-0-insert"}
     if batch:
         data = events.encode([payload], form)
-        lines[events.POSITION_HEADER.replace("-", "_")] = events.position_header(source, Position(7, 0))
+        lines[events.POSITION_HEADER.replace("-", "_")] = events.position_header(
+            source, Position(7, 0)
+        )
     else:
         data = events.encode({**payload, "source": source}, form)
     head = header(**lines)
@@ -41,10 +51,14 @@ def test_no_message_that_has_a_mark_goes_unread(
 
 
 def test_what_is_compressed_is_always_read() -> None:
-    data = zstandard.ZstdCompressor().compress(events.encode({"source": "ours", "pad": "ours" * 100}, Encoding.MSGPACK))
+    data = zstandard.ZstdCompressor().compress(
+        events.encode({"source": "ours", "pad": "ours" * 100}, Encoding.MSGPACK)
+    )
     assert suspect_of("no_such_name")(header(), data)
 
 
 @pytest.mark.parametrize("form", Encoding)
 def test_what_another_wrote_is_not_read(form: Encoding) -> None:
-    assert not suspect_of("ours")(header(Nats_Msg_Id="7"), events.encode({"source": "theirs"}, form))
+    assert not suspect_of("ours")(
+        header(Nats_Msg_Id="7"), events.encode({"source": "theirs"}, form)
+    )

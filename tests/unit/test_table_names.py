@@ -65,11 +65,17 @@ def test_a_quoted_name_is_no_pattern_and_others_are() -> None:
 def test_a_list_is_separated_by_the_commas_outside_quotes() -> None:
     assert listed(' users, "a,b".t ,app."x "",""y",,') == ("users", '"a,b".t', 'app."x "",""y"')
     assert listed('we"ird,other') == ('we"ird', "other")
-    assert load({"HEADRACE_EXCLUDE": '"my.schema".*,"a,b"'}).format.exclude == ('"my.schema".*', '"a,b"')
+    assert load({"HEADRACE_EXCLUDE": '"my.schema".*,"a,b"'}).format.exclude == (
+        '"my.schema".*',
+        '"a,b"',
+    )
 
 
 def test_tables_and_columns_of_a_schema_with_a_dot_are_left_out() -> None:
-    chosen = Selection(exclude=('"my.schema".users',), exclude_columns=('"my.schema".people.password', 'people."a.b"'))
+    chosen = Selection(
+        exclude=('"my.schema".users',),
+        exclude_columns=('"my.schema".people.password', 'people."a.b"'),
+    )
     assert not chosen.wants("my.schema", "users")
     assert chosen.wants("my", "schema.users")
     assert chosen.hidden_columns("my.schema", "people") == {"password"}
@@ -78,6 +84,8 @@ def test_tables_and_columns_of_a_schema_with_a_dot_are_left_out() -> None:
         Selection(exclude_columns=("password",)).hidden_columns("public", "users")
 
 
-@pytest.mark.parametrize(("schema", "name"), [("my.schema", "users"), ("my", "schema.users"), ("public", "people")])
+@pytest.mark.parametrize(
+    ("schema", "name"), [("my.schema", "users"), ("my", "schema.users"), ("public", "people")]
+)
 def test_a_table_is_followed_into_a_schema_with_a_dot(schema: str, name: str) -> None:
     assert gone({"columns": [], "changes": [renamed("to", schema, name)]}) == Gone((schema, name))

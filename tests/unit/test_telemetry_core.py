@@ -1,4 +1,6 @@
-"""What telemetry reckons: paces, projections, what is left to a consumer, histograms, bounded series."""
+"""What telemetry reckons: paces, projections, what is left to a consumer, histograms, bounded
+series.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from dataclasses import replace
 import pytest
 
 from headrace.jetstream.message import Outgoing
-from headrace.metrics import OTHER, SERIES_MAX, Stats, count_in, exposition, observe, one_of, quantile
+from headrace.metrics import (
+    OTHER,
+    SERIES_MAX,
+    Stats,
+    count_in,
+    exposition,
+    observe,
+    one_of,
+    quantile,
+)
 from headrace.publisher.lag import AckLag, Frame
 from headrace.publisher.tally import tally
 from headrace.settings import WatchSettings
@@ -77,7 +88,9 @@ def test_a_stream_that_refuses_new_messages_takes_none_from_a_consumer_by_size()
         (replace(SLOT, wal_status="lost"), "lost"),
     ],
 )
-def test_the_verdict_on_a_slot_follows_its_lag_its_projection_and_its_state(slot: SlotView, level: str) -> None:
+def test_the_verdict_on_a_slot_follows_its_lag_its_projection_and_its_state(
+    slot: SlotView, level: str
+) -> None:
     assert alarm(slot, WatchSettings()) == level
 
 
@@ -107,7 +120,10 @@ def test_a_histogram_is_exposed_with_cumulative_buckets_and_its_sum() -> None:
 
 
 def test_labels_are_escaped_and_states_have_a_series_each() -> None:
-    stats: Stats = {"wal_alarm": one_of(("ok", "lost"), "lost"), "consumer_left_ratio": {'CDC a"b': 0.5}}
+    stats: Stats = {
+        "wal_alarm": one_of(("ok", "lost"), "lost"),
+        "consumer_left_ratio": {'CDC a"b': 0.5},
+    }
     text = exposition({"telemetry": stats}, "s").decode()
     assert 'headrace_wal_alarm{level="lost",service="telemetry",source="s"} 1.0' in text
     assert 'headrace_wal_alarm{level="ok",service="telemetry",source="s"} 0.0' in text
@@ -117,7 +133,11 @@ def test_labels_are_escaped_and_states_have_a_series_each() -> None:
 def test_a_batch_counts_its_events_and_not_its_messages() -> None:
     stats: Stats = {}
     tally(
-        stats, [Outgoing("cdc.users.batch", "16f-users-insert-batch-40", b""), Outgoing("cdc.a.insert", "1-a-2", b"")]
+        stats,
+        [
+            Outgoing("cdc.users.batch", "16f-users-insert-batch-40", b""),
+            Outgoing("cdc.a.insert", "1-a-2", b""),
+        ],
     )
     assert stats["cdc_events"] == 41
     assert stats["table_events"] == {"users batch": 40, "a insert": 1}

@@ -21,13 +21,17 @@ from headrace.settings import DeliveryMode, load
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(*arguments: str) -> str:
-        readable(typer.main.get_command(app))(args=arguments, prog_name="headrace", standalone_mode=False)
+        readable(typer.main.get_command(app))(
+            args=arguments, prog_name="headrace", standalone_mode=False
+        )
         return capsys.readouterr().out
 
     return run
 
 
-@pytest.mark.parametrize("command", [(), ("up",), ("verify",), ("audit", "log"), ("replay",), ("archive", "gc")])
+@pytest.mark.parametrize(
+    "command", [(), ("up",), ("verify",), ("audit", "log"), ("replay",), ("archive", "gc")]
+)
 def test_no_type_of_python_is_shown(said: Callable[..., str], command: tuple[str, ...]) -> None:
     assert not re.search(r"<(bool|str|int|float|list)", said(*command, "--help"))
 
@@ -82,7 +86,9 @@ def test_every_service_has_figures_on_the_line_of_status() -> None:
         ((25, 2, 1), "2 of 25 checks failed, 1 warning."),
     ],
 )
-def test_the_doctors_verdict_counts_no_check_twice(counts: tuple[int, int, int], verdict: str) -> None:
+def test_the_doctors_verdict_counts_no_check_twice(
+    counts: tuple[int, int, int], verdict: str
+) -> None:
     assert doctor._verdict(*counts) == verdict
 
 

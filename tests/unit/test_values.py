@@ -1,4 +1,6 @@
-"""Every row of the contract's table of values, in both encodings, as a consumer reads it back from the wire."""
+"""Every row of the contract's table of values, in both encodings, as a consumer reads it back from
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,17 @@ from headrace.contract.values_json import NESTING_MAX
 from headrace.errors import DecodeError
 
 TEXT, NUMERIC, DATE, TIME, INTERVAL = 25, 1700, 1082, 1083, 1186
-UUID, VARCHAR, BPCHAR, NAME, XML, BIT, VARBIT, INET, INT4RANGE = 2950, 1043, 1042, 19, 142, 1560, 1562, 869, 3904
+UUID, VARCHAR, BPCHAR, NAME, XML, BIT, VARBIT, INET, INT4RANGE = (
+    2950,
+    1043,
+    1042,
+    19,
+    142,
+    1560,
+    1562,
+    869,
+    3904,
+)
 ENVELOPE = 8
 
 MSGPACK = ValueOptions(Encoding.MSGPACK)
@@ -102,7 +114,11 @@ SAME_IN_BOTH: list[tuple[int, str, object]] = [
     (type_oids.MONEY, "-$92,233,720,368,547,758.08", "-92233720368547758.08"),
     (TEXT, "", ""),
     (TEXT, "NULL", "NULL"),
-    (TEXT, 'two\nlines, "quotes", \\N, \t, \u0001 and 𝄞', 'two\nlines, "quotes", \\N, \t, \u0001 and 𝄞'),
+    (
+        TEXT,
+        'two\nlines, "quotes", \\N, \t, \u0001 and 𝄞',
+        'two\nlines, "quotes", \\N, \t, \u0001 and 𝄞',
+    ),
     (VARCHAR, "é", "é"),
     (BPCHAR, "ab  ", "ab  "),
     (NAME, "pg_class", "pg_class"),
@@ -158,21 +174,29 @@ SAME_IN_BOTH: list[tuple[int, str, object]] = [
 
 @pytest.mark.parametrize(("oid", "value", "expected"), SAME_IN_BOTH)
 @pytest.mark.parametrize("options", [MSGPACK, JSON], ids=["msgpack", "json"])
-def test_a_value_has_the_form_of_the_contract(oid: int, value: str, expected: object, options: ValueOptions) -> None:
+def test_a_value_has_the_form_of_the_contract(
+    oid: int, value: str, expected: object, options: ValueOptions
+) -> None:
     result = received(oid, value, options)
     assert same(result, expected), (result, expected)
 
 
-@pytest.mark.parametrize(("value", "expected"), [("NaN", math.nan), ("Infinity", math.inf), ("-Infinity", -math.inf)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("NaN", math.nan), ("Infinity", math.inf), ("-Infinity", -math.inf)]
+)
 @pytest.mark.parametrize("oid", [type_oids.FLOAT4, type_oids.FLOAT8])
-def test_floats_that_json_lacks_are_floats_in_msgpack_and_names_in_json(oid: int, value: str, expected: float) -> None:
+def test_floats_that_json_lacks_are_floats_in_msgpack_and_names_in_json(
+    oid: int, value: str, expected: float
+) -> None:
     result = received(oid, value, MSGPACK)
     assert isinstance(result, float)
     assert result == expected or (math.isnan(result) and math.isnan(expected))
     assert received(oid, value, JSON) == value
 
 
-@pytest.mark.parametrize(("value", "raw", "base64"), [("\\x", b"", ""), ("\\x00ff7b", b"\x00\xff\x7b", "AP97")])
+@pytest.mark.parametrize(
+    ("value", "raw", "base64"), [("\\x", b"", ""), ("\\x00ff7b", b"\x00\xff\x7b", "AP97")]
+)
 def test_bytea_is_bin_in_msgpack_and_base64_in_json(value: str, raw: bytes, base64: str) -> None:
     assert received(type_oids.BYTEA, value, MSGPACK) == raw
     assert received(type_oids.BYTEA, value, JSON) == base64
@@ -212,7 +236,10 @@ JSON_NATIVE: list[tuple[str, object]] = [
     ("1" + "0" * 5000, "1" + "0" * 5000),
     ('{"n": 1, "n": 12345678901234567890123}', {"n": "12345678901234567890123"}),
     ('{"a": 1, "a": 2}', {"a": 2}),
-    ('{"12345678901234567890123": "12345678901234567.5e7"}', {"12345678901234567890123": "12345678901234567.5e7"}),
+    (
+        '{"12345678901234567890123": "12345678901234567.5e7"}',
+        {"12345678901234567890123": "12345678901234567.5e7"},
+    ),
     ('"6ecd8c99-4036-403d-bf84-cf8400f67836"', "6ecd8c99-4036-403d-bf84-cf8400f67836"),
     ('"\\u0000\\ud834\\udd1e"', "\0𝄞"),
     (" [1 ,\n\t2 ] ", [1, 2]),
@@ -222,9 +249,13 @@ JSON_NATIVE: list[tuple[str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "expected"), JSON_NATIVE, ids=[value[:30] for value, _ in JSON_NATIVE])
+@pytest.mark.parametrize(
+    ("value", "expected"), JSON_NATIVE, ids=[value[:30] for value, _ in JSON_NATIVE]
+)
 @pytest.mark.parametrize("oid", [type_oids.JSON, type_oids.JSONB, 20011])
-def test_json_is_native_in_msgpack_and_no_digit_is_lost(oid: int, value: str, expected: object) -> None:
+def test_json_is_native_in_msgpack_and_no_digit_is_lost(
+    oid: int, value: str, expected: object
+) -> None:
     result = received(oid, value, MSGPACK)
     assert same(result, expected), (result, expected)
 
@@ -237,21 +268,28 @@ def test_json_is_embedded_in_json_digit_for_digit(value: str) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [ValueOptions(Encoding.MSGPACK, json_values=JsonForm.TEXT), ValueOptions(Encoding.JSON, json_values=JsonForm.TEXT)],
+    [
+        ValueOptions(Encoding.MSGPACK, json_values=JsonForm.TEXT),
+        ValueOptions(Encoding.JSON, json_values=JsonForm.TEXT),
+    ],
 )
 def test_json_is_postgresqls_text_on_demand(options: ValueOptions) -> None:
     assert received(type_oids.JSONB, '{"a": 1.10}', options) == '{"a": 1.10}'
     assert received(20011, '{"a": 1.10}', options) == '{"a": 1.10}'
 
 
-@pytest.mark.parametrize("value", ['"\\ud800"', '{"a": "\\uDfff x"}', '["\\ud834\\ud834"]', '{"\\ud800": 1}'])
+@pytest.mark.parametrize(
+    "value", ['"\\ud800"', '{"a": "\\uDfff x"}', '["\\ud834\\ud834"]', '{"\\ud800": 1}']
+)
 def test_a_lone_surrogate_leaves_the_document_as_text_in_msgpack(value: str) -> None:
     assert received(type_oids.JSON, value, MSGPACK) == value
 
 
 @pytest.mark.parametrize("options", [MSGPACK, JSON], ids=["msgpack", "json"])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
-def test_json_nested_too_deeply_is_text_and_harms_nobody(options: ValueOptions, opening: str, closing: str) -> None:
+def test_json_nested_too_deeply_is_text_and_harms_nobody(
+    options: ValueOptions, opening: str, closing: str
+) -> None:
     def nested(depth: int) -> str:
         return opening * depth + "1e400"[: 1 if opening == "[" else 5] + closing * depth
 
@@ -297,7 +335,9 @@ ARRAYS: list[tuple[int, str, object]] = [
 
 @pytest.mark.parametrize(("oid", "value", "expected"), ARRAYS)
 @pytest.mark.parametrize("options", [MSGPACK_LISTS, JSON_LISTS], ids=["msgpack", "json"])
-def test_arrays_are_native_lists_on_demand(oid: int, value: str, expected: object, options: ValueOptions) -> None:
+def test_arrays_are_native_lists_on_demand(
+    oid: int, value: str, expected: object, options: ValueOptions
+) -> None:
     assert received(oid, value, options) == expected
 
 
@@ -345,19 +385,27 @@ def test_what_is_not_an_arrays_literal_is_an_error(value: str) -> None:
         (99999, b"\xff"),
     ],
 )
-@pytest.mark.parametrize("options", [MSGPACK, JSON, MSGPACK_LISTS], ids=["msgpack", "json", "lists"])
-def test_what_postgresql_would_not_print_is_a_decode_error(oid: int, value: bytes, options: ValueOptions) -> None:
+@pytest.mark.parametrize(
+    "options", [MSGPACK, JSON, MSGPACK_LISTS], ids=["msgpack", "json", "lists"]
+)
+def test_what_postgresql_would_not_print_is_a_decode_error(
+    oid: int, value: bytes, options: ValueOptions
+) -> None:
     with pytest.raises(DecodeError):
         converter(oid, options, CATALOG.get)(value)
 
 
-@pytest.mark.parametrize("value", [b"{", b"{]", b"nul", b"", b"NaN", b"1 2", b"123456789012345678901 2"])
+@pytest.mark.parametrize(
+    "value", [b"{", b"{]", b"nul", b"", b"NaN", b"1 2", b"123456789012345678901 2"]
+)
 def test_what_is_not_json_is_a_decode_error(value: bytes) -> None:
     with pytest.raises(DecodeError):
         converter(type_oids.JSON, MSGPACK, CATALOG.get)(value)
 
 
-@pytest.mark.parametrize(("oid", "value"), [(type_oids.INT4, b"secret"), (TEXT, b"secret\xff"), (1007, b"{secret}")])
+@pytest.mark.parametrize(
+    ("oid", "value"), [(type_oids.INT4, b"secret"), (TEXT, b"secret\xff"), (1007, b"{secret}")]
+)
 def test_an_error_never_shows_the_value(oid: int, value: bytes) -> None:
     with pytest.raises(DecodeError) as caught:
         converter(oid, MSGPACK_LISTS, CATALOG.get)(value)

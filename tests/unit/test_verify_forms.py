@@ -1,4 +1,6 @@
-"""The verifier's own reading of PostgreSQL's text: what is one value is one form, and nothing else is."""
+"""The verifier's own reading of PostgreSQL's text: what is one value is one form, and nothing else
+is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from headrace.verify.types import Type
 
 VERIFY = Path(__file__).parents[2] / "libs/headrace/verify"
 # Where the services' conversions are, which the verifier is there to judge.
-JUDGED = ("headrace.contract.values", "headrace.contract.scalars", "headrace.contract.arrays", "headrace.mirror.kinds")
+JUDGED = (
+    "headrace.contract.values",
+    "headrace.contract.scalars",
+    "headrace.contract.arrays",
+    "headrace.mirror.kinds",
+)
 
 
 def test_the_verifier_shares_no_conversion_with_what_it_judges() -> None:
@@ -22,7 +29,11 @@ def test_the_verifier_shares_no_conversion_with_what_it_judges() -> None:
             name
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, ast.ImportFrom | ast.Import)
-            for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+            for name in (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [a.name for a in node.names]
+            )
         }
         assert not [name for name in imported if name.startswith(JUDGED)], path
 
@@ -30,7 +41,11 @@ def test_the_verifier_shares_no_conversion_with_what_it_judges() -> None:
 @pytest.mark.parametrize(
     "same",
     [
-        ('{"b": 1, "a": [true, null]}', '{"a":[true,null],"b":1}', ' {"b":2, "a":[true, null], "b" : 1}'),
+        (
+            '{"b": 1, "a": [true, null]}',
+            '{"a":[true,null],"b":1}',
+            ' {"b":2, "a":[true, null], "b" : 1}',
+        ),
         ("1e2", "100", "1E+2"),
         ("1e22", "10000000000000000000000"),
         ("-0", "0"),
@@ -42,10 +57,44 @@ def test_documents_that_say_one_thing_are_one(same: tuple[str, ...]) -> None:
 
 
 def test_documents_that_say_different_things_are_different() -> None:
-    texts = ["null", '"null"', "1", "1.0", "1.00", '"1"', "[1]", '["1"]', "{}", "[]", "true", '"true"', '""', '"a "']
-    texts += ["12345678901234567890123", '"12345678901234567890123"', "12345678901234567890124", "1e400", "1e-400"]
-    texts += ["[" * 600 + "]" * 600, f'"{"[" * 600}{"]" * 600}"', "[" * 600 + "1" + "]" * 600, '"[[\\"\\\\"']
-    texts += ['{"n":1}', r'{"\n":1}', '{"a":{"b":1}}', '{"a":1,"b":1}', r'"\ud800"', r'"\ud801"', r'"\\ud800"']
+    texts = [
+        "null",
+        '"null"',
+        "1",
+        "1.0",
+        "1.00",
+        '"1"',
+        "[1]",
+        '["1"]',
+        "{}",
+        "[]",
+        "true",
+        '"true"',
+        '""',
+        '"a "',
+    ]
+    texts += [
+        "12345678901234567890123",
+        '"12345678901234567890123"',
+        "12345678901234567890124",
+        "1e400",
+        "1e-400",
+    ]
+    texts += [
+        "[" * 600 + "]" * 600,
+        f'"{"[" * 600}{"]" * 600}"',
+        "[" * 600 + "1" + "]" * 600,
+        '"[[\\"\\\\"',
+    ]
+    texts += [
+        '{"n":1}',
+        r'{"\n":1}',
+        '{"a":{"b":1}}',
+        '{"a":1,"b":1}',
+        r'"\ud800"',
+        r'"\ud801"',
+        r'"\\ud800"',
+    ]
     for one, other in combinations(texts, 2):
         assert meaning(one) != meaning(other), (one, other)
 

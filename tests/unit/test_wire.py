@@ -19,7 +19,9 @@ class Recorded(Client):
         self.sent += cmd
 
 
-async def published(subject: str, reply: str, headers: dict[str, str] | None, payload: bytes) -> bytes:
+async def published(
+    subject: str, reply: str, headers: dict[str, str] | None, payload: bytes
+) -> bytes:
     """Through the public call's own last step, which needs no connection."""
     recorded = Recorded()
     await recorded._send_publish(subject, reply, payload, len(payload), headers)
@@ -54,7 +56,9 @@ def test_parts_are_all_commands_in_order_and_none_is_empty() -> None:
 
 
 async def test_an_end_without_a_message_is_what_publish_would_send() -> None:
-    assert wire.bare("cdc.t.insert", "_INBOX.a.3.$FI") == await published("cdc.t.insert", "_INBOX.a.3.$FI", None, b"")
+    assert wire.bare("cdc.t.insert", "_INBOX.a.3.$FI") == await published(
+        "cdc.t.insert", "_INBOX.a.3.$FI", None, b""
+    )
 
 
 async def test_what_is_handed_over_is_sent_in_order_and_counted() -> None:

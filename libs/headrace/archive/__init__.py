@@ -1,6 +1,7 @@
 """The archive: numbered log files in object storage, and readers over them.
 
-Needs obstore, pyarrow and numpy, and neither a database driver, nor NATS, nor Spark. The format is docs/archive.md's.
+Needs obstore, pyarrow and numpy, and neither a database driver, nor NATS, nor Spark. The format is
+docs/archive.md's.
 """
 
 try:

@@ -134,7 +134,9 @@ class AsyncWalReader:
         after: Position | None = None,
         wait: bool = True,
     ) -> AsyncIterator[RowEntry]:
-        """Rows from a place on, or behind a stored position, in order; waits at the tail unless told not to."""
+        """Rows from a place on, or behind a stored position, in order; waits at the tail unless
+        told not to.
+        """
         selection = Start(from_id, from_lsn, from_time, after).selection
         async for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             async for entry in file.entries(selection):

@@ -1,7 +1,8 @@
 """What a file owes to its name, to the file before it and to its own rows. Pure.
 
-Readers raise at the first fault while they read; `check` reports all of them. A file is compared with the one before
-only where that one was read: a reader that begins in the middle takes its first file's word for what came before.
+Readers raise at the first fault while they read; `check` reports all of them. A file is compared
+with the one before only where that one was read: a reader that begins in the middle takes its first
+file's word for what came before.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Trail:
 
 
 class RowsCheck:
-    """Whether rows are those that their file's footer announces, in rising order; some of them may be left out."""
+    """Whether rows are those that their file's footer announces, in rising order; some of them may
+    be left out.
+    """
 
     def __init__(self, info: SegmentInfo) -> None:
         self._info = info

@@ -36,7 +36,9 @@ class Totals:
     faults: int = 0
 
 
-def verify(reader: WalReader, totals: Totals, first: int = 1, stop: int | None = None) -> Iterator[Finding]:
+def verify(
+    reader: WalReader, totals: Totals, first: int = 1, stop: int | None = None
+) -> Iterator[Finding]:
     """Every fault of the files from an id to before another."""
     for finding in _findings(reader, totals, first, stop):
         totals.faults += finding.is_fault
@@ -53,7 +55,9 @@ def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -
         totals.files += 1
         totals.bytes += item.size
         try:
-            opened = reader.run(steps.open_file(file_id, reader.reading.options, reader.reading.seen))
+            opened = reader.run(
+                steps.open_file(file_id, reader.reading.options, reader.reading.seen)
+            )
             if opened is None:
                 continue
             yield from _gap(opened.info)
@@ -66,7 +70,9 @@ def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -
             # Since it was listed.
             continue
         except ArchiveError as error:
-            yield Finding(file_id, str(error.args[0]).removeprefix(f"{layout.described(file_id)}: "))
+            yield Finding(
+                file_id, str(error.args[0]).removeprefix(f"{layout.described(file_id)}: ")
+            )
     if stop is None:
         yield from _behind_the_end(reader, due)
 
@@ -81,10 +87,14 @@ def _behind_the_end(reader: WalReader, due: int | None) -> Iterator[Finding]:
     """Files that nobody lists, but that a registered reader has read."""
     for known in registered(reader.store):
         if known.next_id > (due or layout.FIRST_ID):
-            yield _missing(due or layout.FIRST_ID, known.next_id, f" (the reader {known.name} has read it)")
+            yield _missing(
+                due or layout.FIRST_ID, known.next_id, f" (the reader {known.name} has read it)"
+            )
 
 
 def _missing(first: int, stop: int, why: str = "") -> Finding:
     """Files that are not there, though ids have no gaps."""
-    fault = "is missing" if stop == first + 1 else f"is missing, and so are all up to file {stop - 1}"
+    fault = (
+        "is missing" if stop == first + 1 else f"is missing, and so are all up to file {stop - 1}"
+    )
     return Finding(first, f"{fault}{why}")

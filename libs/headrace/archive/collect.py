@@ -1,7 +1,8 @@
 """Garbage collection: the oldest files go, by age and by what registered readers have read.
 
-Promises: never the last file, from which the archiver goes on; never a file that a registered reader has not read,
-unless told to; always the oldest first, so that ids stay without gaps however a collection ends.
+Promises: never the last file, from which the archiver goes on; never a file that a registered
+reader has not read, unless told to; always the oldest first, so that ids stay without gaps however
+a collection ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class Plan:
     kept_by: tuple[Registered, ...]
 
 
-def plan(store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None) -> Plan:
+def plan(
+    store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None
+) -> Plan:
     """The files that may go; `past_readers` takes no account of who has not read them.
 
     How old a file is, its store's own clock says: that of a machine that collects may be wrong.
@@ -42,7 +45,9 @@ def plan(store: Store, older_than_s: float, *, past_readers: bool = False, now: 
         if item.last_modified >= before:
             break
         if wanted is not None and number >= wanted:
-            return Plan(tuple(remove), tuple(reader for reader in readers if reader.next_id == wanted))
+            return Plan(
+                tuple(remove), tuple(reader for reader in readers if reader.next_id == wanted)
+            )
         remove.append(item)
     return Plan(tuple(remove), ())
 

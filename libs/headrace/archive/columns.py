@@ -1,7 +1,7 @@
 """The one schema of every file, and rows of it as Python has them. Pure.
 
-The schema is fixed for all tables, so that any reader of Parquet reads the archive as it is: what differs from table to
-table is JSON text in `key`, `before` and `after`.
+The schema is fixed for all tables, so that any reader of Parquet reads the archive as it is: what
+differs from table to table is JSON text in `key`, `before` and `after`.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "exact" in batch.schema.names:
         return batch
     return pa.RecordBatch.from_arrays(
-        [*batch.columns, pa.nulls(batch.num_rows, pa.string())], names=[*batch.schema.names, "exact"]
+        [*batch.columns, pa.nulls(batch.num_rows, pa.string())],
+        names=[*batch.schema.names, "exact"],
     )
 
 
 def entries(batch: pa.RecordBatch) -> Iterator[RowEntry]:
     """A batch's rows."""
-    rows: Iterator[RowEntry] = map(_ROW, zip(*(_values(batch.column(name)) for name in NAMES), strict=True))
+    rows: Iterator[RowEntry] = map(
+        _ROW, zip(*(_values(batch.column(name)) for name in NAMES), strict=True)
+    )
     return rows
 
 

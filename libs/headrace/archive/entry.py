@@ -1,7 +1,7 @@
 """A change as the archive has it. Pure.
 
-A named tuple of plain values in the file's own forms, because a reader makes half a million of them a second: whatever
-needs work (a date, parsed JSON) is a property.
+A named tuple of plain values in the file's own forms, because a reader makes half a million of them
+a second: whatever needs work (a date, parsed JSON) is a property.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ _KINDS = {"insert": RowKind.PUT, "update": RowKind.PUT} | {str(kind): kind for k
 
 
 class RowEntry(NamedTuple):
-    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts, which have every digit.
+    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts, which have
+    every digit.
 
-    `key`, `before` and `after` are these as Python has them: numbers that 64 bits or a double can't hold are strings of
-    their digits. `exact` and `exact_before` have PostgreSQL's text of the columns whose value there is not all of it.
+    `key`, `before` and `after` are these as Python has them: numbers that 64 bits or a double can't
+    hold are strings of their digits. `exact` and `exact_before` have PostgreSQL's text of the
+    columns whose value there is not all of it.
     """
 
     commit_lsn: int
@@ -56,7 +58,9 @@ class RowEntry(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """Strictly increasing through the archive: what to store with your output, and compare with."""
+        """Strictly increasing through the archive: what to store with your output, and compare
+        with.
+        """
         return Position(self.commit_lsn, self.ordinal)
 
     @property
@@ -65,7 +69,11 @@ class RowEntry(NamedTuple):
 
     @property
     def commit_time(self) -> datetime | None:
-        return None if self.commit_time_us is None else _EPOCH + timedelta(microseconds=self.commit_time_us)
+        return (
+            None
+            if self.commit_time_us is None
+            else _EPOCH + timedelta(microseconds=self.commit_time_us)
+        )
 
     @property
     def key(self) -> dict[str, Any] | None:

@@ -38,13 +38,19 @@ class FileTakenError(ArchiveError):
 class StoreUnfitError(ArchiveError):
     """The store lets one writer overwrite what another has written."""
 
-    remedy = "Use a store with conditional puts (If-None-Match), or a version of this one that has them."
+    remedy = (
+        "Use a store with conditional puts (If-None-Match), or a version of this one that has them."
+    )
 
 
 class WalFileCollectedError(ArchiveError):
-    """The file was there once, and was removed by garbage collection; or the archive begins behind the place."""
+    """The file was there once, and was removed by garbage collection; or the archive begins behind
+    the place.
+    """
 
-    remedy = "Go on with the first file that is left (`list`), and load what it lacks from a snapshot."
+    remedy = (
+        "Go on with the first file that is left (`list`), and load what it lacks from a snapshot."
+    )
 
 
 class WalFileMissingError(ArchiveError):
@@ -63,7 +69,8 @@ class WalGapError(ArchiveError):
     """The archive tells of changes that it does not have."""
 
     remedy = (
-        "Take a snapshot of the tables that matter, or read on and be told of it: raise_at_gap=False, gaps=tell in "
+        "Take a snapshot of the tables that matter, or read on and be told of it: "
+        "raise_at_gap=False, gaps=tell in "
         "Spark, --past-gaps with replay."
     )
 

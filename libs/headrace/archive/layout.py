@@ -5,7 +5,8 @@
     _writers/once                    made once: whoever would write it again must be refused
     _writers/clock                   written to learn what time it is where the objects are
 
-The first file that is left and the last one are told by a listing alone: nothing else has to be kept right.
+The first file that is left and the last one are told by a listing alone: nothing else has to be
+kept right.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ FIRST_ID = 1
 _DIGITS = 20
 SUFFIX = ".parquet"
 READERS = "readers"
-# They sort behind the files, so that a listing from a file's name on begins with files; Spark takes no notice of them.
+# They sort behind the files, so that a listing from a file's name on begins with files; Spark takes
+# no notice of them.
 ONCE, CLOCK = "_writers/once", "_writers/clock"
 
 
@@ -40,5 +42,7 @@ def described(file_id: int) -> str:
 def reader_name(reader: str) -> str:
     """Where a registered reader's place is kept."""
     if not reader or not all(c.isascii() and (c.isalnum() or c in "_-") for c in reader):
-        raise DecodeError(f"{reader!r} is no name for a reader", remedy="Use letters, digits, - and _.")
+        raise DecodeError(
+            f"{reader!r} is no name for a reader", remedy="Use letters, digits, - and _."
+        )
     return f"{READERS}/{reader}.json"

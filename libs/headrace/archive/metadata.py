@@ -1,4 +1,5 @@
-"""What a file says of itself, in its Parquet footer under the key `headrace`: enough to go on from the last file alone.
+"""What a file says of itself, in its Parquet footer under the key `headrace`: enough to go on from
+the last file alone.
 
 Owns the metadata's form, version 1. Pure.
 """
@@ -22,8 +23,8 @@ KEY = b"headrace"
 class Gap:
     """Changes that PostgreSQL no longer has and the archive does not have.
 
-    Those of transactions whose commit LSN is `after` or greater, and less than `up_to`: `after` is where the last
-    commit record that the archive has ended, and the next one may begin right there.
+    Those of transactions whose commit LSN is `after` or greater, and less than `up_to`: `after` is
+    where the last commit record that the archive has ended, and the next one may begin right there.
     """
 
     after: int
@@ -93,7 +94,8 @@ class SegmentInfo:
     checksum_bytes: int = 0
     # Whether each page has a checksum too, so that a part of the file can be read and trusted.
     page_checksums: bool = False
-    # Where each row group begins and ends, and its SHA-256: what a part of the file is held to that is read alone.
+    # Where each row group begins and ends, and its SHA-256: what a part of the file is held to that
+    # is read alone.
     groups: tuple[tuple[int, int, str], ...] = ()
     # Whether the footer has a checksum, which stands right before it.
     footer_checksum: bool = False
@@ -106,7 +108,14 @@ class SegmentInfo:
     def table(self, schema: str, name: str, version: int) -> TableInfo | None:
         """The shape of rows of this file."""
         wanted = (schema, name, version)
-        return next((table for table in self.tables if (table.schema, table.table, table.version) == wanted), None)
+        return next(
+            (
+                table
+                for table in self.tables
+                if (table.schema, table.table, table.version) == wanted
+            ),
+            None,
+        )
 
 
 def encode(info: SegmentInfo) -> bytes:
@@ -123,7 +132,9 @@ def decode(data: bytes) -> SegmentInfo:
             )
         tables = tuple(_table(table) for table in body.pop("tables"))
         gap = body.pop("gap")
-        versions = {name: (version, shape) for name, (version, shape) in body.pop("versions").items()}
+        versions = {
+            name: (version, shape) for name, (version, shape) in body.pop("versions").items()
+        }
         first, last = Position(*body.pop("first")), Position(*body.pop("last"))
         after = body.pop("after", None)
         groups = tuple((start, stop, digest) for start, stop, digest in body.pop("groups", ()))

@@ -1,7 +1,8 @@
 """Archived rows as the contract's change events again: the same ids, positions and values. Pure.
 
-What the archive does not keep follows from what it does: an id's suffix from the rows that share a WAL record, whether
-an event is its transaction's last from the next row. Values have the JSON forms.
+What the archive does not keep follows from what it does: an id's suffix from the rows that share a
+WAL record, whether an event is its transaction's last from the next row. Values have the JSON
+forms.
 """
 
 from __future__ import annotations
@@ -50,9 +51,13 @@ class Payloads:
         self._repeats: dict[str, int] = {}
 
     def count(self, entry: RowEntry) -> None:
-        """Take account of a row that gives no event, but that shares a WAL record with those that do."""
+        """Take account of a row that gives no event, but that shares a WAL record with those that
+        do.
+        """
         if entry.schema is not None and entry.table is not None:
-            self._repeat(entry.lsn, f"{table_token(entry.schema, entry.table)}-{Operation(entry.operation)}")
+            self._repeat(
+                entry.lsn, f"{table_token(entry.schema, entry.table)}-{Operation(entry.operation)}"
+            )
 
     def of(self, rows: Rows) -> Iterator[Replayed]:
         """An event for each row but gaps, which are the reader's to judge."""
@@ -65,12 +70,15 @@ class Payloads:
             held = info, entry
         if held is not None:
             info, entry = held
-            # The rest of its transaction may be in a later file, which is not there yet or was not asked for.
+            # The rest of its transaction may be in a later file, which is not there yet or was not
+            # asked for.
             yield self._event(info, entry, last=info.whole or entry.commit_lsn != info.last.lsn)
 
     def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
         time = entry.commit_time
-        ts = None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        ts = (
+            None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        )
         tx = events.transaction(entry.xid, entry.position, ts, last=last)
         if entry.kind is RowKind.MESSAGE:
             return self._message(info, entry, tx)
@@ -82,7 +90,9 @@ class Payloads:
         operation = Operation(entry.operation)
         token = table_token(entry.schema, entry.table)
         subject = change_subject(token, operation)
-        msg_id = message_id(entry.lsn, token, operation, self._repeat(entry.lsn, f"{token}-{operation}"))
+        msg_id = message_id(
+            entry.lsn, token, operation, self._repeat(entry.lsn, f"{token}-{operation}")
+        )
         payload: dict[str, Any] = {
             "subject": subject,
             "table": entry.table,
@@ -107,7 +117,13 @@ class Payloads:
         prefix, content = (entry.key or {})["prefix"], (entry.after or {})["content"]
         subject = message_subject(prefix)
         msg_id = emitted_message_id(entry.lsn, prefix, info.source)
-        body = {"subject": subject, "operation": "MESSAGE", "msg_id": msg_id, "prefix": prefix, "content": content}
+        body = {
+            "subject": subject,
+            "operation": "MESSAGE",
+            "msg_id": msg_id,
+            "prefix": prefix,
+            "content": content,
+        }
         payload = orjson.dumps({**body, "source": info.source, "lsn": entry.lsn, "tx": tx})
         return Replayed(subject, msg_id, entry.position, payload, info, None)
 
@@ -130,7 +146,9 @@ def _exact(entry: RowEntry) -> dict[str, Any]:
 
 
 def _as_written(text: str) -> dict[str, orjson.Fragment]:
-    """The members of a JSON object, each as its text: read as Python has them, they could lose something."""
+    """The members of a JSON object, each as its text: read as Python has them, they could lose
+    something.
+    """
     found, at, read = {}, 1, json.JSONDecoder().raw_decode
     while text[at] != "}":
         name, at = read(text, at)
@@ -155,4 +173,6 @@ def _data(entry: RowEntry, table: TableInfo) -> Any:
         return {}
     # DELETE: the key columns, the others null.
     known = _as_written(entry.before_json or "{}") if entry.exact_json else entry.before or {}
-    return {column.name: known.get(column.name) if column.is_key else None for column in table.columns}
+    return {
+        column.name: known.get(column.name) if column.is_key else None for column in table.columns
+    }

@@ -1,12 +1,13 @@
-"""`WalReader`: the archive, read file by file and row by row. Blocking; `asynchronous` has the other one.
+"""`WalReader`: the archive, read file by file and row by row. Blocking; `asynchronous` has the
+other one.
 
     reader = WalReader("s3://bucket/orders")
     for entry in reader.follow(from_id=stored.next_id):
         ...
 
-Promises rows in commit order, each exactly once, whole files at a time; raises at a missing file, at one that does not
-follow from the file before, at bytes that are not those that were written and (unless told otherwise) at a gap that the
-archive tells of. Never writes.
+Promises rows in commit order, each exactly once, whole files at a time; raises at a missing file,
+at one that does not follow from the file before, at bytes that are not those that were written and
+(unless told otherwise) at a gap that the archive tells of. Never writes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import pyarrow as pa
 from headrace.archive import columns, segment, steps
 from headrace.archive.chain import RowsCheck, Trail
 from headrace.archive.entry import RowEntry
-from headrace.archive.errors import ArchiveError, WalFileCollectedError, WalFileCorruptError, WalGapError, naming
+from headrace.archive.errors import (
+    ArchiveError,
+    WalFileCollectedError,
+    WalFileCorruptError,
+    WalGapError,
+    naming,
+)
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import ALL, Selection
@@ -55,7 +62,9 @@ class Start:
     def selection(self) -> Selection:
         """The rows of the first files that are before it are left out."""
         after = self.after if self.from_lsn is None else (self.from_lsn - 1, 1 << 62)
-        return Selection(after=after, from_time_us=None if self.from_time is None else self._time_us)
+        return Selection(
+            after=after, from_time_us=None if self.from_time is None else self._time_us
+        )
 
     @property
     def _time_us(self) -> int:
@@ -63,13 +72,21 @@ class Start:
         return segment.time_us(self.from_time)
 
     def lost(self, opened: Opened) -> str | None:
-        """Why the first file that is left lacks what this place asks for; None where it has all of it."""
+        """Why the first file that is left lacks what this place asks for; None where it has all of
+        it.
+        """
         info = opened.info
         begins = f"file {info.id}, the first one, begins at {format_lsn(info.from_lsn)}"
-        if info.id > FIRST_ID and info.after is not None and (self.from_lsn is not None or self.after is not None):
+        if (
+            info.id > FIRST_ID
+            and info.after is not None
+            and (self.from_lsn is not None or self.after is not None)
+        ):
             asked = self.after or Position((self.from_lsn or 0) - 1, 1 << 62)
             return begins if asked < info.after else None
-        lsn = self.from_lsn if self.from_lsn is not None else (self.after.lsn if self.after else None)
+        lsn = (
+            self.from_lsn if self.from_lsn is not None else (self.after.lsn if self.after else None)
+        )
         if lsn is not None and lsn < info.from_lsn:
             return begins
         if self.from_time is not None and info.id > FIRST_ID:
@@ -89,9 +106,15 @@ class Start:
         return True
 
     def first_id(self, options: WalReaderOptions, seen: Seen) -> Steps[int]:
-        given = [place for place in (self.from_id, self.from_lsn, self.from_time, self.after) if place is not None]
+        given = [
+            place
+            for place in (self.from_id, self.from_lsn, self.from_time, self.after)
+            if place is not None
+        ]
         if len(given) > 1:
-            raise ArchiveError("begin from an id, an LSN, a time or behind a position: more than one was given")
+            raise ArchiveError(
+                "begin from an id, an LSN, a time or behind a position: more than one was given"
+            )
         if self.from_id is not None:
             return self.from_id
         if not given:
@@ -136,7 +159,8 @@ class Reading:
         """Raise at a gap, where the reader did not ask to be told of it."""
         if info.gap is not None and self.options.raise_at_gap:
             raise WalGapError(
-                f"file {info.id} tells of a gap: what was committed from {format_lsn(info.gap.after)} to before "
+                f"file {info.id} tells of a gap: what was committed from "
+                f"{format_lsn(info.gap.after)} to before "
                 f"{format_lsn(info.gap.up_to)} is not in the archive ({info.gap.reason})"
             )
 
@@ -159,16 +183,27 @@ class Reading:
         return read
 
     def batches(
-        self, opened: Opened, read: Content, chosen: Selection, columns: Collection[str] | None = None
+        self,
+        opened: Opened,
+        read: Content,
+        chosen: Selection,
+        columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        rows, seen = RowsCheck(opened.info), columns is None or {"commit_lsn", "ordinal"} <= set(columns)
+        rows, seen = (
+            RowsCheck(opened.info),
+            columns is None or {"commit_lsn", "ordinal"} <= set(columns),
+        )
         with naming(opened.info.id):
             if self.options.verify and read.whole:
                 segment.verify(read.data, opened.info)
             elif self.options.verify:
                 segment.verify_groups(read.data, opened.info, read.wanted)
             for batch in segment.batches(
-                read.data, chosen, columns, footer=opened.footer, page_checksums=self.options.verify and not read.whole
+                read.data,
+                chosen,
+                columns,
+                footer=opened.footer,
+                page_checksums=self.options.verify and not read.whole,
             ):
                 _raise(rows.take(batch) if seen else None)
                 self.metrics.rows += batch.num_rows
@@ -214,7 +249,9 @@ class WalFile:
         for batch in self.batches(selection):
             yield from columns.entries(batch)
 
-    def batches(self, selection: Selection = ALL, columns: Collection[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, selection: Selection = ALL, columns: Collection[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """The rows in order, as Arrow has them, with all columns or some."""
         reading = self._reader.reading
         chosen = reading.chosen(selection)
@@ -251,13 +288,16 @@ class WalReader:
             return result
 
     def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
-        """The files that are there, with ids from `first` to before `stop`: after a collected file, where to go on."""
+        """The files that are there, with ids from `first` to before `stop`: after a collected file,
+        where to go on.
+        """
         return self.run(steps.list_files(first, stop, self.reading.seen))
 
     def get(self, file_id: int) -> WalFile | None:
         """The file with this id; None when it is not there yet.
 
-        Raises `WalFileCollectedError` or `WalFileMissingError` when it is there no more, or never was.
+        Raises `WalFileCollectedError` or `WalFileMissingError` when it is there no more, or never
+        was.
         """
         opened = self.run(self.reading.open(file_id))
         return None if opened is None else WalFile(self, opened)
@@ -291,7 +331,9 @@ class WalReader:
         after: Position | None = None,
         wait: bool = True,
     ) -> Iterator[RowEntry]:
-        """Rows from a place on, or behind a stored position, in order; blocks at the tail unless told not to."""
+        """Rows from a place on, or behind a stored position, in order; blocks at the tail unless
+        told not to.
+        """
         selection = Start(from_id, from_lsn, from_time, after).selection
         for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             yield from file.entries(selection)

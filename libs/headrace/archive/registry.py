@@ -1,7 +1,8 @@
 """Registered readers: small objects beside the files that say which file each reads next.
 
-A reader registers so that garbage collection leaves what it has not read. Its place here is never what it resumes from:
-that is the position stored with its own output. An older place only keeps files longer.
+A reader registers so that garbage collection leaves what it has not read. Its place here is never
+what it resumes from: that is the position stored with its own output. An older place only keeps
+files longer.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def _read(store: Store, location: str) -> Registered | None:
         return None
     try:
         body = orjson.loads(fetched.data)
-        return Registered(file.removesuffix(".json"), int(body["next_id"]), datetime.fromisoformat(body["at"]))
+        return Registered(
+            file.removesuffix(".json"), int(body["next_id"]), datetime.fromisoformat(body["at"])
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise WalFileCorruptError(
             f"{location} does not say where its reader is",

@@ -1,9 +1,10 @@
 """A file's bytes: written from rows and metadata, and read back. Pure.
 
-The checksum covers all row groups, and stands in the footer; each row group has one of its own, for who reads a part (a
-page's would not cover its header). The footer's own checksum stands right before it, where other readers of Parquet see
-nothing: it is compared before the footer is parsed, since Arrow may end the process at one that was damaged.
-Statistics are written for what readers prune by, and not for the JSON texts, where they would be long and useless.
+The checksum covers all row groups, and stands in the footer; each row group has one of its own, for
+who reads a part (a page's would not cover its header). The footer's own checksum stands right
+before it, where other readers of Parquet see nothing: it is compared before the footer is parsed,
+since Arrow may end the process at one that was damaged. Statistics are written for what readers
+prune by, and not for the JSON texts, where they would be long and useless.
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ from headrace.archive.columns import GROUP_ROWS, SCHEMA, WORDS, completed
 from headrace.archive.errors import WalFileCorruptError
 from headrace.archive.metadata import SegmentInfo
 
-_STATISTICS = ["commit_lsn", "ordinal", "lsn", "xid", "commit_time", "schema", "table", "operation", "schema_version"]
+_STATISTICS = [
+    "commit_lsn",
+    "ordinal",
+    "lsn",
+    "xid",
+    "commit_time",
+    "schema",
+    "table",
+    "operation",
+    "schema_version",
+]
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
 _TAIL = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
@@ -36,7 +47,9 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 
 class SegmentWriter:
-    """A file's bytes as they come about: row groups one after the other, each encoded when it is added."""
+    """A file's bytes as they come about: row groups one after the other, each encoded when it is
+    added.
+    """
 
     def __init__(self) -> None:
         self._sink = io.BytesIO()
@@ -102,7 +115,9 @@ def footer_bytes(tail: bytes | memoryview) -> int:
         raise WalFileCorruptError("it is empty" if not tail else f"it has only {len(tail)} bytes")
     length, magic = _TAIL.unpack(tail[-_TAIL.size :])
     if magic != _MAGIC:
-        raise WalFileCorruptError("it does not end as Parquet does: its end is missing or was overwritten")
+        raise WalFileCorruptError(
+            "it does not end as Parquet does: its end is missing or was overwritten"
+        )
     return int(length) + _TAIL.size
 
 
@@ -121,7 +136,9 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
         raise WalFileCorruptError("its footer is longer than the file")
     footer, seal = tail[-need:], tail[-need - SEAL_BYTES : -need]
     sealed = seal.startswith(_SEAL_MARK)
-    if sealed != (_SEAL_MARK in tail) or (sealed and seal[len(_SEAL_MARK) :] != hashlib.sha256(footer).digest()):
+    if sealed != (_SEAL_MARK in tail) or (
+        sealed and seal[len(_SEAL_MARK) :] != hashlib.sha256(footer).digest()
+    ):
         raise WalFileCorruptError("its footer is not the one that was written")
     try:
         # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
@@ -137,7 +154,9 @@ def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
     """Raise where the bytes are not those that were written."""
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
-        raise WalFileCorruptError(f"its bytes have the checksum {found}, it was written with {info.checksum}")
+        raise WalFileCorruptError(
+            f"its bytes have the checksum {found}, it was written with {info.checksum}"
+        )
 
 
 def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection[int]) -> None:
@@ -146,14 +165,18 @@ def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection
         for start, stop, written in (info.groups[place] for place in wanted):
             found = _checksum(memoryview(data)[start:stop])
             if found != written:
-                raise WalFileCorruptError(f"a row group has the checksum {found}, it was written with {written}")
+                raise WalFileCorruptError(
+                    f"a row group has the checksum {found}, it was written with {written}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not decoded.
+    """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not
+    decoded.
 
-    Rows that no commit time is known of (messages outside transactions, gaps) are never left out by time.
+    Rows that no commit time is known of (messages outside transactions, gaps) are never left out by
+    time.
     """
 
     # Of a table without its schema, any is meant that is called so.
@@ -202,8 +225,16 @@ class Selection:
     def columns(self) -> list[str]:
         """What must be read to choose rows."""
         return [
-            *(("commit_lsn", "ordinal") if self.after is not None or self.before_lsn is not None else ()),
-            *(("commit_time",) if self.from_time_us is not None or self.before_time_us is not None else ()),
+            *(
+                ("commit_lsn", "ordinal")
+                if self.after is not None or self.before_lsn is not None
+                else ()
+            ),
+            *(
+                ("commit_time",)
+                if self.from_time_us is not None or self.before_time_us is not None
+                else ()
+            ),
             *(WORDS if self.tables else ()),
         ]
 
@@ -225,7 +256,9 @@ def _bounds(group: Any) -> Bounds:
         known = column.statistics
         if known is None or not known.has_min_max:
             continue
-        if column.path_in_schema == "commit_time" and (not known.has_null_count or known.null_count):
+        if column.path_in_schema == "commit_time" and (
+            not known.has_null_count or known.null_count
+        ):
             continue
         found[column.path_in_schema] = (known.min, known.max)
     return found
@@ -241,7 +274,9 @@ def first_time_us(footer: pq.FileMetaData) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A file's row groups that may have wanted rows, and the bytes from the first to the last of them."""
+    """A file's row groups that may have wanted rows, and the bytes from the first to the last of
+    them.
+    """
 
     wanted: tuple[int, ...]
     count: int
@@ -249,13 +284,20 @@ class Groups:
     stop: int
 
 
-def groups(footer: pq.FileMetaData, selection: Selection, info: SegmentInfo | None = None) -> Groups:
+def groups(
+    footer: pq.FileMetaData, selection: Selection, info: SegmentInfo | None = None
+) -> Groups:
     """What has to be read of a file; with its own account, whole row groups as they were written."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]
-    wanted = tuple(place for place, group in enumerate(every) if selection == ALL or selection.wants(group))
+    wanted = tuple(
+        place for place, group in enumerate(every) if selection == ALL or selection.wants(group)
+    )
     known = () if info is None else info.groups
     spans = [known[place][:2] if known else _span(every[place]) for place in wanted]
-    start, stop = min((start for start, _ in spans), default=0), max((stop for _, stop in spans), default=0)
+    start, stop = (
+        min((start for start, _ in spans), default=0),
+        max((stop for _, stop in spans), default=0),
+    )
     return Groups(wanted, len(every), start, stop)
 
 
@@ -264,7 +306,9 @@ def _span(group: Any) -> tuple[int, int]:
     starts, stops = [], []
     for place in range(group.num_columns):
         column = group.column(place)
-        start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        start = (
+            column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
+        )
         starts.append(start)
         stops.append(start + column.total_compressed_size)
     return min(starts), max(stops)
@@ -299,7 +343,9 @@ def batches(
             return
         shown = None if columns is None else [name for name in SCHEMA.names if name in columns]
         read = None if shown is None else sorted({*shown, *selection.columns})
-        for batch in file.iter_batches(batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False):
+        for batch in file.iter_batches(
+            batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False
+        ):
             chosen = completed(_chosen(batch, selection))
             if chosen.num_rows:
                 yield chosen if shown is None else chosen.select(shown)
@@ -324,7 +370,9 @@ def _chosen(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
 def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     if selection.after is not None:
         lsn, ordinal = selection.after
-        same = pc.and_(pc.equal(batch.column("commit_lsn"), lsn), pc.greater(batch.column("ordinal"), ordinal))
+        same = pc.and_(
+            pc.equal(batch.column("commit_lsn"), lsn), pc.greater(batch.column("ordinal"), ordinal)
+        )
         batch = batch.filter(pc.or_(pc.greater(batch.column("commit_lsn"), lsn), same))
     if selection.before_lsn is not None and batch.num_rows:
         batch = batch.filter(pc.less(batch.column("commit_lsn"), selection.before_lsn))
@@ -332,7 +380,10 @@ def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBa
 
 
 def _by_time(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
-    for bound, holds in ((selection.from_time_us, pc.greater_equal), (selection.before_time_us, pc.less)):
+    for bound, holds in (
+        (selection.from_time_us, pc.greater_equal),
+        (selection.before_time_us, pc.less),
+    ):
         if bound is not None and batch.num_rows:
             times = batch.column("commit_time").cast(pa.int64())
             batch = batch.filter(pc.fill_null(holds(times, bound), True))
@@ -341,7 +392,10 @@ def _by_time(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordB
 
 def _of_tables(pc: Any, batch: pa.RecordBatch, tables: Collection[tuple[str | None, str]]) -> Any:
     """Rows of these tables, and what concerns every table: gaps."""
-    schema, table = batch.column("schema").cast(pa.string()), batch.column("table").cast(pa.string())
+    schema, table = (
+        batch.column("schema").cast(pa.string()),
+        batch.column("table").cast(pa.string()),
+    )
     wanted = pc.equal(batch.column("operation").cast(pa.string()), "gap")
     for schema_name, name in tables:
         named = pc.equal(table, name)

@@ -1,12 +1,13 @@
 """Reading an archive, as steps: generators that yield requests to the store and get their answers.
 
-One text for the blocking reader and the asynchronous one. No I/O here: what carries the requests out is `reader`'s and
-`asynchronous`'.
+One text for the blocking reader and the asynchronous one. No I/O here: what carries the requests
+out is `reader`'s and `asynchronous`'.
 
-A file that is not there was not written yet, was collected, or is missing. Ids have no gaps, and garbage collection
-removes the oldest files and never the last one: where a later file is there it was collected or is missing, and where
-an earlier one is there too, it is missing. A reader that polls, and has looked at a listing not long ago, need not look
-again: its polling costs one request. A reader that won't wait always looks.
+A file that is not there was not written yet, was collected, or is missing. Ids have no gaps, and
+garbage collection removes the oldest files and never the last one: where a later file is there it
+was collected or is missing, and where an earlier one is there too, it is missing. A reader that
+polls, and has looked at a listing not long ago, need not look again: its polling costs one request.
+A reader that won't wait always looks.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ FIND_ATTEMPTS = 10
 class WalReaderOptions:
     """How an archive is read."""
 
-    # "schema.table", as commands name tables (`headrace.contract.table_names`); none given: all of them.
+    # "schema.table", as commands name tables (`headrace.contract.table_names`); none given: all of
+    # them.
     tables: tuple[str, ...] = ()
     poll_interval_s: float = 0.5
     # Fetched with a file's footer: small files need no second request.
     tail_bytes: int = 256 * 1024
-    # While polling for the next file, how often a listing is asked for whether a later one is there already.
+    # While polling for the next file, how often a listing is asked for whether a later one is there
+    # already.
     recheck_s: float = 5.0
     verify: bool = True
     # Raise at a gap in the archive, or give it as an entry of kind `gap`.
@@ -119,11 +122,14 @@ class Opened:
         return self.tail if len(self.tail) == self.object.size else None
 
 
-def open_file(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool = False) -> Steps[Opened | None]:
+def open_file(
+    file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool = False
+) -> Steps[Opened | None]:
     """The file with this id; None when it is not there yet; raises when it is there no more."""
     if file_id < layout.FIRST_ID:
         raise WalFileMissingError(
-            f"there never was a file {file_id}", remedy=f"Ids of files begin with {layout.FIRST_ID}."
+            f"there never was a file {file_id}",
+            remedy=f"Ids of files begin with {layout.FIRST_ID}.",
         )
     name = layout.file_name(file_id)
     fetched: Fetched | None = yield Get(name, options.tail_bytes)
@@ -149,7 +155,9 @@ def open_file(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: b
     return opened
 
 
-def _has_later(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool) -> Steps[bool]:
+def _has_later(
+    file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool
+) -> Steps[bool]:
     """Whether this file, or one with a higher id, is or was there."""
     if file_id <= seen.highest:
         return True
@@ -159,7 +167,8 @@ def _has_later(file_id: int, options: WalReaderOptions, seen: Seen, *, polling: 
         return True
     before = file_id - 1
     if layout.FIRST_ID <= before <= seen.highest and (yield Head(layout.file_name(before))) is None:
-        # The last file is never collected: the end is lost, or this file was made since, and that one collected.
+        # The last file is never collected: the end is lost, or this file was made since, and that
+        # one collected.
         return True
     seen.last, seen.looked_at = file_id, time.monotonic()
     return False
@@ -174,27 +183,38 @@ def _is_later_there(file_id: int) -> Steps[bool]:
 
 
 def begin_at_end(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened | None]:
-    """Where a reading begins with a file that is not there yet: the one before must be, as the archive's last one."""
+    """Where a reading begins with a file that is not there yet: the one before must be, as the
+    archive's last one.
+    """
     if file_id == layout.FIRST_ID or (yield Head(layout.file_name(file_id - 1))) is not None:
         return None
     # It may be that since then this one was made, and that one collected.
     opened = yield from open_file(file_id, options, seen)
     if opened is None:
         raise WalFileMissingError(
-            f"the archive ends before {layout.described(file_id - 1)}: it can't be read from file {file_id} on"
+            f"the archive ends before {layout.described(file_id - 1)}: it can't be read from file "
+            f"{file_id} on"
         )
     return opened
 
 
 def gone(file_id: int, seen: Seen) -> Steps[ArchiveError]:
-    """Why a file is there no more. The oldest files are collected first, so that this is asked after it was missed."""
+    """Why a file is there no more. The oldest files are collected first, so that this is asked
+    after it was missed.
+    """
     first = yield from first_left()
     if first > file_id:
-        return WalFileCollectedError(f"file {file_id} was removed by garbage collection: the first one is now {first}")
+        return WalFileCollectedError(
+            f"file {file_id} was removed by garbage collection: the first one is now {first}"
+        )
     if (yield from _is_later_there(file_id)):
-        return WalFileMissingError(f"{layout.described(file_id)} is missing, though a later file is there")
+        return WalFileMissingError(
+            f"{layout.described(file_id)} is missing, though a later file is there"
+        )
     lost = min(file_id, max(seen.highest, layout.FIRST_ID))
-    return WalFileMissingError(f"{layout.described(lost)} is missing: it was there, at the end of the archive")
+    return WalFileMissingError(
+        f"{layout.described(lost)} is missing: it was there, at the end of the archive"
+    )
 
 
 def list_files(first: int, stop: int | None, seen: Seen | None = None) -> Steps[list[ListedFile]]:
@@ -202,7 +222,8 @@ def list_files(first: int, stop: int | None, seen: Seen | None = None) -> Steps[
     listed = yield from _list_files(first, stop)
     late = bool(listed) and listed[0].id > first > layout.FIRST_ID
     if late or (listed and listed[-1].id - listed[0].id >= len(listed)):
-        # A folder that is read while files are made may show a later one without an earlier one: once more it can't.
+        # A folder that is read while files are made may show a later one without an earlier one:
+        # once more it can't.
         listed = yield from _list_files(first, listed[-1].next_id)
     if listed and seen is not None:
         seen.note(listed[-1].id)
@@ -213,13 +234,17 @@ def _list_files(first: int, stop: int | None) -> Steps[list[ListedFile]]:
     found: list[ObjectMetadata] = yield Names(layout.file_name(max(first, layout.FIRST_ID) - 1))
     numbered = [(layout.file_id(item.location), item) for item in found]
     return [
-        ListedFile(number, item) for number, item in numbered if number is not None and (stop is None or number < stop)
+        ListedFile(number, item)
+        for number, item in numbered
+        if number is not None and (stop is None or number < stop)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file's bytes: all of them, or those with the row groups that are wanted, and nothing between."""
+    """A file's bytes: all of them, or those with the row groups that are wanted, and nothing
+    between.
+    """
 
     data: bytes | bytearray
     whole: bool
@@ -227,7 +252,9 @@ class Content:
     wanted: tuple[int, ...] = ()
 
 
-def content(opened: Opened, chosen: Groups, options: WalReaderOptions, seen: Seen) -> Steps[Content]:
+def content(
+    opened: Opened, chosen: Groups, options: WalReaderOptions, seen: Seen
+) -> Steps[Content]:
     """What must be read of a file. Its checksum needs all of it; without it, pages have their own."""
     if opened.data is not None:
         return Content(opened.data, True)
@@ -237,7 +264,9 @@ def content(opened: Opened, chosen: Groups, options: WalReaderOptions, seen: See
         piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
         if piece is None:
             raise (yield from gone(opened.info.id, seen))
-        return Content(segment.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted)
+        return Content(
+            segment.assembled(size, chosen.start, piece.data, opened.tail), False, chosen.wanted
+        )
     fetched: Fetched | None = yield Get(name)
     if fetched is None:
         raise (yield from gone(opened.info.id, seen))
@@ -263,9 +292,11 @@ def first_left() -> Steps[int]:
 def find(
     past: Callable[[SegmentInfo], bool], options: WalReaderOptions, seen: Seen
 ) -> Steps[tuple[int, Opened | None]]:
-    """The id of the first file that `past` is true of, by halving; the one after the last file where it is of none.
+    """The id of the first file that `past` is true of, by halving; the one after the last file
+    where it is of none.
 
-    `past` must stay true once it is. With the id comes the file, where it is the first one that is left.
+    `past` must stay true once it is. With the id comes the file, where it is the first one that is
+    left.
     """
     for _ in range(FIND_ATTEMPTS):
         files = yield from list_files(layout.FIRST_ID, None, seen)

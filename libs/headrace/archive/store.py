@@ -1,8 +1,8 @@
 """The object store, by obstore: what the archive asks of it, blocking and not.
 
-Promises that `put_new` never overwrites where `prepare` did not refuse the store, and that with a local folder what it
-wrote is on the disk when it returns.
-Owns the translation of obstore's errors, the only ones that leave here being ours.
+Promises that `put_new` never overwrites where `prepare` did not refuse the store, and that with a
+local folder what it wrote is on the disk when it returns. Owns the translation of obstore's errors,
+the only ones that leave here being ours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from obstore import exceptions
 from obstore.store import AzureStore, LocalStore, from_url
 
 from headrace.archive import layout
-from headrace.archive.errors import ArchiveUnreachableError, FileTakenError, StoreFullError, StoreUnfitError
+from headrace.archive.errors import (
+    ArchiveUnreachableError,
+    FileTakenError,
+    StoreFullError,
+    StoreUnfitError,
+)
 
 LIST_MAX = 1000
 # A draft that is older is nobody's: no put takes so long.
@@ -95,15 +100,21 @@ Request = Get | Range | Head | Names | Wait
 class Store:
     """One archive's objects. Names are relative to its URL."""
 
-    def __init__(self, url: str, options: Mapping[str, str] | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, str] | None = None, timeout_s: float = 30.0
+    ) -> None:
         self.url = url
         try:
             self._store: Any = _open(url, dict(options or {}), timeout_s)
         except _FAILURES as error:
-            raise ArchiveUnreachableError(f"the archive {url} can't be opened: {_first_line(error)}") from error
+            raise ArchiveUnreachableError(
+                f"the archive {url} can't be opened: {_first_line(error)}"
+            ) from error
         # Azure has no way to ask for the last bytes: there the size is asked for first.
         self.tells_tail = not isinstance(self._store, AzureStore)
-        self._folder = Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
+        self._folder = (
+            Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
+        )
 
     def ask(self, request: Request) -> Any:
         """Carry a request out, blocking; what is not there is None."""
@@ -113,7 +124,9 @@ class Store:
             except _FAILURES as error:
                 if isinstance(error, _ABSENT) or not isinstance(request, Get | Range):
                     raise
-                return _too_short(request, self._metadata(obstore.head(self._store, request.name)), error)
+                return _too_short(
+                    request, self._metadata(obstore.head(self._store, request.name)), error
+                )
         # What is not there.
         return None  # type: ignore[unreachable]  # the context swallowed an error
 
@@ -122,10 +135,18 @@ class Store:
             case Get(name, None):
                 return self._fetched(obstore.get(self._store, name))
             case Get(name, size):
-                whole = None if self.tells_tail else self._metadata(obstore.head(self._store, name)).size
-                return self._fetched(obstore.get(self._store, name, options=_tail(size or 0, whole)))
+                whole = (
+                    None
+                    if self.tells_tail
+                    else self._metadata(obstore.head(self._store, name)).size
+                )
+                return self._fetched(
+                    obstore.get(self._store, name, options=_tail(size or 0, whole))
+                )
             case Range(name, start, stop):
-                return self._fetched(obstore.get(self._store, name, options={"range": (start, stop)}))
+                return self._fetched(
+                    obstore.get(self._store, name, options={"range": (start, stop)})
+                )
             case Head(name):
                 return self._metadata(obstore.head(self._store, name))
             case Names(after, limit):
@@ -182,20 +203,25 @@ class Store:
         if self._folder is not None:
             self._sweep(self._folder)
             return
-        # Some stores take the condition and ignore it: then two writers would both be told that a file is theirs.
+        # Some stores take the condition and ignore it: then two writers would both be told that a
+        # file is theirs.
         for _ in range(2):
             try:
                 self.put_new(layout.ONCE, b"made once\n")
             except FileTakenError:
                 return
-        raise StoreUnfitError(f"{self.url}: {layout.ONCE} was made twice, though it may be only where it is not there")
+        raise StoreUnfitError(
+            f"{self.url}: {layout.ONCE} was made twice, though it may be only where it is not there"
+        )
 
     def now(self) -> datetime:
         """What time it is by the clock that dates the objects, which may not be this machine's."""
         self.put(layout.CLOCK, b"")
         item: ObjectMetadata | None = self.ask(Head(layout.CLOCK))
         if item is None:
-            raise ArchiveUnreachableError(f"{self.url}: {layout.CLOCK} was written and is not there")
+            raise ArchiveUnreachableError(
+                f"{self.url}: {layout.CLOCK} was written and is not there"
+            )
         return item.last_modified
 
     def put(self, name: str, data: bytes) -> None:
@@ -259,13 +285,17 @@ class Store:
             raise FileTakenError(f"{request} was written by somebody else") from error
         except _FAILURES as error:
             where = (
-                f"{self.url}, listed" if isinstance(request, Names) else f"{self.url}/{getattr(request, 'name', '')}"
+                f"{self.url}, listed"
+                if isinstance(request, Names)
+                else f"{self.url}/{getattr(request, 'name', '')}"
             )
             raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
 
 
 def _too_short(request: Get | Range, item: ObjectMetadata, error: Exception) -> Fetched:
-    """Some stores refuse a range of an object that is too short for it: what to think of that is its reader's."""
+    """Some stores refuse a range of an object that is too short for it: what to think of that is
+    its reader's.
+    """
     if item.size >= (request.stop if isinstance(request, Range) else 1):
         raise error
     return Fetched(item, b"")
@@ -279,7 +309,11 @@ def _tail(size: int, whole: int | None) -> Any:
 def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
     if url.startswith("file:"):
         return from_url(url, mkdir=True)
-    endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
+    endpoint = (
+        options.get("endpoint")
+        or os.environ.get("AWS_ENDPOINT_URL")
+        or os.environ.get("AWS_ENDPOINT", "")
+    )
     client: Any = {"timeout": timedelta(seconds=timeout_s)}
     if endpoint.startswith("http://"):
         client["allow_http"] = True

@@ -1,1 +1,3 @@
-"""The audit trail: every change a row of a `changes` table, with the application's context beside it."""
+"""The audit trail: every change a row of a `changes` table, with the application's context beside
+it.
+"""

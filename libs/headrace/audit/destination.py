@@ -1,8 +1,9 @@
 """The database that the trail is written to: rows and how far they reach, in one transaction.
 
-Promises: a batch is there whole or not at all, and once: the state is moved by compare-and-set in the transaction of
-the rows, so that neither a restart nor a second writer doubles or skips one. Never makes the table anew where the state
-says that there was one: a renamed or dropped audit table is waited for.
+Promises: a batch is there whole or not at all, and once: the state is moved by compare-and-set in
+the transaction of the rows, so that neither a restart nor a second writer doubles or skips one.
+Never makes the table anew where the state says that there was one: a renamed or dropped audit table
+is waited for.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ _UNREADABLE = ("22", "54")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('headrace audit'))"
 _CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
 # So that a claim whose holder's network is gone is given up in half a minute.
-_KEEPALIVES = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "4"}
+_KEEPALIVES = {
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "4",
+}
 # An index on what an older table has may take hours.
 _UPGRADE_TIMEOUT_S = 86_400.0
 _OWN = """
@@ -73,7 +78,9 @@ class State:
 
 
 def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
-    """As libpq has it: an authority that is named is asked by `require` too, and by `disable` and `prefer` never."""
+    """As libpq has it: an authority that is named is asked by `require` too, and by `disable` and
+    `prefer` never.
+    """
     mode = settings.ssl_mode
     if mode in {None, SslMode.DISABLE, SslMode.PREFER} or settings.ssl_root_cert is None:
         return None if mode is None else str(mode)
@@ -81,7 +88,10 @@ def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
         context = ssl.create_default_context(cafile=settings.ssl_root_cert)
     except OSError as error:
         raise SettingError(
-            f"DEST_DB_SSL_ROOT_CERT={settings.ssl_root_cert!r} can't be read: {error.strerror or error}",
+            (
+                f"DEST_DB_SSL_ROOT_CERT={settings.ssl_root_cert!r} can't be read: "
+                f"{error.strerror or error}"
+            ),
             remedy="Name a file of certificates in PEM.",
         ) from error
     context.check_hostname = mode is SslMode.VERIFY_FULL
@@ -89,11 +99,19 @@ def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
 
 
 async def connect(
-    settings: AuditSettings, source: PostgresSettings, application: str, command_timeout_s: float | None = None
+    settings: AuditSettings,
+    source: PostgresSettings,
+    application: str,
+    command_timeout_s: float | None = None,
 ) -> asyncpg.Connection:
     """A connection to the destination; a command that takes longer is a `TimeoutError`."""
     to = settings.destination(source)
-    given: dict[str, Any] = {"host": to.host, "port": to.port, "user": to.user, "password": to.password}
+    given: dict[str, Any] = {
+        "host": to.host,
+        "port": to.port,
+        "user": to.user,
+        "password": to.password,
+    }
     given |= {"database": to.database, "ssl": _ssl(settings)}
     try:
         return await asyncpg.connect(
@@ -107,25 +125,31 @@ async def connect(
     except (OSError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
         unreachable = explained(None, str(error) or "it did not answer in time", to)
         if settings.elsewhere:
-            unreachable.remedy = "Start it, or set DEST_DB_HOST and DEST_DB_PORT to where it listens."
+            unreachable.remedy = (
+                "Start it, or set DEST_DB_HOST and DEST_DB_PORT to where it listens."
+            )
         raise unreachable from error
 
 
 class Destination:
     """An open connection to where the trail is written."""
 
-    def __init__(self, connection: asyncpg.Connection, settings: AuditSettings, source: str) -> None:
+    def __init__(
+        self, connection: asyncpg.Connection, settings: AuditSettings, source: str
+    ) -> None:
         self._connection = connection
         self._table = AuditTable.of(settings)
         self._source = source
         self._months: set[str] = set()
         self._insert_gap = (
             f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, $2, $3)"  # noqa: S608  # checked names
-            " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at = now()"
+            " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at "
+            "= now()"
         )
         self.state = State()
-        # The audit's own tables: with the source's database as destination they come in the stream too. By name
-        # and oid: elsewhere a table of the same name is another's, and one of the same oid has another name.
+        # The audit's own tables: with the source's database as destination they come in the stream
+        # too. By name and oid: elsewhere a table of the same name is another's, and one of the same
+        # oid has another name.
         self.own: set[tuple[int, str, str]] = set()
 
     @property
@@ -149,8 +173,10 @@ class Destination:
         except asyncpg.InsufficientPrivilegeError as error:
             raise PostgresRefusedError(
                 f"the audit's destination: {error.args[0]}",
-                remedy="Grant the role CREATE on the schema, or run what `headrace audit sql` prints as the tables' "
-                "owner (it also upgrades those of an earlier version) and grant the role SELECT, INSERT, UPDATE and "
+                remedy="Grant the role CREATE on the schema, or run what `headrace audit sql` prints as "
+                "the tables' "
+                "owner (it also upgrades those of an earlier version) and grant the role SELECT, "
+                "INSERT, UPDATE and "
                 "DELETE on them.",
             ) from error
         await self._load()
@@ -163,7 +189,8 @@ class Destination:
         )
         return {
             (row["schema"], row["table"]): Noted(
-                tuple(row["key"]), None if row["binary_columns"] is None else tuple(row["binary_columns"])
+                tuple(row["key"]),
+                None if row["binary_columns"] is None else tuple(row["binary_columns"]),
             )
             for row in found
         }
@@ -171,8 +198,8 @@ class Destination:
     async def write(self, batch: Batch, noted: Mapping[Names, Noted] = _NOTHING_NEW) -> None:
         """Commit a batch; where PostgreSQL refuses a value after all, with that value as text.
 
-        `noted` is what became known of tables up to the batch's end, and not beyond: who goes on there after a crash
-        reads again what comes behind it.
+        `noted` is what became known of tables up to the batch's end, and not beyond: who goes on
+        there after a crash reads again what comes behind it.
         """
         try:
             await self._write(batch, noted)
@@ -206,10 +233,14 @@ class Destination:
 
     async def _drop_partitions(self, keep_days: int) -> int:
         oldest = await self._connection.fetchval(
-            "SELECT to_char((now() - make_interval(days => $1)) AT TIME ZONE 'UTC', 'YYYY-MM')", keep_days
+            "SELECT to_char((now() - make_interval(days => $1)) AT TIME ZONE 'UTC', 'YYYY-MM')",
+            keep_days,
         )
         partitions = await self._connection.fetch(
-            "SELECT c.relname FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent = to_regclass($1)",
+            (
+                "SELECT c.relname FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE "
+                "inhparent = to_regclass($1)"
+            ),
             self._table.quoted,
         )
         # A partition of another's making, one by default say, is not the audit's to drop.
@@ -239,12 +270,19 @@ class Destination:
 
     async def _make_place_unique(self) -> None:
         """In a transaction of its own: an earlier version's large table can be read meanwhile."""
-        if await self._connection.fetchval("SELECT to_regclass($1)", self._table.place_index) is None:
+        if (
+            await self._connection.fetchval("SELECT to_regclass($1)", self._table.place_index)
+            is None
+        ):
             await self._connection.execute(self._table.unique_place(), timeout=_UPGRADE_TIMEOUT_S)
 
     async def _adopt(self, oid: int) -> None:
         rows = await self._connection.fetch(
-            "SELECT attname FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT attisdropped", oid
+            (
+                "SELECT attname FROM pg_attribute WHERE attrelid = $1 AND attnum > 0 AND NOT "
+                "attisdropped"
+            ),
+            oid,
         )
         columns = {row["attname"] for row in rows}
         if {"ordinal", "unchanged", "exact", "source"} <= columns:
@@ -255,8 +293,12 @@ class Destination:
                 remedy="Name another with HEADRACE_AUDIT_TABLE.",
             )
         if "ordinal" in columns:
-            sources = await self._connection.fetch(f"SELECT source FROM {self._table.beside(STATE)}")  # noqa: S608  # checked names
-            statements = self._table.upgrade(quote_literal(sources[0]["source"]) if len(sources) == 1 else None)
+            sources = await self._connection.fetch(
+                f"SELECT source FROM {self._table.beside(STATE)}"  # noqa: S608  # checked names
+            )
+            statements = self._table.upgrade(
+                quote_literal(sources[0]["source"]) if len(sources) == 1 else None
+            )
         else:
             statements = self._table.adopt()
         await self._connection.execute(statements, timeout=_UPGRADE_TIMEOUT_S)
@@ -276,7 +318,9 @@ class Destination:
         await self._know_own()
 
     async def _know_own(self) -> None:
-        found = await self._connection.fetch(_OWN, self._table.schema, list(self.names), self._table.quoted)
+        found = await self._connection.fetch(
+            _OWN, self._table.schema, list(self.names), self._table.quoted
+        )
         self.own = {(row["oid"], row["nspname"], row["relname"]) for row in found}
 
     async def _write(self, batch: Batch, noted: Mapping[Names, Noted]) -> None:
@@ -290,12 +334,15 @@ class Destination:
             failpoint("audit_writer.before_copy")
             if batch.lines:
                 await self._connection.copy_to_table(
-                    self._table.name, schema_name=self._table.schema, source=_pieces(batch), columns=COLUMNS
+                    self._table.name,
+                    schema_name=self._table.schema,
+                    source=_pieces(batch),
+                    columns=COLUMNS,
                 )
             for patch in batch.patches:
                 await self._connection.execute(
-                    # Another source may have rows at the same place. The id tells them apart also where the table's
-                    # earlier rows don't name their source.
+                    # Another source may have rows at the same place. The id tells them apart also
+                    # where the table's earlier rows don't name their source.
                     f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2"  # noqa: S608  # checked names
                     " AND id BETWEEN $4 AND $5 AND coalesce(source, $6) = $6",
                     patch.lsn,
@@ -311,10 +358,13 @@ class Destination:
         self.state = State(batch.position, batch.stream_seq, batch.open)
 
     async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
-        """First in the transaction: whoever comes second waits here, and then finds that it is late."""
+        """First in the transaction: whoever comes second waits here, and then finds that it is
+        late.
+        """
         status = await self._connection.execute(
             f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = $4, open = $5,"  # noqa: S608  # checked names
-            " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND stream_seq = $8",
+            " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND "
+            "stream_seq = $8",
             self._source,
             *position,
             stream_seq,
@@ -368,7 +418,12 @@ class Destination:
 
 
 def _unescaped(field: bytes) -> str:
-    plain = field.replace(b"\\\\", b"\x00").replace(b"\\n", b"\n").replace(b"\\t", b"\t").replace(b"\\r", b"\r")
+    plain = (
+        field.replace(b"\\\\", b"\x00")
+        .replace(b"\\n", b"\n")
+        .replace(b"\\t", b"\t")
+        .replace(b"\\r", b"\r")
+    )
     return plain.replace(b"\x00", b"\\").decode()
 
 

@@ -1,7 +1,7 @@
 """Rows as they were, from the trail: what a key's row held at a time, or right before a change.
 
-Promises: what the trail doesn't know (a value that PostgreSQL did not send and no earlier row has) is named, never
-guessed. Follows a key that changed, and a TRUNCATE.
+Promises: what the trail doesn't know (a value that PostgreSQL did not send and no earlier row has)
+is named, never guessed. Follows a key that changed, and a TRUNCATE.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Row:
 
 
 async def key_columns(
-    connection: asyncpg.Connection, table: AuditTable, schema: str, name: str, source: str | None = None
+    connection: asyncpg.Connection,
+    table: AuditTable,
+    schema: str,
+    name: str,
+    source: str | None = None,
 ) -> tuple[str, ...]:
     """A table's key, as far as the trail was told; of several sources, this one's first."""
     found = await connection.fetchval(
@@ -80,18 +84,27 @@ async def row_at(
         new = after.keys() & unknown if latest is not None else after.keys()
         unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
         values.update({name: after[name] for name in new})
-        exact.update({name: text for name, text in exact_of(change, "after").items() if name in new})
+        exact.update(
+            {name: text for name, text in exact_of(change, "after").items() if name in new}
+        )
         unsure.update(new if is_unsure(change) else ())
         latest, oldest = latest or change, change if new else oldest
         if not unknown:
             break
-    return Row(values if latest is not None else None, sorted(unknown), latest, exact, unsure, oldest)
+    return Row(
+        values if latest is not None else None, sorted(unknown), latest, exact, unsure, oldest
+    )
 
 
 async def gap_between(
-    connection: asyncpg.Connection, table: AuditTable, one: Mapping[str, Any], other: Mapping[str, Any]
+    connection: asyncpg.Connection,
+    table: AuditTable,
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
 ) -> str | None:
-    """Why changes between these two may be missing, if they may: a gap is noted before the rows behind it."""
+    """Why changes between these two may be missing, if they may: a gap is noted before the rows
+    behind it.
+    """
     found: str | None = await connection.fetchval(
         f"SELECT reason FROM {table.beside(GAPS)} WHERE noticed_at BETWEEN $1 AND $2 LIMIT 1",  # noqa: S608  # checked names
         one["created_at"],
@@ -107,13 +120,17 @@ def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -
 
 
 def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
-    """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value loses something."""
+    """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value
+    loses something.
+    """
     sides: dict[str, dict[str, str]] = json.loads(change["exact"] or "{}") or {}
     return sides.get(side, {})
 
 
 def is_unsure(change: Mapping[str, Any]) -> bool:
-    """Whether a change is of an earlier version (or another auditor), which did not keep those texts."""
+    """Whether a change is of an earlier version (or another auditor), which did not keep those
+    texts.
+    """
     return bool(change["exact"] == "null")
 
 
@@ -123,7 +140,8 @@ async def columns_by(
     names: tuple[str, str, str],
     change: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """The columns that the trail had of a table (database, schema, name) by a change (None: to this day).
+    """The columns that the trail had of a table (database, schema, name) by a change (None: to this
+    day).
 
     The nearest written row shows them.
     """
@@ -137,7 +155,8 @@ async def columns_by(
     row = await connection.fetchrow(
         f"SELECT after::text AS after, unchanged FROM {table.quoted}"  # noqa: S608  # checked names
         f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
-        " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, id DESC LIMIT 1",
+        " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, "
+        "id DESC LIMIT 1",
         *arguments,
     )
     return set() if row is None else set(json.loads(row["after"])) | set(row["unchanged"] or ())
@@ -147,8 +166,16 @@ async def later_change(
     connection: asyncpg.Connection, table: AuditTable, change: Mapping[str, Any], but: list[Any]
 ) -> Mapping[str, Any] | None:
     """The first change of the same row behind this one, other than those."""
-    columns = await key_columns(connection, table, change["schema"], change["table"], change["source"])
-    arguments: list[object] = [change["schema"], change["table"], change["primary_key"], but, change["database"]]
+    columns = await key_columns(
+        connection, table, change["schema"], change["table"], change["source"]
+    )
+    arguments: list[object] = [
+        change["schema"],
+        change["table"],
+        change["primary_key"],
+        but,
+        change["database"],
+    ]
 
     def argument(value: object) -> str:
         arguments.append(value)
@@ -180,7 +207,9 @@ async def _changes(
     columns: tuple[str, ...],
     database: str | None,
 ) -> list[Any]:
-    """What happened to the key, the latest first; also that it moved to another, or that the table was emptied."""
+    """What happened to the key, the latest first; also that it moved to another, or that the table
+    was emptied.
+    """
     arguments: list[object] = [*names, key]
 
     def argument(value: object) -> str:
@@ -194,7 +223,8 @@ async def _changes(
     return list(
         await connection.fetch(
             f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'  # noqa: S608  # checked names
-            f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
+            " AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND "
+            f"{moved}))"
             f" ORDER BY position DESC, ordinal DESC, id DESC LIMIT {DEPTH_MAX}",
             *arguments,
         )

@@ -1,7 +1,8 @@
-"""In which order changes are undone: the latest first, but a row before those whose foreign keys name it. Pure.
+"""In which order changes are undone: the latest first, but a row before those whose foreign keys
+name it. Pure.
 
-The log has a DELETE before those that it cascades to: undone the latest first, rows would come back before the row
-that they refer to, and PostgreSQL would refuse them.
+The log has a DELETE before those that it cascades to: undone the latest first, rows would come back
+before the row that they refer to, and PostgreSQL would refuse them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class _Order:
         self._befores: dict[str, dict[str, Any]] = {}
 
     def place(self, done: Sequence[Change], change: Change) -> int:
-        """Where a change belongs among later ones: at its turn, or before the first that needs its row."""
+        """Where a change belongs among later ones: at its turn, or before the first that needs its
+        row.
+        """
         place = len(done)
         if change["operation"] != "DELETE" or not self._between:
             return place
@@ -69,8 +72,13 @@ class _Order:
         return not self._refers(change, later)
 
     def _refers(self, child: Change, parent: Change) -> bool:
-        """Whether the row that one change had needs that of the other; so it does where the trail does not say."""
-        return any(self._names_it(one, child, parent) for one in self._between.get((_names(child), _names(parent)), ()))
+        """Whether the row that one change had needs that of the other; so it does where the trail
+        does not say.
+        """
+        return any(
+            self._names_it(one, child, parent)
+            for one in self._between.get((_names(child), _names(parent)), ())
+        )
 
     def _names_it(self, reference: Reference, child: Change, parent: Change) -> bool:
         row, named = self._before(child), self._before(parent)

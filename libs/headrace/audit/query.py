@@ -1,4 +1,6 @@
-"""Searches of the audit table as SQL with arguments. Pure: the command line and the page run the same ones."""
+"""Searches of the audit table as SQL with arguments. Pure: the command line and the page run the
+same ones.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from headrace.errors import SettingError
 LIMIT_MAX = 1000
 SHOWN = (
     'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, transaction_id, queued_at,'
-    " created_at, unchanged, source, before::text AS before, after::text AS after, context::text AS context,"
+    " created_at, unchanged, source, before::text AS before, after::text AS after, context::text "
+    "AS context,"
     " exact::text AS exact"
 )
 
 
 class Place(NamedTuple):
-    """A row's place in the trail. Rows of an older auditor have no ordinal; those of two sources may share theirs."""
+    """A row's place in the trail. Rows of an older auditor have no ordinal; those of two sources
+    may share theirs.
+    """
 
     position: int
     ordinal: int | None
@@ -53,7 +58,8 @@ def rows(search: Search, table: AuditTable) -> tuple[str, list[object]]:
     order = "ASC" if search.oldest_first else "DESC"
     sql = (
         f"SELECT {SHOWN} FROM {table.quoted}{where}"  # noqa: S608  # checked names; values are arguments
-        f" ORDER BY position {order}, ordinal {order}, id {order} LIMIT {min(max(search.limit, 1), LIMIT_MAX)}"
+        f" ORDER BY position {order}, ordinal {order}, id {order} LIMIT "
+        f"{min(max(search.limit, 1), LIMIT_MAX)}"
     )
     return sql, arguments
 
@@ -87,7 +93,9 @@ def conditions(search: Search) -> tuple[str, list[object]]:
 
 
 def earlier(place: Place, argument: Callable[[object], str]) -> str:
-    """The condition of what comes before a place; of one position, rows without an ordinal are the latest."""
+    """The condition of what comes before a place; of one position, rows without an ordinal are the
+    latest.
+    """
     lsn, change = argument(place.position), f"{argument(place.id)}::text::uuid"
     if place.ordinal is None:
         here = f"ordinal IS NOT NULL OR id < {change}"
@@ -113,7 +121,8 @@ def contexts(text: str) -> list[str]:
             return [json.dumps(json.loads(text))]
     if not equals or not name:
         raise SettingError(
-            f"the context {text!r} can't be searched for", remedy='Write name=value, or JSON such as {"user_id": 42}.'
+            f"the context {text!r} can't be searched for",
+            remedy='Write name=value, or JSON such as {"user_id": 42}.',
         )
     meant = [json.dumps({name.strip(): value})]
     with contextlib.suppress(ValueError):

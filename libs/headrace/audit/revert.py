@@ -1,8 +1,9 @@
 """The SQL that undoes changes, and how a row is held to what the trail says of it. Does no I/O.
 
-Promises: what can't be undone from what the trail knows is refused, never guessed. Values are written as literals that
-the column's own input function reads, documents from PostgreSQL's own text. A row is compared as the stream would show
-it: its text in the way of an event, against the trail.
+Promises: what can't be undone from what the trail knows is refused, never guessed. Values are
+written as literals that the column's own input function reads, documents from PostgreSQL's own
+text. A row is compared as the stream would show it: its text in the way of an event, against the
+trail.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _LARGE_NUMBER = re.compile(r"-?[0-9][0-9.]{14,}|-?[0-9.]+[eE][+-]?[0-9]+")
 
 
 class IrreversibleError(HeadraceError):
-    """The trail doesn't hold what undoing this change takes, or the row is not what the change left."""
+    """The trail doesn't hold what undoing this change takes, or the row is not what the change
+    left.
+    """
 
     remedy = "With ALTER TABLE … REPLICA IDENTITY FULL later changes can always be undone."
 
@@ -43,7 +46,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table as it is now; `told` makes of its text what an event has, `listed` with arrays as lists."""
+    """A column of the table as it is now; `told` makes of its text what an event has, `listed` with
+    arrays as lists.
+    """
 
     name: str
     number: int
@@ -77,7 +82,8 @@ class Side:
 
     values: Mapping[str, Any]
     exact: Mapping[str, str] = field(default_factory=dict)
-    # Columns of which nobody knows whether there is such a text: an earlier version wrote the change.
+    # Columns of which nobody knows whether there is such a text: an earlier version wrote the
+    # change.
     unsure: Collection[str] = ()
 
     def of(self, name: str) -> tuple[Any, str | None]:
@@ -86,7 +92,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What undoes one change: the row as it must be before, the statement, the row as it must be then."""
+    """What undoes one change: the row as it must be before, the statement, the row as it must be
+    then.
+    """
 
     change: Mapping[str, Any]
     table: Table
@@ -127,14 +135,18 @@ def undo_delete(change: Mapping[str, Any], table: Table, was: Side) -> Step:
 def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side) -> Step:
     unknown = [name for name in after.values if name not in was.values]
     if unknown:
-        raise IrreversibleError(f"what a row of {table.name} was before is not known{_named(unknown)}")
+        raise IrreversibleError(
+            f"what a row of {table.name} was before is not known{_named(unknown)}"
+        )
     hidden = [name for name in after.values if REDACTED in (after.values[name], was.values[name])]
     if hidden:
         raise IrreversibleError(
             f"HEADRACE_AUDIT_REDACT keeps values of {table.name} out of the trail{_named(hidden)}",
             remedy="Undo it by hand.",
         )
-    changed = [name for name in was.values if name in after.values and was.of(name) != after.of(name)]
+    changed = [
+        name for name in was.values if name in after.values and was.of(name) != after.of(name)
+    ]
     values = _written(table, was, [name for name in changed if not table.columns[name].left])
     kept = {name: text for name, text in after.exact.items() if name not in was.values}
     then = Side({**after.values, **was.values}, {**kept, **was.exact})
@@ -150,7 +162,9 @@ def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side)
 def located(table: Table, side: Side) -> str:
     """The condition that finds the row."""
     if not table.key or any(side.values.get(name) in {None, REDACTED} for name in table.key):
-        raise IrreversibleError(f"a row of {table.name} can't be found again without a key", remedy="Undo it by hand.")
+        raise IrreversibleError(
+            f"a row of {table.name} can't be found again without a key", remedy="Undo it by hand."
+        )
     parts = (f"t.{quote_name(name)} = {_value(table, name, *side.of(name))}" for name in table.key)
     return " AND ".join(parts)
 
@@ -187,7 +201,9 @@ def _is(column: Column, text: str | None, value: Any, exact: str | None) -> bool
     if column.kind is Kind.BINARY:
         return text == _hex(value)
     if column.kind is Kind.DOCUMENT:
-        return bool(text == value if column.as_text else _document(text) == _document(json_text(value)))
+        return bool(
+            text == value if column.as_text else _document(text) == _document(json_text(value))
+        )
     told = (column.listed if isinstance(value, list) else column.told)(text.encode())
     # As the audit-writer makes a row of it.
     shown = parsed(row_json({"told": getattr(told, "native", told)}).decode())["told"]
@@ -203,11 +219,18 @@ def _written(table: Table, side: Side, names: Iterable[str]) -> dict[str, str]:
     """Each column's literal; generated ones make themselves."""
     wanted = [name for name in names if not table.columns[name].generated]
     if hidden := [name for name in wanted if side.values[name] == REDACTED]:
-        raise IrreversibleError(f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it by hand.")
-    lossy = [name for name in wanted if name in side.unsure and _may_lack(table.columns[name], side.values[name])]
+        raise IrreversibleError(
+            f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it by hand."
+        )
+    lossy = [
+        name
+        for name in wanted
+        if name in side.unsure and _may_lack(table.columns[name], side.values[name])
+    ]
     if lossy:
         raise IrreversibleError(
-            f"what a row of {table.name} was is not known exactly: the earlier version that wrote the change kept"
+            f"what a row of {table.name} was is not known exactly: the earlier version that wrote "
+            "the change kept"
             f" neither JSON's null nor long numbers of documents{_named(lossy)}",
             remedy="Undo it by hand; `headrace audit diff` shows the values.",
         )
@@ -255,7 +278,10 @@ def _hex(value: Any) -> str:
 def json_text(value: Any) -> str:
     """JSON with every digit that the value has."""
     if isinstance(value, Mapping):
-        fields = (f"{json.dumps(name, ensure_ascii=False)}: {json_text(one)}" for name, one in value.items())
+        fields = (
+            f"{json.dumps(name, ensure_ascii=False)}: {json_text(one)}"
+            for name, one in value.items()
+        )
         return f"{{{', '.join(fields)}}}"
     if isinstance(value, list):
         return f"[{', '.join(json_text(one) for one in value)}]"

@@ -1,7 +1,8 @@
 """From events to rows of the audit table, as lines of COPY's text format. Pure.
 
-Owns the columns, their order and every value but the context, which is known only when a transaction ends and so
-comes last. Promises one line for each change, the same on every replay but for `queued_at`.
+Owns the columns, their order and every value but the context, which is known only when a
+transaction ends and so comes last. Promises one line for each change, the same on every replay but
+for `queued_at`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ Texts = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What is known of a table: its key (the primary key, or else its replica identity), and its columns of bytea."""
+    """What is known of a table: its key (the primary key, or else its replica identity), and its
+    columns of bytea.
+    """
 
     key: tuple[str, ...] = ()
     # None where only the key is known: an earlier version noted the table.
@@ -78,7 +81,11 @@ class TableBook:
         if not key and payload.get("replica_identity") == "i":
             key = tuple(payload.get("identity") or ())
         columns = payload.get("columns") or ()
-        binary = tuple(str(one["name"]) for one in columns if (one.get("base_type") or one["data_type"]) in _BINARY)
+        binary = tuple(
+            str(one["name"])
+            for one in columns
+            if (one.get("base_type") or one["data_type"]) in _BINARY
+        )
         self.tables[names] = Noted(key, binary)
         return names
 
@@ -102,12 +109,18 @@ class TableBook:
             names = (one.schema, one.table)
             if one.operation == "SCHEMA":
                 told.add(names)
-            elif one.table and self.tables.get(names, _NOT_NOTED).binary is None and names not in told:
+            elif (
+                one.table
+                and self.tables.get(names, _NOT_NOTED).binary is None
+                and names not in told
+            ):
                 found.add(names)
         return found
 
     def complete(self, found: Mapping[Names, Noted]) -> None:
-        """Take what was missing from the catalog; a key that was noted is that of the changes, and not today's."""
+        """Take what was missing from the catalog; a key that was noted is that of the changes, and
+        not today's.
+        """
         for names, noted in found.items():
             known = self.tables.get(names)
             self.tables[names] = noted if known is None else replace(known, binary=noted.binary)
@@ -149,7 +162,9 @@ class RowMaker:
         if operation == "INSERT":
             before, after, unchanged = _NOTHING, data, payload.get("unchanged")
         else:
-            before, after, unchanged = _sides(operation, data, payload.get("old"), payload.get("unchanged"))
+            before, after, unchanged = _sides(
+                operation, data, payload.get("old"), payload.get("unchanged")
+            )
         noted = self.book.tables.get(names, _UNKNOWN)
         if noted.binary:
             before, after = _hexed(before, noted.binary), _hexed(after, noted.binary)
@@ -190,7 +205,8 @@ class RowMaker:
     def _begin(self, lsn: int, tx: Mapping[str, Any]) -> None:
         """What all changes of a transaction have in common.
 
-        The id is a UUID (version 8) of the place: the same on every replay, and in the order of the trail.
+        The id is a UUID (version 8) of the place: the same on every replay, and in the order of the
+        trail.
         """
         self._lsn = lsn
         high = f"{lsn >> 16:012x}"
@@ -205,7 +221,9 @@ class RowMaker:
         if head is None:
             operation = self.insert_as if event.operation == "INSERT" else event.operation
             fields = (self.database, event.schema, event.table, operation)
-            head = self._heads[names] = b"\t" + b"\t".join(escaped(one.encode()) for one in fields) + b"\t"
+            head = self._heads[names] = (
+                b"\t" + b"\t".join(escaped(one.encode()) for one in fields) + b"\t"
+            )
         return head
 
 
@@ -222,10 +240,15 @@ def change_id(source: str, lsn: int, seq: int) -> uuid.UUID:
 
 
 def _exact_sides(
-    payload: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], hidden: frozenset[str]
+    payload: Mapping[str, Any],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    hidden: frozenset[str],
 ) -> tuple[Texts, Texts]:
     """PostgreSQL's own text of the documents whose JSON form loses something, before and after."""
-    was = {name: text for name, text in (payload.get("exact_old") or {}).items() if name not in hidden}
+    was = {
+        name: text for name, text in (payload.get("exact_old") or {}).items() if name not in hidden
+    }
     now = {name: text for name, text in (payload.get("exact") or {}).items() if name not in hidden}
     # A value that was not sent again is the old row's.
     kept = {name: was[name] for name in payload.get("unchanged") or () if name in was}
@@ -235,7 +258,9 @@ def _exact_sides(
 
 
 def _hexed(values: Mapping[str, Any], binary: Sequence[str]) -> Mapping[str, Any]:
-    """bytea, which JSON events have in base64, as PostgreSQL writes it; in MessagePack it is bytes already."""
+    """bytea, which JSON events have in base64, as PostgreSQL writes it; in MessagePack it is bytes
+    already.
+    """
     return {name: _hex(value) if name in binary else value for name, value in values.items()}
 
 
@@ -249,7 +274,10 @@ def _hex(value: Any) -> Any:
 
 
 def _sides(
-    operation: str, data: Mapping[str, Any], old: Mapping[str, Any] | None, unchanged: list[str] | None
+    operation: str,
+    data: Mapping[str, Any],
+    old: Mapping[str, Any] | None,
+    unchanged: list[str] | None,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str] | None]:
     """What was before, what is after, and which columns of the latter nobody knows."""
     if operation == "UPDATE":
@@ -266,7 +294,10 @@ def _sides(
 def _redacted(values: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str, Any]:
     if hidden.isdisjoint(values):
         return values
-    return {name: REDACTED if name in hidden and value is not None else value for name, value in values.items()}
+    return {
+        name: REDACTED if name in hidden and value is not None else value
+        for name, value in values.items()
+    }
 
 
 def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequence[str]) -> bytes:
@@ -285,7 +316,9 @@ def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
     found = [values.get(name) for name in key]
     if not key or None in found:
         return None
-    text = _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
+    text = (
+        _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
+    )
     raw = text.encode(errors="replace")
     if len(raw) > KEY_BYTES_MAX:
         return f"{text[:KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"

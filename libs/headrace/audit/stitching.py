@@ -1,11 +1,11 @@
 """Transactions of the stream as batches of rows with the context that belongs to each. Pure.
 
-Context comes in messages of prefix `_bemi`, inside the transaction. Two rules: a message applies to the changes that
-follow it, up to the next one; and where all messages of a transaction say the same, that applies to all of it, also to
-what was changed before the first.
+Context comes in messages of prefix `_bemi`, inside the transaction. Two rules: a message applies to
+the changes that follow it, up to the next one; and where all messages of a transaction say the
+same, that applies to all of it, also to what was changed before the first.
 
-Promises: a batch ends where a transaction ends, except inside one larger than `whole_rows_max` or `whole_bytes_max`;
-what must be remembered across such a cut is in the batch's `open`.
+Promises: a batch ends where a transaction ends, except inside one larger than `whole_rows_max` or
+`whole_bytes_max`; what must be remembered across such a cut is in the batch's `open`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,11 @@ class Stitcher:
 
     def __post_init__(self) -> None:
         if self.open is not None:
-            self._lsn, self._first_at, self._several = self.open.lsn, self.open.first_at, self.open.several
+            self._lsn, self._first_at, self._several = (
+                self.open.lsn,
+                self.open.first_at,
+                self.open.several,
+            )
             self._set(self.open.context)
 
     @property
@@ -148,7 +152,9 @@ class Stitcher:
         self._whole.gaps.append((stream_seq, reason))
 
     def give_back(self, batch: Batch) -> None:
-        """A batch without rows that is not worth a commit of its own: the next one carries its place."""
+        """A batch without rows that is not worth a commit of its own: the next one carries its
+        place.
+        """
         if self._whole.position is None:
             self._whole.position, self._whole.stream_seq = batch.position, batch.stream_seq
             self._whole.open = batch.open
@@ -162,20 +168,26 @@ class Stitcher:
         return batch
 
     def _begin(self, lsn: int) -> None:
-        # What was left open ended with an event that isn't followed any more (a gap): its rows are as they are.
+        # What was left open ended with an event that isn't followed any more (a gap): its rows are
+        # as they are.
         if self._rows or self._first_at is not None or self.open is not None:
             self._end()
         self._lsn = lsn
 
     def _hear(self, event: Event) -> None:
         content = event.payload.get("content")
-        text = content.decode(errors="backslashreplace") if isinstance(content, bytes) else str(content)
+        text = (
+            content.decode(errors="backslashreplace")
+            if isinstance(content, bytes)
+            else str(content)
+        )
         if self._first_at is None:
             self._first_at = event.position.seq
         elif text != self._context:
             self._several = True
         if text != self._context:
-            # Triggers say the same again for each row: it is held once, and counted as what is held.
+            # Triggers say the same again for each row: it is held once, and counted as what is
+            # held.
             self._set(text)
             self._bytes += len(self._encoded)
 
@@ -190,15 +202,24 @@ class Stitcher:
             self._move(EMPTY)
             return
         only = self._encoded if self._first_at is not None and not self._several else EMPTY
-        if self.open is not None and self._context is not None and self._first_at is not None and not self._several:
-            self._whole.patches.append(Patch(self._lsn, self._first_at, context_json(self._context)))
+        if (
+            self.open is not None
+            and self._context is not None
+            and self._first_at is not None
+            and not self._several
+        ):
+            self._whole.patches.append(
+                Patch(self._lsn, self._first_at, context_json(self._context))
+            )
         self._move(only)
         self.open, self._whole.open = None, None
         self._first_at, self._several = None, False
         self._set(None)
 
     def _part(self, event: Event) -> None:
-        """A transaction too large to be held: what has come of it is written, and what it said so far is kept."""
+        """A transaction too large to be held: what has come of it is written, and what it said so
+        far is kept.
+        """
         self._move(EMPTY)
         self.open = self._whole.open = Open(self._lsn, self._context, self._first_at, self._several)
         self._whole.position, self._whole.stream_seq = event.position, event.stream_seq

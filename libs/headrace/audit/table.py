@@ -1,10 +1,11 @@
 """The audit's tables: their DDL, and how one that Bemi or Zemi made is taken over. Pure.
 
-`changes` has Bemi's columns, and four of its own: `ordinal`, the change's place in its transaction, unique together
-with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose value PostgreSQL did not send; and
-`exact`, the text of documents that jsonb does not keep as they were. Beside it stand
-`headrace_audit_state` (how far the trail is, in the same transaction as its rows), `headrace_audit_tables` (the key
-of each table and its columns of bytea) and `headrace_audit_gaps` (what is missing for good).
+`changes` has Bemi's columns, and four of its own: `ordinal`, the change's place in its transaction,
+unique together with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose
+value PostgreSQL did not send; and `exact`, the text of documents that jsonb does not keep as they
+were. Beside it stand `headrace_audit_state` (how far the trail is, in the same transaction as its
+rows), `headrace_audit_tables` (the key of each table and its columns of bytea) and
+`headrace_audit_gaps` (what is missing for good).
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ ALTER TABLE {table}
     DROP CONSTRAINT IF EXISTS changes_position_table_schema_database_operation_unique,
     DROP CONSTRAINT IF EXISTS {unique};
 """
-# What a table of an earlier version lacks. `null` as `exact` says of its rows that nobody knows any more where a
-# document lost something. Where two sources share it their changes may have the same place: what was unique without the
-# source stopped one of the trails.
+# What a table of an earlier version lacks. `null` as `exact` says of its rows that nobody knows any
+# more where a document lost something. Where two sources share it their changes may have the same
+# place: what was unique without the source stopped one of the trails.
 _UPGRADE = """
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb DEFAULT 'null',
     ADD COLUMN IF NOT EXISTS source text{default};
@@ -71,12 +72,23 @@ _PLACE = """
 CREATE UNIQUE INDEX IF NOT EXISTS {place} ON {table} (position, ordinal, source{also});
 DROP INDEX IF EXISTS {schema}.{older};
 """
-ADOPTABLE = ("before", "after", "context", "primary_key", "committed_at", "position", "transaction_id", "queued_at")
+ADOPTABLE = (
+    "before",
+    "after",
+    "context",
+    "primary_key",
+    "committed_at",
+    "position",
+    "transaction_id",
+    "queued_at",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTable:
-    """The audit table's names and statements; both names are plain identifiers (`load_audit` checks them)."""
+    """The audit table's names and statements; both names are plain identifiers (`load_audit` checks
+    them).
+    """
 
     schema: str
     name: str
@@ -85,7 +97,12 @@ class AuditTable:
 
     @classmethod
     def of(cls, settings: AuditSettings) -> AuditTable:
-        return cls(settings.schema, settings.table, settings.partitions is Partitions.MONTH, settings.wide_indexes)
+        return cls(
+            settings.schema,
+            settings.table,
+            settings.partitions is Partitions.MONTH,
+            settings.wide_indexes,
+        )
 
     @property
     def quoted(self) -> str:
@@ -110,7 +127,8 @@ class AuditTable:
         )
 
     def upgrade(self, source: str | None = None) -> str:
-        """Statements that give a table of an earlier version what it lacks, and change nothing of a later one.
+        """Statements that give a table of an earlier version what it lacks, and change nothing of a
+        later one.
 
         `source`: the only one that the table's rows can be of, as SQL's literal.
         """
@@ -135,10 +153,16 @@ class AuditTable:
     def adopt(self) -> str:
         """Statements that make an older auditor's table one of these; its rows stay."""
         old = f'"{self.name}_position_table_schema_database_operation_unique"'
-        return _ADOPT.replace("{table}", self.quoted).replace("{unique}", old) + self.upgrade() + self.indexes()
+        return (
+            _ADOPT.replace("{table}", self.quoted).replace("{unique}", old)
+            + self.upgrade()
+            + self.indexes()
+        )
 
     def indexes(self) -> str:
-        """By table and key, by time, by context; on the rows themselves only where asked for, as they cost most."""
+        """By table and key, by time, by context; on the rows themselves only where asked for, as
+        they cost most.
+        """
         wanted = {
             "table_key": '("table", primary_key)',
             "time": "(committed_at)",

@@ -1,7 +1,9 @@
-"""A change's values as JSON text that PostgreSQL takes as jsonb, exactly once escaped for COPY. Pure.
+"""A change's values as JSON text that PostgreSQL takes as jsonb, exactly once escaped for COPY.
+Pure.
 
-Promises that whatever an event can hold has a form: what jsonb refuses (the character U+0000, half a surrogate pair)
-becomes the six characters of its escape; NaN and the infinities are strings, bytes are PostgreSQL's `\\x…`.
+Promises that whatever an event can hold has a form: what jsonb refuses (the character U+0000, half
+a surrogate pair) becomes the six characters of its escape; NaN and the infinities are strings,
+bytes are PostgreSQL's `\\x…`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ EMPTY = b"{}"
 
 
 def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
-    """The JSON object of a row's values; `exact` has the text of those whose own form loses something."""
+    """The JSON object of a row's values; `exact` has the text of those whose own form loses
+    something.
+    """
     try:
         text = orjson.dumps(_with_texts(values, exact) if exact else values, default=_hex)
     except TypeError:
@@ -42,12 +46,18 @@ def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) 
 
 def _with_texts(values: Mapping[str, Any], exact: Mapping[str, str]) -> dict[str, Any]:
     """The values with these documents digit for digit, as far as jsonb takes them so."""
-    documents = {name: orjson.Fragment(text) for name, text in exact.items() if _is_document(text, values[name])}
+    documents = {
+        name: orjson.Fragment(text)
+        for name, text in exact.items()
+        if _is_document(text, values[name])
+    }
     return {**values, **documents}
 
 
 def _is_document(text: str, native: object) -> bool:
-    """Whether jsonb takes it; the text of an array that came as a list is none, though `{}` looks like one."""
+    """Whether jsonb takes it; the text of an array that came as a list is none, though `{}` looks
+    like one.
+    """
     if _NOT_JSONB.search(text):
         return False
     try:
@@ -59,7 +69,11 @@ def _is_document(text: str, native: object) -> bool:
 
 def not_in_jsonb(values: Mapping[str, Any]) -> dict[str, str]:
     """The text of documents that hold what jsonb can't: only the type json has such."""
-    found = {name: value for name, value in values.items() if not isinstance(value, bytes) and _is_refused(value)}
+    found = {
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, bytes) and _is_refused(value)
+    }
     return {name: json.dumps(value) for name, value in found.items()}
 
 
@@ -72,7 +86,9 @@ def _is_refused(value: object) -> bool:
 
 
 def context_json(text: str) -> bytes:
-    """A context message's JSON; what isn't JSON is kept as text under `_text`, and null is an empty object."""
+    """A context message's JSON; what isn't JSON is kept as text under `_text`, and null is an empty
+    object.
+    """
     try:
         raw = text.encode()
         parsed = _parsed(raw, text)
@@ -102,10 +118,12 @@ def _numeric(digits: str) -> Decimal:
 
 
 def _salvaged(text: str) -> dict[str, Any] | None:
-    """The fields of a comment that bemi-sqlalchemy wrote before its statement, and the statement as it is.
+    """The fields of a comment that bemi-sqlalchemy wrote before its statement, and the statement as
+    it is.
 
-    psycopg2 puts the statement's values into the comment too, so that a value with a quote, a backslash or a line break
-    ends what was JSON. A field's own value can't hold the quotes that the statement's name has.
+    psycopg2 puts the statement's values into the comment too, so that a value with a quote, a
+    backslash or a line break ends what was JSON. A field's own value can't hold the quotes that the
+    statement's name has.
     """
     at = -1
     # Whoever writes a message of this name over and over must not make the writer read it as often.
@@ -118,7 +136,11 @@ def _salvaged(text: str) -> dict[str, Any] | None:
         except (orjson.JSONDecodeError, UnicodeEncodeError):
             continue
         rest = text[at + len(_STATEMENT) :].removeprefix(' "')
-        return {**fields, "SQL": rest.removesuffix("}").removesuffix('"')} if isinstance(fields, dict) else None
+        return (
+            {**fields, "SQL": rest.removesuffix("}").removesuffix('"')}
+            if isinstance(fields, dict)
+            else None
+        )
     return None
 
 
@@ -128,7 +150,9 @@ def unreadable(text: str, reason: str) -> bytes:
 
 
 def escaped_row(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
-    """`row_json` as a field of COPY's text format: of what is escaped there, it has the backslash alone."""
+    """`row_json` as a field of COPY's text format: of what is escaped there, it has the backslash
+    alone.
+    """
     text = row_json(values, exact)
     if exact:
         # Such a text may have line breaks between its tokens.

@@ -1,7 +1,7 @@
 """Control messages, from a confirmer back to the wal-reader. Small MessagePack maps; pure.
 
-`Join` says who is there, `Confirm` returns credit and the confirmed LSN, `Restart` asks for a new epoch. Each may be
-lost or repeated: all of them are cumulative or idempotent.
+`Join` says who is there, `Confirm` returns credit and the confirmed LSN, `Restart` asks for a new
+epoch. Each may be lost or repeated: all of them are cumulative or idempotent.
 """
 
 from __future__ import annotations
@@ -53,8 +53,18 @@ class Restart:
 
 
 Control = Join | Confirm | Restart
-_KINDS: dict[str, type[Join | Confirm | Restart]] = {"join": Join, "confirm": Confirm, "restart": Restart}
-_TYPES: dict[str, type] = {"confirmer": str, "session": str, "reason": str, "settled": bool, "suite": str}
+_KINDS: dict[str, type[Join | Confirm | Restart]] = {
+    "join": Join,
+    "confirm": Confirm,
+    "restart": Restart,
+}
+_TYPES: dict[str, type] = {
+    "confirmer": str,
+    "session": str,
+    "reason": str,
+    "settled": bool,
+    "suite": str,
+}
 # An older service doesn't send it.
 _DEFAULTS = {"suite": ""}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
@@ -78,7 +88,9 @@ def decode(data: bytes) -> Control:
     for name in message.__slots__:
         expected, value = _TYPES.get(name, int), getattr(message, name)
         if type(value) is not expected:
-            raise DecodeError(f"a malformed control message: {name} is not of type {expected.__name__}")
+            raise DecodeError(
+                f"a malformed control message: {name} is not of type {expected.__name__}"
+            )
         if isinstance(value, int) and not 0 <= value <= _INT_MAX:
             raise DecodeError(f"a malformed control message: {name} is out of range")
     return message

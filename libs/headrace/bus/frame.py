@@ -2,14 +2,17 @@
 
     header   magic "HR" | version u8 | kind u8 | epoch u64 | seq u64           big-endian
     OPEN     MessagePack map: what the epoch is (see `Opening`); its seq is 0
-    DATA     entries: lsn u64 | length u32 | pgoutput message; length 0: all before this LSN was sent (a keepalive)
-    PART     lsn u64 | offset u64 | total u64 | bytes: a message larger than a frame, in order, alone in its frames
+    DATA     entries: lsn u64 | length u32 | pgoutput message; length 0: all before this LSN was
+             sent (a keepalive)
+    PART     lsn u64 | offset u64 | total u64 | bytes: a message larger than a frame, in order,
+             alone in its frames
     PING     nothing; its seq is the last one sent
     HELLO    nothing: a wal-reader asks who is there
-    FLUSH    nothing; like PING, and asks to confirm now what can be confirmed: the wal-reader is about to leave
+    FLUSH    nothing; like PING, and asks to confirm now what can be confirmed: the wal-reader is
+             about to leave
 
-Upgrade rule: a reader takes every version up to its own; a newer version is a `DecodeError` that names both, so
-confirmers are upgraded before the wal-reader.
+Upgrade rule: a reader takes every version up to its own; a newer version is a `DecodeError` that
+names both, so confirmers are upgraded before the wal-reader.
 """
 
 from __future__ import annotations
@@ -60,7 +63,8 @@ class Opening:
     system_id: str
     timeline: int
     confirmed_lsn: int
-    # How far the server's log reaches, and where each older timeline ended. Absent in the first frames of version 1.
+    # How far the server's log reaches, and where each older timeline ended. Absent in the first
+    # frames of version 1.
     current_lsn: int = 0
     forks: tuple[tuple[int, int], ...] = ()
 
@@ -120,8 +124,17 @@ def decode_open(frame: bytes) -> Opening:
         body = msgpack.unpackb(frame[_HEADER.size :])
         forks = tuple((int(timeline), int(lsn)) for timeline, lsn in body.pop("forks", ()))
         later = {"current_lsn": body.pop("current_lsn", 0), "forks": forks}
-        opening = Opening(**{name: body[name] for name in Opening.__slots__ if name not in later}, **later)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
+        opening = Opening(
+            **{name: body[name] for name in Opening.__slots__ if name not in later}, **later
+        )
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        msgpack.UnpackException,
+    ) as error:
         raise DecodeError(f"a malformed OPEN frame: {error}") from error
     checks = (
         (opening.sessions, dict),

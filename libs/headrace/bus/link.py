@@ -1,11 +1,13 @@
 """The bus on NATS core: its subjects, and what every service does on it besides frames.
 
-Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers), `headrace.{slot}.control` (back),
-`headrace.{slot}.stats.{service}` (figures, to telemetry), `headrace.{slot}.stop` (an ordered stop of the suite),
-`headrace.{slot}.pause` (to the publisher: read again whether it is paused), `headrace.{slot}.doctor` (a message to
-itself, to prove the right). Others are defined where they are used: `headrace.{stream}.turns` among publishers
-(`headrace.jetstream.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks and its responder
-(`headrace.snapshot_responder.tickets`), `headrace.mirror.{identity}.hold` to a mirror (`headrace.mirror.hold`).
+Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers),
+`headrace.{slot}.control` (back), `headrace.{slot}.stats.{service}` (figures, to telemetry),
+`headrace.{slot}.stop` (an ordered stop of the suite), `headrace.{slot}.pause` (to the publisher:
+read again whether it is paused), `headrace.{slot}.doctor` (a message to itself, to prove the
+right). Others are defined where they are used: `headrace.{stream}.turns` among publishers
+(`headrace.jetstream.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks
+and its responder (`headrace.snapshot_responder.tickets`), `headrace.mirror.{identity}.hold` to a
+mirror (`headrace.mirror.hold`).
 """
 
 from __future__ import annotations
@@ -81,14 +83,19 @@ def doctor_subject(slot: str) -> str:
 
 def encode_stats(stats: Stats, reasons: dict[str, str], spans: Sequence[Span] = ()) -> bytes:
     body = {"stats": stats, "reasons": reasons, "instance": _INSTANCE}
-    return bytes(msgpack.packb({**body, "spans": [span.packed() for span in spans]} if spans else body))
+    return bytes(
+        msgpack.packb({**body, "spans": [span.packed() for span in spans]} if spans else body)
+    )
 
 
 def decode_stats(data: bytes) -> Report:
     try:
         body = msgpack.unpackb(data)
         return Report(
-            dict(body["stats"]), dict(body["reasons"]), str(body["instance"]), unpacked(body.get("spans", ()))
+            dict(body["stats"]),
+            dict(body["reasons"]),
+            str(body["instance"]),
+            unpacked(body.get("spans", ())),
         )
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed report: {error}") from error
@@ -98,8 +105,12 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
     """What every service does: report its figures, and stop when the suite is told to."""
 
     async def stop(message: Msg) -> None:
-        if not signed.is_obeyed(scope.process.shutdown_token, "stop", slot, message.data, time.time()):
-            log.warning("stop_refused", reason="not a command of now, signed with HEADRACE_SHUTDOWN_TOKEN")
+        if not signed.is_obeyed(
+            scope.process.shutdown_token, "stop", slot, message.data, time.time()
+        ):
+            log.warning(
+                "stop_refused", reason="not a command of now, signed with HEADRACE_SHUTDOWN_TOKEN"
+            )
             return
         log.info("stop_requested", by="the bus")
         scope.stopping.set()

@@ -1,7 +1,8 @@
 """A confirmer's end of the bus, as a pure state machine: takes frames in order, notices every loss.
 
-Promises: entries come out in the order in which the wal-reader sent them, without a hole, within one epoch; a hole, a
-frame of an unknown epoch or a malformed frame yields a request for a new epoch and nothing else of the broken one.
+Promises: entries come out in the order in which the wal-reader sent them, without a hole, within
+one epoch; a hole, a frame of an unknown epoch or a malformed frame yields a request for a new epoch
+and nothing else of the broken one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ SILENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a frame brought: a new epoch, or entries; what to answer; whether to confirm, or to flush first."""
+    """What a frame brought: a new epoch, or entries; what to answer; whether to confirm, or to
+    flush first.
+    """
 
     opening: Opening | None = None
     entries: Sequence[Entry] = ()
@@ -68,7 +71,9 @@ class FrameReceiver:
 
     def confirm(self, *, settled: bool) -> Confirm:
         """Credit for all frames taken so far, and the LSN that is durable."""
-        return Confirm(self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn, settled)
+        return Confirm(
+            self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn, settled
+        )
 
     def restart(self, reason: str) -> Restart:
         """Give this epoch up: for the driver's own reasons, such as a failed publish."""
@@ -92,7 +97,11 @@ class FrameReceiver:
 
     def _stale(self, head: Header, now: float) -> Received:
         # A wal-reader whose clock is behind must hear which epochs have been.
-        return self._break("an epoch below one already seen", now) if head.kind is Kind.OPEN else _NOTHING
+        return (
+            self._break("an epoch below one already seen", now)
+            if head.kind is Kind.OPEN
+            else _NOTHING
+        )
 
     def _open(self, head: Header, opening: Opening, now: float) -> Received:
         if head.epoch == self.epoch:

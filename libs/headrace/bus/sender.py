@@ -1,10 +1,12 @@
-"""The wal-reader's end of the bus, as a pure state machine: packs frames, counts credit, knows what is confirmed.
+"""The wal-reader's end of the bus, as a pure state machine: packs frames, counts credit, knows what
+is confirmed.
 
-Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest awaited confirmer; the
-confirmed LSN is the least that all awaited confirmers gave in this epoch and never goes back within it. Required
-confirmers are always awaited; an optional one until it has held the others up for longer than the patience, and again
-when it has caught up or joins anew (docs/adr/0013). Whoever drives it sends the bytes it returns, in order, calls
-`tick` at intervals, and begins a new epoch when `on_control` says so.
+Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest
+awaited confirmer; the confirmed LSN is the least that all awaited confirmers gave in this epoch and
+never goes back within it. Required confirmers are always awaited; an optional one until it has held
+the others up for longer than the patience, and again when it has caught up or joins anew
+(docs/adr/0013). Whoever drives it sends the bytes it returns, in order, calls `tick` at intervals,
+and begins a new epoch when `on_control` says so.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from headrace.bus import frame
 from headrace.bus.control import Confirm, Control, Join, Restart
 from headrace.bus.frame import Kind, Opening, Part
 
-# The low bits of an epoch tell the wal-reader's life: with a clock that is behind, a later life may not have heard of
-# every epoch yet, and must not begin one that a confirmer still follows.
+# The low bits of an epoch tell the wal-reader's life: with a clock that is behind, a later life may
+# not have heard of every epoch yet, and must not begin one that a confirmer still follows.
 LIFE_BITS = 20
 # A Join that crossed the OPEN meant for it on the wire is no reason for a new epoch.
 JOIN_GRACE_S = 2.0
@@ -98,11 +100,15 @@ class FrameSender:
         """What every awaited confirmer has made durable in this epoch; 0 while that isn't known."""
         if not self.open:
             return 0
-        return max(self._floor_lsn, min(self._confirmers[name].confirmed_lsn for name in self._awaited))
+        return max(
+            self._floor_lsn, min(self._confirmers[name].confirmed_lsn for name in self._awaited)
+        )
 
     @property
     def held_by(self) -> str | None:
-        """The confirmer that alone keeps the confirmed LSN from going on; None where it is nobody, or several."""
+        """The confirmer that alone keeps the confirmed LSN from going on; None where it is nobody,
+        or several.
+        """
         if not self.open:
             return None
         known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
@@ -163,7 +169,9 @@ class FrameSender:
         return frame.header(Kind.FLUSH, self.epoch, self.seq)
 
     def fit(self, lsn: int, message: bytes) -> bool:
-        """Pack a message if it makes no frame full; nearly all do not, and this is the quick way for them."""
+        """Pack a message if it makes no frame full; nearly all do not, and this is the quick way
+        for them.
+        """
         size = len(message)
         total = self._entries_bytes + size + frame.ENTRY_OVERHEAD_BYTES
         if total > self._frame_bytes_max:
@@ -239,7 +247,9 @@ class FrameSender:
             return False, False
         others = [self._confirmers[other] for other in self._required]
         slot = confirmer.confirmed_lsn < min(other.confirmed_lsn for other in others)
-        credit = not self.has_credit and confirmer.consumed_seq < min(other.consumed_seq for other in others)
+        credit = not self.has_credit and confirmer.consumed_seq < min(
+            other.consumed_seq for other in others
+        )
         return slot, credit
 
     def _let_go(self, name: str) -> None:
@@ -257,7 +267,11 @@ class FrameSender:
             self._awaited.add(name)
 
     def _may_interrupt(self, name: str, now: float) -> bool:
-        return name in self._required or not self.open or now - self._opened_at >= OPTIONAL_EPOCH_INTERVAL_S
+        return (
+            name in self._required
+            or not self.open
+            or now - self._opened_at >= OPTIONAL_EPOCH_INTERVAL_S
+        )
 
     def _on_join(self, join: Join, now: float) -> Action:
         known = self._confirmers.get(join.confirmer)
@@ -283,7 +297,12 @@ class FrameSender:
 
     def _on_confirm(self, confirm: Confirm) -> None:
         known = self._confirmers.get(confirm.confirmer)
-        if known is None or known.session != confirm.session or confirm.epoch != self.epoch or not self.open:
+        if (
+            known is None
+            or known.session != confirm.session
+            or confirm.epoch != self.epoch
+            or not self.open
+        ):
             return
         known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
         if confirm.confirmed_lsn > known.confirmed_lsn:
@@ -297,7 +316,9 @@ class FrameSender:
         self._release()
 
     def _has_caught_up(self, name: str, known: _Confirmer) -> bool:
-        consumed = known.consumed_seq >= min(self._confirmers[other].consumed_seq for other in self._required)
+        consumed = known.consumed_seq >= min(
+            self._confirmers[other].consumed_seq for other in self._required
+        )
         return consumed and known.confirmed_lsn > self._holds[name].left_lsn
 
     def _release(self) -> None:

@@ -1,8 +1,8 @@
 """Commands on the bus and in the state bucket, signed where a token is set. Pure.
 
-Who may write on the suite's NATS subjects is NATS's to say. With a token (HEADRACE_SHUTDOWN_TOKEN) in the environment
-of the services, that is not enough: they obey only what was signed with it, for this slot, and lately. Without one,
-whatever is a command of now.
+Who may write on the suite's NATS subjects is NATS's to say. With a token (HEADRACE_SHUTDOWN_TOKEN)
+in the environment of the services, that is not enough: they obey only what was signed with it, for
+this slot, and lately. Without one, whatever is a command of now.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def signature(token: str, *parts: object) -> str:
 
 def command(token: str | None, what: str, slot: str, now: float) -> bytes:
     """The payload of a command that takes effect at once, such as a stop."""
-    body = {"at": now} if token is None else {"at": now, "signature": signature(token, what, slot, now)}
+    body = (
+        {"at": now}
+        if token is None
+        else {"at": now, "signature": signature(token, what, slot, now)}
+    )
     return bytes(msgpack.packb(body))
 
 
@@ -44,7 +48,9 @@ def is_obeyed(token: str | None, what: str, slot: str, data: bytes, now: float) 
 def signed(token: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
     """A record that is kept, with its signature."""
     plain = dict(record)
-    return plain if token is None else {**plain, "signature": signature(token, *sorted(plain.items()))}
+    return (
+        plain if token is None else {**plain, "signature": signature(token, *sorted(plain.items()))}
+    )
 
 
 def is_signed(token: str | None, record: Mapping[str, Any]) -> bool:
@@ -52,4 +58,6 @@ def is_signed(token: str | None, record: Mapping[str, Any]) -> bool:
     if token is None:
         return True
     plain = {key: value for key, value in record.items() if key != "signature"}
-    return hmac.compare_digest(str(record.get("signature", "")), signature(token, *sorted(plain.items())))
+    return hmac.compare_digest(
+        str(record.get("signature", "")), signature(token, *sorted(plain.items()))
+    )

@@ -1,7 +1,8 @@
 """How far a follower is behind its stream, in messages and in seconds.
 
-Reads only. Promises that a follower which stands still is seen to fall behind, whatever keeps it: the stream is asked,
-not the follower. Counts every message of the stream, also those that the follower would pass over.
+Reads only. Promises that a follower which stands still is seen to fall behind, whatever keeps it:
+the stream is asked, not the follower. Counts every message of the stream, also those that the
+follower would pass over.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class Event(NamedTuple):
     lane: str
     # Whether it is the last of its message, so that the message may be acknowledged.
     closes: bool
-    # Every transaction of the source that committed before this LSN is in the stream whole, up to this event: of the
-    # last event of an array; 0 where nothing says so.
+    # Every transaction of the source that committed before this LSN is in the stream whole, up to
+    # this event: of the last event of an array; 0 where nothing says so.
     complete: int = 0
 
     @property
@@ -50,7 +50,9 @@ class Event(NamedTuple):
 
     @property
     def unchanged(self) -> list[str]:
-        """Columns whose value PostgreSQL did not send, because it did not change: absent from `data`."""
+        """Columns whose value PostgreSQL did not send, because it did not change: absent from
+        `data`.
+        """
         return self.payload.get("unchanged") or []
 
     @property
@@ -60,13 +62,16 @@ class Event(NamedTuple):
 
 
 def of_message(data: bytes, subject: str, stream_seq: int, header: bytes = b"") -> list[Event]:
-    """The events of a message: one, or a batch's. What is told only in its header is left out without that."""
+    """The events of a message: one, or a batch's. What is told only in its header is left out
+    without that.
+    """
     decoded = events.decode(data)
     if not isinstance(decoded, list):
         return [_event(decoded, subject, stream_seq, batch=False, closes=True)]
     last = len(decoded) - 1
     found = [
-        _event(payload, subject, stream_seq, batch=True, closes=index == last) for index, payload in enumerate(decoded)
+        _event(payload, subject, stream_seq, batch=True, closes=index == last)
+        for index, payload in enumerate(decoded)
     ]
     if found and (complete := events.complete_before(header)):
         found[-1] = found[-1]._replace(complete=complete)
@@ -81,4 +86,6 @@ def _event(payload: object, subject: str, stream_seq: int, *, batch: bool, close
     position = events.position_of(payload)
     lane = f"{source}/{schema}.{table}" if batch else source
     operation = str(get("operation", ""))
-    return Event(source, schema, table, operation, position, payload, subject, stream_seq, lane, closes)
+    return Event(
+        source, schema, table, operation, position, payload, subject, stream_seq, lane, closes
+    )

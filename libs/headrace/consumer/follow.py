@@ -1,8 +1,8 @@
 """A pull consumer over the change stream that skips what was applied and notices what was lost.
 
-Promises: events come in stream order; one at or before its lane's watermark is never given out again; messages that
-were discarded before this consumer saw them raise `RetentionGapError`, at the start and while following, never pass in
-silence.
+Promises: events come in stream order; one at or before its lane's watermark is never given out
+again; messages that were discarded before this consumer saw them raise `RetentionGapError`, at the
+start and while following, never pass in silence.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Start(StrEnum):
 class Subscription:
     """What to follow: `durable` names a consumer that the server remembers.
 
-    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap. `state_bucket` has
-    the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
+    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap.
+    `state_bucket` has the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
     """
 
     stream: str = "CDC"
@@ -67,13 +67,14 @@ class Consumer:
     _store: WatermarkStore
     _pull: Pull
     _marks: dict[str, Watermark]
-    # Everything of the stream up to this sequence was done, or does not concern us; and the same for what was read,
-    # None where it began with whatever was there and nothing has come.
+    # Everything of the stream up to this sequence was done, or does not concern us; and the same
+    # for what was read, None where it began with whatever was there and nothing has come.
     _seen_seq: int
     _read_seq: int | None
     _unread: deque[Delivered] = field(default_factory=deque)
     _ready: deque[Event] = field(default_factory=deque)
-    # What is given by the server again, to see that it is what was read; and how far all was seen before this life.
+    # What is given by the server again, to see that it is what was read; and how far all was seen
+    # before this life.
     _overlap: int = 0
     _begun: int = 0
     # Given out and not done.
@@ -88,12 +89,16 @@ class Consumer:
 
     @property
     def seen_seq(self) -> int:
-        """Everything of the stream up to this sequence was given out and done, or does not concern this consumer."""
+        """Everything of the stream up to this sequence was given out and done, or does not concern
+        this consumer.
+        """
         return self._seen_seq
 
     @property
     def given_seq(self) -> int:
-        """The last message that came and was read, or was seen before: what is for us behind it is yet to come."""
+        """The last message that came and was read, or was seen before: what is for us behind it is
+        yet to come.
+        """
         return self._given_seq
 
     @property
@@ -123,7 +128,9 @@ class Consumer:
         return event
 
     async def peek(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
-        """What `next` will give out, without taking it (and as the message has it, be it a reference)."""
+        """What `next` will give out, without taking it (and as the message has it, be it a
+        reference).
+        """
         ready = self._ready
         if not ready:
             await self._fetch(wait_s)
@@ -136,8 +143,8 @@ class Consumer:
     async def take(self, wait_s: float = FETCH_WAIT_S) -> list[Event]:
         """All that has come and is not applied yet; empty when nothing came within `wait_s`.
 
-        For a follower that keeps its watermark in its own transactions: it calls no `done`, and after any failure it
-        follows anew from there.
+        For a follower that keeps its watermark in its own transactions: it calls no `done`, and
+        after any failure it follows anew from there.
         """
         if await self.peek(wait_s) is None:
             return []
@@ -158,17 +165,23 @@ class Consumer:
         """
         assert self._current is event, "done() must name the event that was given out last"
         advancing = (
-            event if event.advances else next((one for one in reversed(with_those_before) if one.advances), None)
+            event
+            if event.advances
+            else next((one for one in reversed(with_those_before) if one.advances), None)
         )
         if advancing is not None:
-            mark = Watermark(advancing.position, event.stream_seq if event.closes else self._seen_seq)
+            mark = Watermark(
+                advancing.position, event.stream_seq if event.closes else self._seen_seq
+            )
             self._marks[advancing.lane] = mark
             await self._store.save(advancing.lane, mark)
         self._current = None
         await self._close(event)
 
     def _applied(self, event: Event) -> bool:
-        """Whether it is done already. A schema event stands beside positions: its version says whether it is news."""
+        """Whether it is done already. A schema event stands beside positions: its version says
+        whether it is news.
+        """
         mark = self._marks.get(event.lane)
         return mark is not None and event.position <= mark.position and event.advances
 
@@ -180,7 +193,9 @@ class Consumer:
                 await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Tell the server how far a durable consumer is; the last acknowledgement covers those before it."""
+        """Tell the server how far a durable consumer is; the last acknowledgement covers those
+        before it.
+        """
         if self._unacknowledged and self._subscription.durable is not None:
             await self._pull.done(self._seen_seq)
         self._unacknowledged = 0
@@ -199,7 +214,9 @@ class Consumer:
             await self._check_idle()
         while unread:
             stream_seq, subject, payload, header = unread[0]
-            self._ready += await events_of(self._dictionaries, payload, subject.decode(), stream_seq, header)
+            self._ready += await events_of(
+                self._dictionaries, payload, subject.decode(), stream_seq, header
+            )
             # Only now: what can't be read is not passed over by asking again.
             unread.popleft()
             self._given_seq = stream_seq
@@ -213,17 +230,21 @@ class Consumer:
         return event._replace(payload=decode(await large.get(str(reference["name"]))))
 
     async def _pass_over_seen(self) -> None:
-        """What lies before where the last life was: a message to look at, and what no filter wanted then."""
+        """What lies before where the last life was: a message to look at, and what no filter wanted
+        then.
+        """
         while self._unread and self._unread[0][0] <= self._begun:
             if self._unread[0][0] == self._overlap:
                 await self._check_overlap(self._unread[0])
             self._unread.popleft()
 
     async def _check_overlap(self, message: Delivered) -> None:
-        """The message that a watermark points at: behind it nothing is new only if it isn't new itself.
+        """The message that a watermark points at: behind it nothing is new only if it isn't new
+        itself.
 
-        Of a stream that was made anew, or written on from an older copy, the same sequence may hold what was never
-        applied; by its number alone it would be passed over, with what came before it.
+        Of a stream that was made anew, or written on from an older copy, the same sequence may hold
+        what was never applied; by its number alone it would be passed over, with what came before
+        it.
         """
         stream_seq, subject, payload, _ = message
         with contextlib.suppress(DecodeError, DictionaryMissingError):
@@ -232,7 +253,9 @@ class Consumer:
                     raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
 
     async def _check_between(self, messages: Sequence[Delivered]) -> None:
-        """What lies between what was read and what came now must still be in the stream: then no filter wants it."""
+        """What lies between what was read and what came now must still be in the stream: then no
+        filter wants it.
+        """
         first, last = messages[0][0], messages[-1][0]
         at = first - 1 if self._read_seq is None else self._read_seq
         if last <= at:
@@ -252,7 +275,9 @@ class Consumer:
         self._pass_to(first - 1)
 
     async def _check_idle(self) -> None:
-        """What the stream has beyond what was read either comes, or matches none of our filters; it isn't lost."""
+        """What the stream has beyond what was read either comes, or matches none of our filters; it
+        isn't lost.
+        """
         self._checked_at = time.monotonic()
         state = (await self._js.stream_info(self._subscription.stream)).state
         left = await self._pull.outstanding()
@@ -272,12 +297,14 @@ class Consumer:
 
 
 @contextlib.asynccontextmanager
-async def follow(client: Client, subscription: Subscription, store: WatermarkStore) -> AsyncIterator[Consumer]:
+async def follow(
+    client: Client, subscription: Subscription, store: WatermarkStore
+) -> AsyncIterator[Consumer]:
     """Follow the stream from the store's watermarks.
 
-    A consumer named `durable` is also known to the server: it shows there how far behind it is, and where the store
-    keeps nothing its acknowledgements say where to go on (at least once, then). Opening the same name again takes over
-    from whoever has it open.
+    A consumer named `durable` is also known to the server: it shows there how far behind it is, and
+    where the store keeps nothing its acknowledgements say where to go on (at least once, then).
+    Opening the same name again takes over from whoever has it open.
     """
     js = client.jetstream()
     marks = await store.load()
@@ -290,13 +317,25 @@ async def follow(client: Client, subscription: Subscription, store: WatermarkSto
     if kept:
         _check_reach(kept, info.state)
     seen = kept or _before_start(subscription, info, is_new=kept is None)
-    # Not the furthest mark of all: one without a position has passed messages that no filter wanted then.
+    # Not the furthest mark of all: one without a position has passed messages that no filter wanted
+    # then.
     overlap = max((mark.stream_seq for mark in marks.values() if mark.position > ORIGIN), default=0)
-    pull = await _opened(client, subscription, overlap or (None if seen is None else seen + 1), info)
+    pull = await _opened(
+        client, subscription, overlap or (None if seen is None else seen + 1), info
+    )
     pull.passed(seen or 0)
     begun = kept or 0
     consumer = Consumer(
-        js, subscription, store, pull, marks, seen or 0, seen, _overlap=overlap, _begun=begun, _given_seq=seen or 0
+        js,
+        subscription,
+        store,
+        pull,
+        marks,
+        seen or 0,
+        seen,
+        _overlap=overlap,
+        _begun=begun,
+        _given_seq=seen or 0,
     )
     try:
         yield consumer
@@ -313,7 +352,9 @@ async def _stream(js: JetStreamContext, stream: str) -> StreamInfo:
         raise StreamMissingError(f"stream {stream} does not exist") from error
 
 
-async def _opened(client: Client, subscription: Subscription, start: int | None, info: StreamInfo) -> Pull:
+async def _opened(
+    client: Client, subscription: Subscription, start: int | None, info: StreamInfo
+) -> Pull:
     """The reading from there on; where a reader that is being taken over was quicker, once more."""
     for opening in range(OPENINGS):
         pull = Pull(client, subscription.stream, subscription.filters, subscription.durable, start)
@@ -330,10 +371,11 @@ async def _opened(client: Client, subscription: Subscription, start: int | None,
 
 
 async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int | None:
-    """How far the durable consumer of an earlier life was acknowledged; it is removed, to begin exactly there.
+    """How far the durable consumer of an earlier life was acknowledged; it is removed, to begin
+    exactly there.
 
-    None where there was none. Going on with the old one would bring what it had in flight only after newer messages:
-    out of order.
+    None where there was none. Going on with the old one would bring what it had in flight only
+    after newer messages: out of order.
     """
     try:
         info = await js.consumer_info(stream, durable)
@@ -344,16 +386,21 @@ async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int 
 
 
 def _check_reach(read_seq: int, state: StreamState) -> None:
-    """The stream must have what comes behind this sequence, and what was there must be of this stream."""
+    """The stream must have what comes behind this sequence, and what was there must be of this
+    stream.
+    """
     if state.first_seq > read_seq + 1:
         raise RetentionGapError(read_seq + 1, state.first_seq - 1)
     if read_seq > state.last_seq:
-        # It was made anew, or is an older copy: what it had beyond its end is not what comes there now.
+        # It was made anew, or is an older copy: what it had beyond its end is not what comes there
+        # now.
         raise RetentionGapError(state.last_seq + 1, read_seq, rewritten=True)
 
 
 def _before_start(subscription: Subscription, info: StreamInfo, *, is_new: bool) -> int | None:
-    """What a consumer that has seen nothing passes over; None for whatever is there first, when it comes to that."""
+    """What a consumer that has seen nothing passes over; None for whatever is there first, when it
+    comes to that.
+    """
     if subscription.start_seq is not None:
         return subscription.start_seq - 1
     return int(info.state.last_seq) if is_new and subscription.start is Start.NEW else None

@@ -1,7 +1,7 @@
 """The events of a message of the stream, whatever it was compressed with.
 
-Owns the order: the dictionary that a message needs is read before the message is. Everything that reads a message of
-the stream of changes reads it here.
+Owns the order: the dictionary that a message needs is read before the message is. Everything that
+reads a message of the stream of changes reads it here.
 """
 
 from __future__ import annotations

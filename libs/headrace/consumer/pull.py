@@ -1,9 +1,11 @@
-"""One reading of a stream from a sequence on, by a consumer of the server's that is made anew whenever there is doubt.
+"""One reading of a stream from a sequence on, by a consumer of the server's that is made anew
+whenever there is doubt.
 
-Promises: messages in stream order, each once, and none left out that the server gave to its consumer: what it counted
-and did not come here (a connection that broke, a server that died, a consumer that was deleted, silence where there
-should be heartbeats) is asked for again. A stream that is another one by then, or an older copy of it, is a
-`RetentionGapError`. What is asked for and not yet read is bounded in messages and bytes. Never decodes a message.
+Promises: messages in stream order, each once, and none left out that the server gave to its
+consumer: what it counted and did not come here (a connection that broke, a server that died, a
+consumer that was deleted, silence where there should be heartbeats) is asked for again. A stream
+that is another one by then, or an older copy of it, is a `RetentionGapError`. What is asked for and
+not yet read is bounded in messages and bytes. Never decodes a message.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ _READER = "headrace_reader"
 class StreamMissingError(HeadraceError):
     """The change stream isn't there."""
 
-    remedy = "Start the suite (`headrace up`), or `headrace init`; HEADRACE_STREAM names the stream."
+    remedy = (
+        "Start the suite (`headrace up`), or `headrace init`; HEADRACE_STREAM names the stream."
+    )
 
 
 class RetentionGapError(HeadraceError):
@@ -60,12 +64,17 @@ class RetentionGapError(HeadraceError):
 
     def __init__(self, first_lost: int, last_lost: int, *, rewritten: bool = False) -> None:
         if rewritten:
-            super().__init__(f"the stream is another one, or an older copy, from sequence {first_lost} on")
+            super().__init__(
+                f"the stream is another one, or an older copy, from sequence {first_lost} on"
+            )
         else:
-            super().__init__(f"stream sequences {first_lost} to {last_lost} were discarded before they were read")
+            super().__init__(
+                f"stream sequences {first_lost} to {last_lost} were discarded before they were read"
+            )
         self.first_lost = first_lost
         self.last_lost = last_lost
-        # Whether what was read is not what the stream has: positions say what of it is new, sequences don't.
+        # Whether what was read is not what the stream has: positions say what of it is new,
+        # sequences don't.
         self.rewritten = rewritten
 
 
@@ -75,7 +84,8 @@ class TakenOverError(HeadraceError):
     remedy = "One reader at a time follows under a name: stop one of them, or give it another name."
 
 
-# A message of the stream: its sequence there, its subject, its payload, its header (with NATS/1.0 and all).
+# A message of the stream: its sequence there, its subject, its payload, its header (with NATS/1.0
+# and all).
 Delivered = tuple[int, bytes, bytes, bytes]
 
 
@@ -98,7 +108,8 @@ class Pull:
     _created: object = None
     _held: deque[Delivered] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    # The last message that came, and when it was stored; a message is done when it may be acknowledged.
+    # The last message that came, and when it was stored; a message is done when it may be
+    # acknowledged.
     _received: int = 0
     _stored: bytes = b""
     _done: int = 0
@@ -174,11 +185,15 @@ class Pull:
             await self.client.publish(reply.decode(), b"+ACK")
 
     def passed(self, stream_seq: int) -> None:
-        """All that was wanted up to here has come: the rest of it may be discarded, and nothing is missing."""
+        """All that was wanted up to here has come: the rest of it may be discarded, and nothing is
+        missing.
+        """
         self._passed = max(self._passed, stream_seq)
 
     async def outstanding(self) -> int | None:
-        """How many messages the stream has for us that have not been read; None while some are on their way."""
+        """How many messages the stream has for us that have not been read; None while some are on
+        their way.
+        """
         if self.in_doubt:
             return None
         try:
@@ -208,7 +223,9 @@ class Pull:
         self._news.set()
 
     def _check_connection(self) -> None:
-        """What a new connection brings of the old consumer may be of an older store, whose counts are the same."""
+        """What a new connection brings of the old consumer may be of an older store, whose counts
+        are the same.
+        """
         if self._doubt is None and self.client.stats["reconnects"] != self._reconnects:
             self._suspect("the connection was lost")
 
@@ -249,13 +266,17 @@ class Pull:
         """What was read must be what the stream has; what was not must be there still."""
         info = await self._info()
         if info.created != self._created or (self._stored and info.state.last_seq < self._received):
-            raise RetentionGapError(min(self._received, info.state.last_seq) + 1, self._received, rewritten=True)
+            raise RetentionGapError(
+                min(self._received, info.state.last_seq) + 1, self._received, rewritten=True
+            )
         at = max(self._received, self._passed)
         if (self.start_seq is not None or self._stored) and info.state.first_seq > at + 1:
             raise RetentionGapError(at + 1, info.state.first_seq - 1)
 
     async def _give_up(self) -> None:
-        """Delete the consumer as it was; one that another reader has made under this name is not ours to delete."""
+        """Delete the consumer as it was; one that another reader has made under this name is not
+        ours to delete.
+        """
         if self.durable is None:
             await self._drop()
             return
@@ -269,7 +290,9 @@ class Pull:
             await self._js.delete_consumer(self.stream, self._name)
 
     async def _drop(self) -> None:
-        """Let a nameless consumer go. Nobody waits for the answer: else the server does, unused for a minute."""
+        """Let a nameless consumer go. Nobody waits for the answer: else the server does, unused for
+        a minute.
+        """
         with contextlib.suppress(NatsError, OSError):
             subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
             await self.client.publish(subject, reply=self._inbox)
@@ -277,8 +300,8 @@ class Pull:
     async def _make(self) -> None:
         """A consumer, and an inbox of its own: what the one before still sends goes nowhere.
 
-        It begins with the last message that came, to see that the stream has it still, or before it with what is not
-        done yet, so that this can be acknowledged.
+        It begins with the last message that came, to see that the stream has it still, or before it
+        with what is not done yet, so that this can be acknowledged.
         """
         self._inbox = self.client.new_inbox()
         self._name = self.durable or secrets.token_hex(11)
@@ -324,7 +347,11 @@ class Pull:
         if (room := self._room.ask()) is None:
             return
         messages, size = room
-        wanted = {"batch": messages, "expires": int(EXPIRES_S * 1e9), "idle_heartbeat": int(HEARTBEAT_S * 1e9)}
+        wanted = {
+            "batch": messages,
+            "expires": int(EXPIRES_S * 1e9),
+            "idle_heartbeat": int(HEARTBEAT_S * 1e9),
+        }
         self._heard_at = time.monotonic()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._name}"
         body = orjson.dumps({**wanted, "max_bytes": size} if size else wanted)
@@ -367,7 +394,8 @@ class Pull:
             self._held.append((stream_seq, subject, payload, header))
             self._room.hold(1, len(payload))
         elif stream_seq == self._received and stored != self._stored != b"":
-            # Asked for to see that it is there still; others before it are given again to be acknowledged.
+            # Asked for to see that it is there still; others before it are given again to be
+            # acknowledged.
             self._rewritten = True
             self._suspect("the stream has another message in the place of the last one")
 
@@ -376,7 +404,9 @@ class Pull:
         said = status(header)
         if said is not None and said.is_heartbeat:
             if said.given is not None and said.given > self._given:
-                self._suspect(f"the consumer has given {said.given} messages, and {self._given} came")
+                self._suspect(
+                    f"the consumer has given {said.given} messages, and {self._given} came"
+                )
         elif said is not None and said.pending is not None and said.ends_request:
             self._room.ended(*said.pending, too_small=said.is_too_small)
             # Room for another request.

@@ -1,4 +1,6 @@
-"""What a message only refers to, because it is too large for one: an event, or a snapshot's chunk of one row."""
+"""What a message only refers to, because it is too large for one: an event, or a snapshot's chunk
+of one row.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from headrace.jetstream.large import LargeStore
 
 
 async def whole(js: JetStreamContext, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The payload itself; where it has a `reference`, what is kept in the object store in its place."""
+    """The payload itself; where it has a `reference`, what is kept in the object store in its
+    place.
+    """
     reference = payload.get("reference")
     if not isinstance(reference, Mapping):
         return payload
-    kept: Mapping[str, Any] = decode(await LargeStore(js, str(reference["bucket"])).get(str(reference["name"])))
+    kept: Mapping[str, Any] = decode(
+        await LargeStore(js, str(reference["bucket"])).get(str(reference["name"]))
+    )
     return kept

@@ -1,11 +1,12 @@
 """Whole transactions of a followed stream, whatever moment it is read at.
 
-A consumer of JetStream is given messages one by one, also while the server is storing a group of them; so a look at
-what has come may fall between two messages of a transaction. This reader gives one out when all of it is here.
+A consumer of JetStream is given messages one by one, also while the server is storing a group of
+them; so a look at what has come may fall between two messages of a transaction. This reader gives
+one out when all of it is here.
 
-Promises: what it gives out is a transaction of PostgreSQL, whole and once, in commit order; only one of more events
-than `events_max` comes in parts, each saying so, and so says one whose rest may be lost in a gap. It waits no longer
-than asked, and keeps what has come of the next.
+Promises: what it gives out is a transaction of PostgreSQL, whole and once, in commit order; only
+one of more events than `events_max` comes in parts, each saying so, and so says one whose rest may
+be lost in a gap. It waits no longer than asked, and keeps what has come of the next.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Transaction:
     """What one transaction did to the tables that are followed, in order."""
 
     events: tuple[Event, ...]
-    # Whether this is its last part; false where it has more events than `events_max`, or a gap stands behind it.
+    # Whether this is its last part; false where it has more events than `events_max`, or a gap
+    # stands behind it.
     ends: bool
 
     @property
@@ -48,8 +50,8 @@ class Transaction:
 class Transactions:
     """Reads a consumer by transactions: iterate over it, call `done` after applying each.
 
-    Where only some tables are followed, the transaction's last event may not be among them; such a transaction is whole
-    when the next one begins.
+    Where only some tables are followed, the transaction's last event may not be among them; such a
+    transaction is whole when the next one begins.
     """
 
     consumer: Consumer
@@ -67,7 +69,8 @@ class Transactions:
             if self._open and _of_another(event, self._open[0]):
                 return self._take(ends=True)
             if self._open and event.operation == GAP:
-                # Nobody knows whether the lost changes were its rest. The gap itself is given out next, alone.
+                # Nobody knows whether the lost changes were its rest. The gap itself is given out
+                # next, alone.
                 return self._take(ends=False)
             if len(self._open) >= self.events_max:
                 # Only now: what has no more to come, its end being filtered out, is whole.
@@ -88,7 +91,9 @@ class Transactions:
         if event.lane != event.source:
             raise MixedError(f"{event.subject} carries arrays of one table's events")
         if self._open and event.source != self._open[0].source:
-            raise MixedError(f"events of {event.source} stand inside a transaction of {self._open[0].source}")
+            raise MixedError(
+                f"events of {event.source} stand inside a transaction of {self._open[0].source}"
+            )
         self._open.append(event)
 
     def _take(self, *, ends: bool) -> Transaction:

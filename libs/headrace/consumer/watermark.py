@@ -1,7 +1,8 @@
 """How far a consumer has applied the stream, and where that is kept.
 
-A watermark is all a consumer needs to be exactly-once: the position of the last event it applied, per lane (a source;
-for batches a source and table), and the stream sequence up to which it has seen everything.
+A watermark is all a consumer needs to be exactly-once: the position of the last event it applied,
+per lane (a source; for batches a source and table), and the stream sequence up to which it has seen
+everything.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class MemoryWatermarks:
 
 
 class FileWatermarks:
-    """A small JSON file, replaced whole at each save: for consumers whose effects are idempotent, or files too."""
+    """A small JSON file, replaced whole at each save: for consumers whose effects are idempotent,
+    or files too.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -62,10 +65,13 @@ class FileWatermarks:
         if self._path.exists():
             try:
                 stored = json.loads(self._path.read_text())
-                self._lanes = {lane: Watermark(Position(a, b), seq) for lane, (a, b, seq) in stored.items()}
+                self._lanes = {
+                    lane: Watermark(Position(a, b), seq) for lane, (a, b, seq) in stored.items()
+                }
             except (ValueError, TypeError, AttributeError) as error:
                 raise WatermarkError(
-                    f"{self._path} does not hold watermarks", remedy="Remove it to start from the beginning."
+                    f"{self._path} does not hold watermarks",
+                    remedy="Remove it to start from the beginning.",
                 ) from error
         return dict(self._lanes)
 

@@ -1,7 +1,8 @@
-"""The context of the work at hand, and the statement that tells it. Pure, but for the connections it is given.
+"""The context of the work at hand, and the statement that tells it. Pure, but for the connections
+it is given.
 
-Promises: a context belongs to its task or thread and ends with its block; one inside another adds to it; what can't be
-written as JSON is written as its text, so that auditing never breaks the work.
+Promises: a context belongs to its task or thread and ends with its block; one inside another adds
+to it; what can't be written as JSON is written as its text, so that auditing never breaks the work.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     MIDDLEWARE = [..., "headrace.context.django.ContextMiddleware"]
     HEADRACE_CONTEXT = "myapp.audit.context"     # a function of the request that returns a dict
 
-Without HEADRACE_CONTEXT it is the user's id, the method and the path. Outside requests: `with telling(): ...`. A change
-made in autocommit is put into a transaction with its message.
+Without HEADRACE_CONTEXT it is the user's id, the method and the path. Outside requests: `with
+telling(): ...`. A change made in autocommit is put into a transaction with its message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class ContextMiddleware:
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self._get_response = get_response
         named = getattr(settings, "HEADRACE_CONTEXT", None)
-        self._context: Callable[[Any], Mapping[str, Any]] = import_string(named) if named else request_context
+        self._context: Callable[[Any], Mapping[str, Any]] = (
+            import_string(named) if named else request_context
+        )
 
     def __call__(self, request: Any) -> Any:
         with change_context(**self._context(request)), telling():
@@ -52,7 +54,9 @@ def telling() -> Iterator[None]:
         yield
 
 
-def _execute(execute: Callable[..., Any], sql: str, params: Any, many: Any, context: dict[str, Any]) -> Any:
+def _execute(
+    execute: Callable[..., Any], sql: str, params: Any, many: Any, context: dict[str, Any]
+) -> Any:
     facts = current_context()
     if facts is None or not _WRITES.match(sql):
         return execute(sql, params, many, context)

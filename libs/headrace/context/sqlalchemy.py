@@ -1,9 +1,10 @@
-"""The context of changes that SQLAlchemy 2 makes, told by itself: once for a transaction, and again when it changes.
+"""The context of changes that SQLAlchemy 2 makes, told by itself: once for a transaction, and again
+when it changes.
 
     tell_from(engine)                    # a sync Engine, or an AsyncEngine
 
-Promises: no statement of the application is changed. In autocommit each statement is a transaction of its own, and a
-message before it another: there nothing is told.
+Promises: no statement of the application is changed. In autocommit each statement is a transaction
+of its own, and a message before it another: there nothing is told.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PostgreSQL's array literal, `{{1,2},{3,NULL}}`, to nested lists.
 
-Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a guess. A list has no
-lower bounds (`[0:1]={…}`): `Lists` gives the literal beside it, as for all that a list does not tell. Pure, and without
-recursion.
+Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a
+guess. A list has no lower bounds (`[0:1]={…}`): `Lists` gives the literal beside it, as for all
+that a list does not tell. Pure, and without recursion.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The conversion of an array: its list, `Inexact` where the list does not say which array it was.
+    """The conversion of an array: its list, `Inexact` where the list does not say which array it
+    was.
 
-    That is so for bounds that don't begin at 1, for a delimiter other than the comma, and for documents that could be
-    taken for a dimension (`[1]`), for SQL's NULL (`null`), or that lose something themselves.
+    That is so for bounds that don't begin at 1, for a delimiter other than the comma, and for
+    documents that could be taken for a dimension (`[1]`), for SQL's NULL (`null`), or that lose
+    something themselves.
     """
 
     element: Callable[[bytes], object]
@@ -46,13 +48,22 @@ class Lists:
         return Inexact(array, text(literal)) if unclear else array
 
 
-def parse_array(literal: bytes, element: Callable[[bytes], object], delimiter: bytes = b",") -> list[Any]:
-    """The list that the literal spells: NULL is None, `element` makes the rest from their text form."""
+def parse_array(
+    literal: bytes, element: Callable[[bytes], object], delimiter: bytes = b","
+) -> list[Any]:
+    """The list that the literal spells: NULL is None, `element` makes the rest from their text
+    form.
+    """
     bounds = _BOUNDS.match(literal)
     body = literal[bounds.end() :] if bounds else literal
     if body == b"{}":
         return []
-    if b'"' not in body and body[:1] == b"{" and body.find(b"{", 1) < 0 and body.find(b"}") == len(body) - 1:
+    if (
+        b'"' not in body
+        and body[:1] == b"{"
+        and body.find(b"{", 1) < 0
+        and body.find(b"}") == len(body) - 1
+    ):
         return [_plain(part, element) for part in body[1:-1].split(delimiter)]
     return _parse_nested(body, element, delimiter)
 
@@ -70,7 +81,9 @@ def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
     """An element or a brace, then what ends it; possessive, so that no input makes it backtrack."""
     mark = re.escape(delimiter)
     value = rb'"(?P<quoted>(?:[^"\\]++|\\.)*+)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
-    return re.compile(rb"(?P<open>\{*+)(?:" + value + rb")(?P<close>\}*+)(?P<mark>" + mark + rb"|\Z)", re.DOTALL)
+    return re.compile(
+        rb"(?P<open>\{*+)(?:" + value + rb")(?P<close>\}*+)(?P<mark>" + mark + rb"|\Z)", re.DOTALL
+    )
 
 
 def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: bytes) -> list[Any]:
@@ -91,7 +104,11 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
         if depth < 2 or len(path) != depth or closed >= depth:
             raise DecodeError(f"an array's literal has braces that don't match at byte {at}")
         quoted = token["quoted"]
-        path[-1].append(_plain(token["plain"], element) if quoted is None else element(_ESCAPE.sub(rb"\1", quoted)))
+        path[-1].append(
+            _plain(token["plain"], element)
+            if quoted is None
+            else element(_ESCAPE.sub(rb"\1", quoted))
+        )
         del path[depth - closed :]
         at, more = token.end(), bool(token["mark"])
     if len(path) != 1 or len(outer) != 1:

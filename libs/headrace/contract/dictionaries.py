@@ -1,7 +1,9 @@
-"""zstd dictionaries: what compresses single events well, which are too small to have repetitions of their own.
+"""zstd dictionaries: what compresses single events well, which are too small to have repetitions of
+their own.
 
-Owns the training, and which dictionaries this process knows. A compressed event names its dictionary by the id in its
-zstd frame; the dictionary itself is the value of the key that `key` gives. Pure.
+Owns the training, and which dictionaries this process knows. A compressed event names its
+dictionary by the id in its zstd frame; the dictionary itself is the value of the key that `key`
+gives. Pure.
 """
 
 from __future__ import annotations

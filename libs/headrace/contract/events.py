@@ -1,6 +1,8 @@
-"""Change events as consumers read them: the payload's shape, its bytes in both encodings, and its position.
+"""Change events as consumers read them: the payload's shape, its bytes in both encodings, and its
+position.
 
-Owns the contract's keys and their order. Pure. What a consumer in any language may rely on is in docs/contract.md.
+Owns the contract's keys and their order. Pure. What a consumer in any language may rely on is in
+docs/contract.md.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def change(  # noqa: PLR0913  # what an event consists of
     lsn: int | None,
     tx: Payload | None,
 ) -> Payload:
-    """The payload of a change of a row; None, in a template alone, for what differs from row to row."""
+    """The payload of a change of a row; None, in a template alone, for what differs from row to
+    row.
+    """
     return {
         "subject": subject,
         "table": table,
@@ -74,7 +78,8 @@ def change(  # noqa: PLR0913  # what an event consists of
 
 ID_HEADER = "Headrace-Msg-Id"
 POSITION_HEADER = "Headrace-Position"
-# Of an array of events: every transaction of its source that committed before this LSN is whole in the stream.
+# Of an array of events: every transaction of its source that committed before this LSN is whole in
+# the stream.
 COMPLETE_HEADER = "Headrace-Complete"
 # Where a stored request's answer goes: a stream keeps headers, and no reply subjects.
 REPLY_HEADER = "Headrace-Reply"
@@ -96,7 +101,9 @@ def parse_position_header(text: str) -> tuple[str, Position]:
 
 
 def complete_before(header: bytes) -> int:
-    """The LSN before which, by a message's raw header, its source's transactions are whole; 0 where it has none."""
+    """The LSN before which, by a message's raw header, its source's transactions are whole; 0 where
+    it has none.
+    """
     found = _COMPLETE.search(header) or _FLOOR.search(header)
     return int(found[1]) if found else 0
 
@@ -104,7 +111,10 @@ def complete_before(header: bytes) -> int:
 def as_bridge(payload: Payload) -> Payload:
     """An event as the bridge has it: its keys alone, and the older `columns` beside `data`."""
     bridge = {key: payload[key] for key in _BRIDGE_KEYS}
-    return {**bridge, "columns": [{"name": name, "value": value} for name, value in payload["data"].items()]}
+    return {
+        **bridge,
+        "columns": [{"name": name, "value": value} for name, value in payload["data"].items()],
+    }
 
 
 def referring(payload: Payload, key: Collection[str], size: int, bucket: str) -> Payload:
@@ -140,7 +150,8 @@ def writer(encoding: Encoding) -> Callable[[object], bytes]:
 def pieces(payload: Payload, holes: Collection[str], encoding: Encoding) -> list[bytes]:
     """The payload's bytes without the values of these keys: one piece more than there are holes.
 
-    Whoever writes values between the pieces, in the order of the keys, has the bytes of the whole payload.
+    Whoever writes values between the pieces, in the order of the keys, has the bytes of the whole
+    payload.
     """
     write, json_ = writer(encoding), encoding is Encoding.JSON
     cut, piece = [], b"{" if json_ else bytes(msgpack.Packer().pack_map_header(len(payload)))
@@ -162,9 +173,11 @@ def join(encoded: list[bytes], encoding: Encoding) -> bytes:
 
 
 def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
-    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is before compression.
+    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is
+    before compression.
 
-    A number that 64 bits or a double can't hold is a string of its digits, from JSON as from MessagePack.
+    A number that 64 bits or a double can't hold is a string of its digits, from JSON as from
+    MessagePack.
     """
     try:
         if data[:4] == dictionaries.ZSTD_MAGIC:
@@ -172,7 +185,13 @@ def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
         if data[:1] and data[:1] in _JSON_FIRST:
             return exact_numbers(data)
         return msgpack.unpackb(data, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException, zstandard.ZstdError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        msgpack.UnpackException,
+        zstandard.ZstdError,
+        RecursionError,
+    ) as error:
         raise DecodeError(f"a message that is neither MessagePack nor JSON: {error}") from error
 
 

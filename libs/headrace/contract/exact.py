@@ -1,11 +1,12 @@
-"""Values whose native form is not all of what PostgreSQL has, and the exact text that stands beside them.
+"""Values whose native form is not all of what PostgreSQL has, and the exact text that stands beside
+them.
 
-A document such as `{"price": 1.50}` has a native form that readers compute with, and loses a digit in it. Then an event
-has PostgreSQL's text of the column too, in `exact` (for `data`) and `exact_old` (for `old`); a snapshot's chunk has it
-in `exact`, by the place of the row. Pure.
+A document such as `{"price": 1.50}` has a native form that readers compute with, and loses a digit
+in it. Then an event has PostgreSQL's text of the column too, in `exact` (for `data`) and
+`exact_old` (for `old`); a snapshot's chunk has it in `exact`, by the place of the row. Pure.
 
-`row`, `old_row` and `rows` are for readers that must not lose anything: the native values, with an `ExactText` in the
-place of each that has one.
+`row`, `old_row` and `rows` are for readers that must not lose anything: the native values, with an
+`ExactText` in the place of each that has one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ Texts = Mapping[str, str]
 
 
 class Inexact:
-    """What a converter gives for such a value. No encoder takes it: whoever writes a row sets the two apart."""
+    """What a converter gives for such a value. No encoder takes it: whoever writes a row sets the
+    two apart.
+    """
 
     __slots__ = ("native", "text")
 
@@ -64,4 +67,6 @@ def rows(payload: Mapping[str, Any]) -> Sequence[Row]:
 def _merged(values: Row, texts: Texts | None) -> Row:
     if not texts:
         return values
-    return {name: ExactText(texts[name]) if name in texts else value for name, value in values.items()}
+    return {
+        name: ExactText(texts[name]) if name in texts else value for name, value in values.items()
+    }

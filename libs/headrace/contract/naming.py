@@ -1,10 +1,11 @@
 """Names on the wire: the token of a table, subjects, message ids and keys.
 
-Owns how a PostgreSQL name becomes one token that NATS subjects, KV keys and headers all take, and every subject of the
-contract. Promises that two tables never share a token, that a token leads back to its table, and that no table's
-subject is that of something else. Pure.
+Owns how a PostgreSQL name becomes one token that NATS subjects, KV keys and headers all take, and
+every subject of the contract. Promises that two tables never share a token, that a token leads back
+to its table, and that no table's subject is that of something else. Pure.
 
-A name keeps `A-Z a-z 0-9 _ -`; any other byte of its UTF-8 is `=XX`. Three cases keep that one-to-one:
+A name keeps `A-Z a-z 0-9 _ -`; any other byte of its UTF-8 is `=XX`. Three cases keep that
+one-to-one:
 
 - `=2F` stands for the slash between schema and table only; a slash within either name is `=2f`;
 - a public table called as a special subject (`_message`, `_gap`) starts with `=5F`;
@@ -100,13 +101,17 @@ def message_subject(prefix: str) -> str:
 
 
 def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> str:
-    """A change's `Nats-Msg-Id`; `repeat` counts the earlier changes that share its LSN, table and operation."""
+    """A change's `Nats-Msg-Id`; `repeat` counts the earlier changes that share its LSN, table and
+    operation.
+    """
     suffix = f"-{repeat}" if repeat else ""
     return f"{lsn:x}-{token}-{operation}{suffix}"
 
 
 def emitted_message_id(lsn: int, prefix: str, source: str) -> str:
-    """The id of an emitted message: PostgreSQL gives it to every slot, so the source has to tell two of them apart."""
+    """The id of an emitted message: PostgreSQL gives it to every slot, so the source has to tell
+    two of them apart.
+    """
     return f"{lsn:x}-{message_subject(prefix).removeprefix(f'{CDC}.')}-{source}"
 
 

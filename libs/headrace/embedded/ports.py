@@ -1,9 +1,9 @@
 """Free TCP ports on loopback for embedded servers.
 
-A port is picked below the range from which the kernel takes the source ports of outgoing connections. In that range a
-server that is down for a moment could find its port taken by a client's connection, and a client that keeps trying to
-reach it could connect to itself. Nothing here reserves a port: the caller binds it at once, and tries again if another
-process was quicker.
+A port is picked below the range from which the kernel takes the source ports of outgoing
+connections. In that range a server that is down for a moment could find its port taken by a
+client's connection, and a client that keeps trying to reach it could connect to itself. Nothing
+here reserves a port: the caller binds it at once, and tries again if another process was quicker.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ def is_free(port: int) -> bool:
 
 
 def free_port(preferred: int = 0) -> int:
-    """Return `preferred` if it is free, else a free port picked at random, so that parallel runs rarely meet."""
+    """Return `preferred` if it is free, else a free port picked at random, so that parallel runs
+    rarely meet.
+    """
     if preferred and is_free(preferred):
         return preferred
-    # Its own generator: a test run that seeds the shared one must not make two runs pick the same ports.
+    # Its own generator: a test run that seeds the shared one must not make two runs pick the same
+    # ports.
     pick = random.SystemRandom()
     for _ in range(_ATTEMPTS_MAX):
         port = pick.choice(_CANDIDATES)

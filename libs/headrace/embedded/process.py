@@ -1,8 +1,10 @@
-"""One server's process: started, watched until it is ready, stopped within a deadline, killed as a crash would.
+"""One server's process: started, watched until it is ready, stopped within a deadline, killed as a
+crash would.
 
-It promises that the server dies with this process, however it dies; that the terminal's Ctrl-C doesn't reach it, so
-that the caller decides the order of the shutdown; and that two servers never serve one folder. It is blocking and
-belongs to no event loop. It knows nothing of any kind of server.
+It promises that the server dies with this process, however it dies; that the terminal's Ctrl-C
+doesn't reach it, so that the caller decides the order of the shutdown; and that two servers never
+serve one folder. It is blocking and belongs to no event loop. It knows nothing of any kind of
+server.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class AlreadyServedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start: the command, its surroundings, and the signal that ends it when the parent dies."""
+    """What to start: the command, its surroundings, and the signal that ends it when the parent
+    dies.
+    """
 
     command: Sequence[str | Path]
     log: Path
@@ -72,17 +76,29 @@ class StopStep:
 
 @cache
 def _spawner(_pid: int) -> ThreadPoolExecutor:
-    """Return the thread that starts servers: the kernel's "parent" is a thread, so it must live as long as we do.
+    """Return the thread that starts servers: the kernel's "parent" is a thread, so it must live as
+    long as we do.
 
     By pid, because a fork leaves the thread behind.
     """
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="embedded-spawner")
 
 
-def tied(command: Sequence[str | Path], death_signal: signal.Signals, account: Account | None = None) -> list[str]:
-    """Return a command that ends with the thread that starts it, and runs under the account, if one is named."""
+def tied(
+    command: Sequence[str | Path], death_signal: signal.Signals, account: Account | None = None
+) -> list[str]:
+    """Return a command that ends with the thread that starts it, and runs under the account, if one
+    is named.
+    """
     identity = ("-1", "-1") if account is None else (str(account.uid), str(account.gid))
-    prefix = [sys.executable, "-I", "-S", str(_LAUNCH_SCRIPT), str(os.getpid()), str(int(death_signal))]
+    prefix = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(_LAUNCH_SCRIPT),
+        str(os.getpid()),
+        str(int(death_signal)),
+    ]
     return [*prefix, *identity, *map(str, command)]
 
 
@@ -152,10 +168,13 @@ class ServerProcess:
         return ended_by(status)
 
     def workers(self, home: Path) -> list[int]:
-        """The processes in a folder of the server's that hold the lock: the server, or what is left of one."""
+        """The processes in a folder of the server's that hold the lock: the server, or what is left
+        of one.
+        """
         found: list[int] = []
         for entry in Path("/proc").iterdir():
-            # Of other users' processes nothing can be seen, and others end while they are looked at.
+            # Of other users' processes nothing can be seen, and others end while they are looked
+            # at.
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "cwd").resolve(strict=True) == home:
                     files = [handle.resolve() for handle in (entry / "fd").iterdir()]
@@ -167,8 +186,12 @@ class ServerProcess:
         with self._locked():
             pass
 
-    def start(self, launch: Launch, *, port: int, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Start the server and return when it is ready; end it and raise with its log when it isn't in time."""
+    def start(
+        self, launch: Launch, *, port: int, ready: Callable[[], bool], timeout_s: float
+    ) -> None:
+        """Start the server and return when it is ready; end it and raise with its log when it isn't
+        in time.
+        """
         self._log = launch.log
         self._log_start = _rotated_size(launch.log)
         with self._locked() as lock:
@@ -192,11 +215,14 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the server and all its children, as the end of a machine would, and wait until they are gone."""
+        """SIGKILL the server and all its children, as the end of a machine would, and wait until
+        they are gone.
+        """
         if self._process is None:
             return
         if self._process.poll() is None:
-            # Stopped first, so that it starts no more children. One may have been on its way: hence the second look.
+            # Stopped first, so that it starts no more children. One may have been on its way: hence
+            # the second look.
             self._process.send_signal(signal.SIGSTOP)
             for _ in range(2):
                 kill_all(_children(self._process.pid))
@@ -215,7 +241,9 @@ class ServerProcess:
         return "\n".join(lines[-_TAIL_LINES:])
 
     def _await_ready(self, ready: Callable[[], bool], port: int, timeout_s: float) -> None:
-        """Give time to a server that says what it does: killed in its recovery, it would begin again."""
+        """Give time to a server that says what it does: killed in its recovery, it would begin
+        again.
+        """
         assert self._log is not None, "it was started"
         said, deadline = 0, time.monotonic() + timeout_s
         while not ready():
@@ -226,24 +254,31 @@ class ServerProcess:
                 said, deadline = size, now + timeout_s
             if now > deadline:
                 raise ServerStartError(
-                    f"{self._name} was not ready, and said nothing for {timeout_s:g} s: {self._quoted_tail()}"
+                    f"{self._name} was not ready, and said nothing for {timeout_s:g} s: "
+                    f"{self._quoted_tail()}"
                 )
             time.sleep(_PROBE_INTERVAL_S)
 
     def _ended(self, port: int) -> ServerStartError:
         tail = self.tail()
         if "address already in use" in tail.lower():
-            return PortTakenError(f"{self._name} can't listen on port {port}: {self._quoted_tail()}")
+            return PortTakenError(
+                f"{self._name} can't listen on port {port}: {self._quoted_tail()}"
+            )
         assert self._process is not None
         status = self._process.returncode
-        return ServerStartError(f"{self._name} ended with status {status} at its start: {self._quoted_tail()}")
+        return ServerStartError(
+            f"{self._name} ended with status {status} at its start: {self._quoted_tail()}"
+        )
 
     def _quoted_tail(self) -> str:
         return f"its log ends\n{self.tail()}\nThat is the end of {self._log}"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the folder's lock. The server inherits it, so that it is held for exactly as long as one serves."""
+        """Hold the folder's lock. The server inherits it, so that it is held for exactly as long as
+        one serves.
+        """
         lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._acquire(lock)
@@ -257,7 +292,8 @@ class ServerProcess:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                # The children of a server that was killed end a moment after it; that alone is worth a wait.
+                # The children of a server that was killed end a moment after it; that alone is
+                # worth a wait.
                 pid, port = _holder(lock)
                 if _is_alive(pid) or time.monotonic() > deadline:
                     where = f"{self._lock_path.parent} by process {pid} on port {port}"
@@ -269,7 +305,9 @@ class ServerProcess:
 
 
 def _holder(lock: int) -> tuple[int, int]:
-    """Return the pid and port that the folder's lock names; zeroes while its holder is only starting."""
+    """Return the pid and port that the folder's lock names; zeroes while its holder is only
+    starting.
+    """
     words = os.pread(lock, 100, 0).split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
 
@@ -286,7 +324,9 @@ def _is_alive(pid: int) -> bool:
 
 
 def _children(parent_pid: int) -> list[int]:
-    """Return the direct children of a process. PostgreSQL's backends are all children of the postmaster."""
+    """Return the direct children of a process. PostgreSQL's backends are all children of the
+    postmaster.
+    """
     children: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -299,7 +339,9 @@ def _children(parent_pid: int) -> list[int]:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL processes and wait until each has ended. By pidfd, which no later process of the same pid inherits."""
+    """SIGKILL processes and wait until each has ended. By pidfd, which no later process of the same
+    pid inherits.
+    """
     with contextlib.ExitStack() as stack:
         handles: list[int] = []
         for pid in pids:
@@ -315,7 +357,9 @@ def kill_all(pids: Sequence[int]) -> None:
 
 
 def _rotated_size(log: Path) -> int:
-    """Keep one older log when the current one has grown large; return the size of the log to append to."""
+    """Keep one older log when the current one has grown large; return the size of the log to append
+    to.
+    """
     if not log.exists():
         return 0
     if log.stat().st_size > _LOG_BYTES_MAX:

@@ -1,11 +1,12 @@
 """What every embedded server has in common: its verbs, its folder and its port.
 
-The verbs are `start`, `stop`, `kill` and `restart`, each also under a `_blocking` name. The blocking ones are the real
-ones and belong to no event loop, so that one server can outlive many loops (a test session); the async ones run them
-in a thread and, when cancelled, first let the verb finish: a server is either started and known, or not started.
+The verbs are `start`, `stop`, `kill` and `restart`, each also under a `_blocking` name. The
+blocking ones are the real ones and belong to no event loop, so that one server can outlive many
+loops (a test session); the async ones run them in a thread and, when cancelled, first let the verb
+finish: a server is either started and known, or not started.
 
-A port that was chosen here is kept in the folder: a later start takes it again if it is free, and a restart of the
-same object insists on it, so that clients find the server where they left it.
+A port that was chosen here is kept in the folder: a later start takes it again if it is free, and a
+restart of the same object insists on it, so that clients find the server where they left it.
 """
 
 from __future__ import annotations
@@ -135,7 +136,10 @@ class EmbeddedServer(ABC):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.stop()
 
@@ -146,7 +150,9 @@ class EmbeddedServer(ABC):
             self._process.refuse_if_served()
             raise PortTakenError(f"{self.kind} can't listen on port {self._port}: it is taken")
         launch = self._launch()
-        self._process.start(launch, port=self._port, ready=self._is_ready, timeout_s=self._start_timeout_s)
+        self._process.start(
+            launch, port=self._port, ready=self._is_ready, timeout_s=self._start_timeout_s
+        )
         (self.folder / "port").write_text(f"{self._port}\n")
         self._port_is_fixed = True
 

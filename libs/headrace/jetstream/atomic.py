@@ -1,10 +1,12 @@
-"""Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored whole or not at all.
+"""Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored
+whole or not at all.
 
-One group is under way at a time, while the next is being made; its first message names the stream's last sequence, so
-that the server refuses a group of a publisher that was superseded. Another source's message in between makes it refuse
-too: then the group is published again behind it. No group is sent before the one in front of it is stored: the server
-compares sequences, and a stranger's messages could bring the stream to where a refused group would have ended. What
-has an unknown fate is an `IngestError`, and the publisher finds its place again.
+One group is under way at a time, while the next is being made; its first message names the stream's
+last sequence, so that the server refuses a group of a publisher that was superseded. Another
+source's message in between makes it refuse too: then the group is published again behind it. No
+group is sent before the one in front of it is stored: the server compares sequences, and a
+stranger's messages could bring the stream to where a refused group would have ended. What has an
+unknown fate is an `IngestError`, and the publisher finds its place again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from headrace.failpoint import failpoint
 from headrace.jetstream import wire
 from headrace.jetstream.message import Message
 from headrace.jetstream.pipe import OnStored, Pipe, Window, ignored
-from headrace.jetstream.refusals import CHAIN_CODES, FencedError, IngestError, TailLostError, refusal
+from headrace.jetstream.refusals import (
+    CHAIN_CODES,
+    FencedError,
+    IngestError,
+    TailLostError,
+    refusal,
+)
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 
@@ -43,7 +51,8 @@ class AtomicUnsupportedError(HeadraceError):
     """The server or the stream doesn't take atomic batches."""
 
     remedy = (
-        "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while it is in use; or "
+        "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while "
+        "it is in use; or "
         "choose another --delivery."
     )
 
@@ -52,7 +61,8 @@ class GroupTooLongError(HeadraceError):
     """The server takes fewer messages in a group than the suite was told."""
 
     remedy = (
-        "Lower HEADRACE_ATOMIC_MESSAGES_MAX to what nats-server takes (1000, unless its configuration has another "
+        "Lower HEADRACE_ATOMIC_MESSAGES_MAX to what nats-server takes (1000, unless its "
+        "configuration has another "
         "jetstream.limits.batch.max_msgs), or raise it there, then restart."
     )
 
@@ -61,7 +71,12 @@ class AtomicPipe(Pipe):
     """Groups of messages, each atomic."""
 
     def __init__(
-        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        window: Window,
+        on_stored: OnStored = ignored,
     ) -> None:
         super().__init__(client, tail, stats, window, on_stored)
         # What is being made, and what is under way.
@@ -83,7 +98,10 @@ class AtomicPipe(Pipe):
 
     def fits(self, messages: int, size: int) -> bool:
         """Whether so many more messages fit the group that is being made."""
-        return len(self._group) + messages <= self._messages_max and self._group_bytes + size <= self._bytes_max
+        return (
+            len(self._group) + messages <= self._messages_max
+            and self._group_bytes + size <= self._bytes_max
+        )
 
     def fits_alone(self, messages: int, size: int) -> bool:
         """Whether so many messages fit a group of their own."""
@@ -93,7 +111,9 @@ class AtomicPipe(Pipe):
         """Begin behind a tail that was read from the stream just now."""
         # Asked first: a server that knows nothing of batches would store their messages one by one.
         if not tail.atomic:
-            raise AtomicUnsupportedError("--delivery transaction: the stream of changes doesn't take atomic batches")
+            raise AtomicUnsupportedError(
+                "--delivery transaction: the stream of changes doesn't take atomic batches"
+            )
         self._begin_behind(tail)
 
     async def close(self) -> None:
@@ -135,13 +155,17 @@ class AtomicPipe(Pipe):
         await self._land()
 
     async def settle(self) -> None:
-        """Called when there is nothing to publish: notices a lost connection, and what became of a group."""
+        """Called when there is nothing to publish: notices a lost connection, and what became of a
+        group.
+        """
         if not self.flying:
             await self._land()
         self._check_connection()
 
     async def _land(self) -> None:
-        """Wait until the group under way is stored; raise what came in its way, from then on whenever it is asked."""
+        """Wait until the group under way is stored; raise what came in its way, from then on
+        whenever it is asked.
+        """
         if self._flight is not None:
             await asyncio.shield(self._flight)
             self._flight = None
@@ -176,9 +200,13 @@ class AtomicPipe(Pipe):
                 await wire.hand_over(self._client, part)
                 failpoint("publisher.inside_atomic")
             headers = self._headers(last, batch, size, size)
-            reply = await self._client.request(last.subject, last.payload, timeout=self._ack_timeout_s, headers=headers)
+            reply = await self._client.request(
+                last.subject, last.payload, timeout=self._ack_timeout_s, headers=headers
+            )
         except NoRespondersError as error:
-            raise IngestError("no stream takes these subjects: it is missing or has no leader") from error
+            raise IngestError(
+                "no stream takes these subjects: it is missing or has no leader"
+            ) from error
         except NatsError as error:
             raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
         answer = orjson.loads(reply.data or b"{}")
@@ -199,7 +227,8 @@ class AtomicPipe(Pipe):
         if not self._duplicates:
             headers["Nats-Msg-Id"] = message.msg_id
         else:
-            # The id's place in the server's duplicate window is what stands in the way; consumers still find it here.
+            # The id's place in the server's duplicate window is what stands in the way; consumers
+            # still find it here.
             headers[ID_HEADER] = message.msg_id
         if number == 1:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
@@ -221,9 +250,13 @@ class AtomicPipe(Pipe):
             log.warning("duplicates_refused", first=group[0].msg_id, messages=len(group))
             self._duplicates = True
         elif code == _DISABLED:
-            raise AtomicUnsupportedError(f"the stream refuses atomic batches: {error.get('description')}")
+            raise AtomicUnsupportedError(
+                f"the stream refuses atomic batches: {error.get('description')}"
+            )
         elif code == _TOO_LONG:
-            raise GroupTooLongError(f"nats-server refuses a group of {len(group)}: {error.get('description')}")
+            raise GroupTooLongError(
+                f"nats-server refuses a group of {len(group)}: {error.get('description')}"
+            )
         elif code == _TOO_MANY:
             await asyncio.sleep(_PAUSE_S)
         else:

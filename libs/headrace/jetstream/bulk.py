@@ -1,13 +1,16 @@
-"""Messages of chosen subscriptions as their bytes, all that one read of the socket brought at a time.
+"""Messages of chosen subscriptions as their bytes, all that one read of the socket brought at a
+time.
 
-nats-py takes some 25 µs to make an object of each message and to queue it; whoever follows a stream needs none of that.
-A subscription made here gets tuples of bytes, split off before nats-py's parser sees them; everything else on the
-connection is left to that parser, one whole command at a time, so that it is the oracle of the test. Beside `wire` the
-only place that touches what nats-py keeps to itself.
+nats-py takes some 25 µs to make an object of each message and to queue it; whoever follows a stream
+needs none of that. A subscription made here gets tuples of bytes, split off before nats-py's parser
+sees them; everything else on the connection is left to that parser, one whole command at a time, so
+that it is the oracle of the test. Beside `wire` the only place that touches what nats-py keeps to
+itself.
 
-Promises: the messages of a subscription in the order in which the server sent them, none twice, none left out while the
-connection holds; nothing of a connection that broke is taken for a part of the next. Whoever listens bounds what may
-come (by the requests of a pull), since nothing here waits.
+Promises: the messages of a subscription in the order in which the server sent them, none twice,
+none left out while the connection holds; nothing of a connection that broke is taken for a part of
+the next. Whoever listens bounds what may come (by the requests of a pull), since nothing here
+waits.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ _CRLF = b"\r\n"
 _MESSAGES = {b"MSG": 5, b"HMSG": 6}
 
 
-# A message as it came: subject, reply, header (with NATS/1.0 and all; empty where it has none), payload. A plain tuple:
-# to name its fields would cost as much as to find them.
+# A message as it came: subject, reply, header (with NATS/1.0 and all; empty where it has none),
+# payload. A plain tuple: to name its fields would cost as much as to find them.
 Arrival = tuple[bytes, bytes, bytes, bytes]
 # Called with what one read brought; must neither raise nor wait.
 Listener = Callable[[list[Arrival]], None]
@@ -85,7 +88,8 @@ class BulkParser(Parser):
         super().reset()
         self._before = None
         self._life += 1
-        # Of a command that has not come whole: its pieces, and how many bytes are worth another look.
+        # Of a command that has not come whole: its pieces, and how many bytes are worth another
+        # look.
         self._pieces: list[bytes] = []
         self._held = 0
         self._wanted = 0
@@ -113,7 +117,11 @@ class BulkParser(Parser):
     def _take_over(self, before: Parser) -> bytes:
         """Its state, and the bytes that it has not used; it is never asked again."""
         self._before = None
-        self.state, self.needed, self.header_needed = before.state, before.needed, before.header_needed
+        self.state, self.needed, self.header_needed = (
+            before.state,
+            before.needed,
+            before.header_needed,
+        )
         self.msg_arg = before.msg_arg
         if self.state == AWAITING_CONTROL_LINE:
             return bytes(before.buf)
@@ -133,12 +141,15 @@ class BulkParser(Parser):
                 return
             await super().parse(data[at:end])
             if self._life != life:
-                # It said that the connection is over; what follows is of no use, and no part of the next one.
+                # It said that the connection is over; what follows is of no use, and no part of the
+                # next one.
                 return
             at = end
 
     def _hear(self, data: bytes, at: int) -> int:
-        """Give the listeners all that comes for them from here on, up to what is another's or not whole; its place."""
+        """Give the listeners all that comes for them from here on, up to what is another's or not
+        whole; its place.
+        """
         listeners, find, size = self.listeners, data.find, len(data)
         heard: list[Arrival] = []
         of = b""

@@ -1,8 +1,9 @@
 """A connection to NATS that waits for its server, heals by itself, and says what is wrong.
 
-Promises: an unreachable server is waited for with a log line that names it; refused credentials end in an error with
-the remedy; readiness is false while the connection is down. Where TLS was asked for, nothing is said to a server that
-doesn't speak it: neither a password nor a subject. Never logs a URL's user or password.
+Promises: an unreachable server is waited for with a log line that names it; refused credentials end
+in an error with the remedy; readiness is false while the connection is down. Where TLS was asked
+for, nothing is said to a server that doesn't speak it: neither a password nor a subject. Never logs
+a URL's user or password.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class NatsForbiddenError(HeadraceError):
     """The NATS server lets this user in, and does not let it do what is asked."""
 
     remedy = (
-        "Give the user these permissions (deploy/nats/permissions.conf has those of each), or run this as another; one "
+        "Give the user these permissions (deploy/nats/permissions.conf has those of each), or run "
+        "this as another; one "
         "whose answers come elsewhere than below _INBOX needs NATS_INBOX_PREFIX."
     )
 
@@ -77,7 +79,10 @@ def _checked(url: str) -> str:
             return url
     scheme, _, place = url.partition("://")
     raise SettingError(
-        f"NATS_URL (or NATS_HOST) has {scheme}://{place.rpartition('@')[2]}, which is no server's address",
+        (
+            f"NATS_URL (or NATS_HOST) has {scheme}://{place.rpartition('@')[2]}, which is no "
+            "server's address"
+        ),
         remedy=f"Write host:4222, after {', '.join(f'{one}://' for one in _SCHEMES)} or nothing.",
     )
 
@@ -111,8 +116,8 @@ def _wants_tls(settings: NatsSettings) -> bool:
 class _Transport(TcpTransport):
     """nats-py's, but for how it fails.
 
-    To write to a connection that was reset a moment ago is a RuntimeError in uvloop. nats-py foresees an OSError: any
-    other ends its reconnecting for good.
+    To write to a connection that was reset a moment ago is a RuntimeError in uvloop. nats-py
+    foresees an OSError: any other ends its reconnecting for good.
     """
 
     def __init__(self) -> None:
@@ -136,7 +141,9 @@ def _as_reset() -> Iterator[None]:
 
 
 class _Client(Client):
-    """nats-py's client speaks TLS when the server's first line asks for it: one that left it out would get it all."""
+    """nats-py's client speaks TLS when the server's first line asks for it: one that left it out
+    would get it all.
+    """
 
     def __init__(self, *, tls_wanted: bool) -> None:
         super().__init__()
@@ -145,7 +152,9 @@ class _Client(Client):
     def _connect_command(self) -> bytes:
         """Called on every connection, right before the first thing that is said."""
         server = self._current_server
-        encrypted = self._server_info.get("tls_required") or (server is not None and server.uri.scheme == "wss")
+        encrypted = self._server_info.get("tls_required") or (
+            server is not None and server.uri.scheme == "wss"
+        )
         if self._tls_wanted and not encrypted:
             raise NatsError("nats: the server offers no TLS")
         return bytes(super()._connect_command())
@@ -156,7 +165,9 @@ class _Client(Client):
             return
         s.last_attempt = time.monotonic()
         transport = _Transport()
-        await transport.connect(s.uri, buffer_size=DEFAULT_BUFFER_SIZE, connect_timeout=self.options["connect_timeout"])
+        await transport.connect(
+            s.uri, buffer_size=DEFAULT_BUFFER_SIZE, connect_timeout=self.options["connect_timeout"]
+        )
         self._transport = transport
 
     async def connect_or_leave(self, options: Mapping[str, Any]) -> None:
@@ -176,7 +187,9 @@ async def _connect(settings: NatsSettings, chosen: Mapping[str, Any]) -> Client:
 
 
 def _readable(settings: NatsSettings) -> None:
-    """Refuse files that can't be read before anything is sent: they would look like a server that is away."""
+    """Refuse files that can't be read before anything is sent: they would look like a server that
+    is away.
+    """
     for env, path in (("NATS_CREDS", settings.credentials), ("NATS_NKEY_SEED", settings.nkey_seed)):
         if path is None:
             continue
@@ -184,7 +197,8 @@ def _readable(settings: NatsSettings) -> None:
             path.open("rb").close()
         except OSError as error:
             raise SettingError(
-                f"{env}={str(path)!r} can't be read: {error.strerror}", remedy=f"Name a readable file in {env}."
+                f"{env}={str(path)!r} can't be read: {error.strerror}",
+                remedy=f"Name a readable file in {env}.",
             ) from error
 
 
@@ -196,7 +210,8 @@ def options(settings: NatsSettings, name: str) -> dict[str, Any]:
         "name": name,
         "reconnect_time_wait": settings.reconnect_wait_s,
         "max_reconnect_attempts": -1,
-        # A connection of which one side alone is left is found out by its silence: after three of these.
+        # A connection of which one side alone is left is found out by its silence: after three of
+        # these.
         "ping_interval": settings.ping_interval_s,
         "user": settings.user,
         "password": settings.password,
@@ -243,7 +258,8 @@ def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
 @contextlib.asynccontextmanager
 async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Client]:
     """A connection for as long as the service lives; waits for the server first."""
-    # A command that is done closes its connection without being told to stop: that is no loss of it.
+    # A command that is done closes its connection without being told to stop: that is no loss of
+    # it.
     closing = asyncio.Event()
     client = await _first_connection(scope, settings, closing)
     try:
@@ -265,7 +281,9 @@ async def _first_connection(scope: Scope, settings: NatsSettings, closing: async
     pause = 0.2
     while True:
         try:
-            client = await connect_once(settings, f"headrace-{scope.service}", **_callbacks(scope, settings, closing))
+            client = await connect_once(
+                settings, f"headrace-{scope.service}", **_callbacks(scope, settings, closing)
+            )
         except NatsUnreachableError as error:
             scope.health.ail("nats", str(error))
             await scope.pause(pause)

@@ -37,9 +37,13 @@ class DictionaryReader:
     async def learn(self, dictionary_id: int) -> bytes:
         """Read one dictionary and know it."""
         try:
-            entry = await (await self._js.key_value(self._bucket)).get(dictionaries.key(dictionary_id))
+            entry = await (await self._js.key_value(self._bucket)).get(
+                dictionaries.key(dictionary_id)
+            )
         except (BucketNotFoundError, KeyNotFoundError) as error:
-            raise DictionaryMissingError(f"{dictionaries.key(dictionary_id)} is not in {self._bucket}") from error
+            raise DictionaryMissingError(
+                f"{dictionaries.key(dictionary_id)} is not in {self._bucket}"
+            ) from error
         dictionary = entry.value or b""
         dictionaries.learn(dictionary)
         return dictionary

@@ -1,7 +1,9 @@
-"""What JetStream can't do for the suite, as errors that say what to do; and which of nats-py's errors pass.
+"""What JetStream can't do for the suite, as errors that say what to do; and which of nats-py's
+errors pass.
 
-Two kinds: NATS or JetStream is away, and the same may succeed later; or it refuses, and would refuse it again. Whoever
-retries asks `is_away`: nats-py's `APIError`, a refusal, is one of its `Error`s too, which a handler easily forgets.
+Two kinds: NATS or JetStream is away, and the same may succeed later; or it refuses, and would
+refuse it again. Whoever retries asks `is_away`: nats-py's `APIError`, a refusal, is one of its
+`Error`s too, which a handler easily forgets.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _AWAY = (
     ConnectionReconnectingError,
     OutboundBufferLimitError,
 )
-# JetStream is there and not ready yet; without a code nobody answered, which nats-py gives as unavailable too.
+# JetStream is there and not ready yet; without a code nobody answered, which nats-py gives as
+# unavailable too.
 _NOT_READY_CODES = frozenset({None, 0, 10008})
 
 

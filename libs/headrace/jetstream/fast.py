@@ -1,21 +1,26 @@
-"""Publishing by JetStream's fast ingest (ADR-50 of NATS, servers from 2.14): one acknowledgement for many messages.
+"""Publishing by JetStream's fast ingest (ADR-50 of NATS, servers from 2.14): one acknowledgement
+for many messages.
 
-A batch is an ordered run of messages that the server knows by an id; what a message is to its batch stands in its
-reply subject, `{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server answers every `flow` messages, and
-once more when the batch is ended. In the gap mode `fail` a message that is lost or refused ends its batch, and all
-behind it are refused.
+A batch is an ordered run of messages that the server knows by an id; what a message is to its batch
+stands in its reply subject, `{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server
+answers every `flow` messages, and once more when the batch is ended. In the gap mode `fail` a
+message that is lost or refused ends its batch, and all behind it are refused.
 
-Promises what `Ingest` promises: in order, without a hole or a double, fenced, whatever the duplicate window. Three
-rules make it so (docs/adr/0010):
+Promises what `Ingest` promises: in order, without a hole or a double, fenced, whatever the
+duplicate window. Three rules make it so (docs/adr/0010):
 
-- every message names the stream's last sequence that must be before it, the first one's read from the server. A batch
-  by itself is not enough: the server looks for a duplicate before it looks at what is expected, so a first message that
+- every message names the stream's last sequence that must be before it, the first one's read from
+  the server. A batch
+  by itself is not enough: the server looks for a duplicate before it looks at what is expected, so
+  a first message that
   it has seen would open a batch unfenced, and a failed write does not end a batch by itself;
-- a batch begins only when the one before has its final answer, so that what it expects is known and not guessed;
+- a batch begins only when the one before has its final answer, so that what it expects is known and
+  not guessed;
 - a batch's id is never used again.
 
-Messages are handed over many at a time, at the latest when the caller says with `settle` that it has no more at hand.
-Few of them are a batch of their own, acknowledged in one round trip; more leave the batch open until nothing comes.
+Messages are handed over many at a time, at the latest when the caller says with `settle` that it
+has no more at hand. Few of them are a batch of their own, acknowledged in one round trip; more
+leave the batch open until nothing comes.
 
 Never retries on its own what it doesn't know the fate of: that is an `IngestError`, as in `Ingest`.
 """
@@ -67,7 +72,9 @@ async def offers_fast_ingest(js: JetStreamContext, client: Client, stream: str) 
 class FastIngestUnsupportedError(HeadraceError):
     """The server or the stream doesn't take fast ingest, and nothing else was asked for."""
 
-    remedy = "Use nats-server 2.14 or newer with allow_batched on the stream, or HEADRACE_INGEST=auto."
+    remedy = (
+        "Use nats-server 2.14 or newer with allow_batched on the stream, or HEADRACE_INGEST=auto."
+    )
 
 
 class FastIngest(Pipe):
@@ -92,7 +99,8 @@ class FastIngest(Pipe):
         self._sent: deque[Message] = deque()
         self._pending_bytes = 0
         self._own_seq, self._own_id = 0, ""
-        # The batch: its first message is stored behind `_base`; `_number` of its messages are sent, `_kept` stored.
+        # The batch: its first message is stored behind `_base`; `_number` of its messages are sent,
+        # `_kept` stored.
         self._batches = 0
         self._batch = ""
         self._own_subject = ""
@@ -104,7 +112,8 @@ class FastIngest(Pipe):
         # Refused for its place, and whether the server has said what it kept of the batch.
         self._broken = False
         self._over = False
-        # So many messages of the batch the server took; whether it did and they are not seen in the stream.
+        # So many messages of the batch the server took; whether it did and they are not seen in the
+        # stream.
         self._taken = 0
         self._unproved = False
         self._proving: asyncio.Task[None] | None = None
@@ -159,7 +168,9 @@ class FastIngest(Pipe):
         await self._send_soon()
 
     async def publish_all(self, messages: Sequence[Message]) -> None:
-        """`publish` for several, one behind the other: many at once where nothing stands in the way."""
+        """`publish` for several, one behind the other: many at once where nothing stands in the
+        way.
+        """
         for at in range(0, len(messages), _HANDED_OVER_AT_ONCE):
             part = messages[at : at + _HANDED_OVER_AT_ONCE]
             sizes = [len(message.payload) for message in part]
@@ -186,8 +197,12 @@ class FastIngest(Pipe):
     async def _await_room(self, message: Message) -> None:
         size = len(message.payload)
         if size > self._payload_bytes_max:
-            raise MessageTooLargeError(f"message {message.msg_id} of {size} bytes is over max_payload")
-        while self._pending and (self._pending >= self._messages_max or self._pending_bytes + size > self._bytes_max):
+            raise MessageTooLargeError(
+                f"message {message.msg_id} of {size} bytes is over max_payload"
+            )
+        while self._pending and (
+            self._pending >= self._messages_max or self._pending_bytes + size > self._bytes_max
+        ):
             await self._progress()
         self._raise_failure()
 
@@ -199,7 +214,9 @@ class FastIngest(Pipe):
         self._raise_failure()
 
     async def settle(self) -> None:
-        """Called when there is nothing to publish: sends what is left, repairs, notices what is missing."""
+        """Called when there is nothing to publish: sends what is left, repairs, notices what is
+        missing.
+        """
         self._check_connection()
         if self._broken and self._over:
             await self._begin_again()
@@ -240,7 +257,9 @@ class FastIngest(Pipe):
             self._raise_failure()
 
     def _keep_to_turns(self, turns: Turns) -> bool:
-        """Begin nothing while another writes; whether the batch that is open has to end for another that waits."""
+        """Begin nothing while another writes; whether the batch that is open has to end for another
+        that waits.
+        """
         if not self._open:
             if self._unsent and turns.others_write:
                 self._broken = self._over = True
@@ -263,7 +282,12 @@ class FastIngest(Pipe):
             operation = _END if end and index == last else _APPEND if number else _START
             reply = f"{prefix}.{number + 1}.{operation}.$FI"
             commands.append(
-                wire.command(message, reply, base + number, self._id_header(message) if known else wire.MSG_ID)
+                wire.command(
+                    message,
+                    reply,
+                    base + number,
+                    self._id_header(message) if known else wire.MSG_ID,
+                )
             )
             number += 1
         if not self._unsent:
@@ -281,7 +305,9 @@ class FastIngest(Pipe):
             return
         self._heard_at = time.monotonic()
         if (message.headers or {}).get("Status") == "503":
-            self._fail(IngestError("no stream takes these subjects: it is missing or has no leader"))
+            self._fail(
+                IngestError("no stream takes these subjects: it is missing or has no leader")
+            )
             return
         answer = orjson.loads(message.data)
         kind = answer.get("type")
@@ -302,9 +328,10 @@ class FastIngest(Pipe):
     async def _prove(self) -> None:
         """Keep what the server has taken of the batch, as far as it is seen in the stream.
 
-        It stored the messages, or skipped them as duplicates. One that it skipped breaks the batch at the next one that
-        it does not, so the last one speaks for all. While that one is read more are taken, and of those again the last
-        one is read: a read for every answer would hold back what is sent.
+        It stored the messages, or skipped them as duplicates. One that it skipped breaks the batch
+        at the next one that it does not, so the last one speaks for all. While that one is read
+        more are taken, and of those again the last one is read: a read for every answer would hold
+        back what is sent.
         """
         looked = ("", 0)
         while self._taken > self._kept and (place := (self._batch, self._taken)) != looked:
@@ -331,7 +358,9 @@ class FastIngest(Pipe):
         """The batch's messages up to this number are stored."""
         new = up_to - self._kept
         if new < 0 or new > len(self._sent):
-            self._fail(IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent"))
+            self._fail(
+                IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent")
+            )
             return
         take = self._sent.popleft
         kept = [take() for _ in range(new)]
@@ -347,7 +376,8 @@ class FastIngest(Pipe):
             if not self._broken:
                 count(self._stats, "batches_broken")
             self._broken = True
-            # Of a batch whose first message was refused nothing was kept; of another the server says how much.
+            # Of a batch whose first message was refused nothing was kept; of another the server
+            # says how much.
             self._over = self._over or (first and final)
         elif code == _UNKNOWN_BATCH and self._broken:
             return
@@ -359,7 +389,8 @@ class FastIngest(Pipe):
     async def _ended(self, answer: dict[str, object]) -> None:
         """The final answer to a batch: how much of it is stored, and where its last message is."""
         seq, taken = int(str(answer["seq"])), int(str(answer.get("count", 1)))
-        # It counts what it skipped as a duplicate; each message is stored behind the one before, or not at all.
+        # It counts what it skipped as a duplicate; each message is stored behind the one before, or
+        # not at all.
         kept = 0 if answer.get("duplicate") else max(0, min(taken, seq - self._base))
         self._keep(kept)
         if kept < taken and self._failure is None:
@@ -370,7 +401,9 @@ class FastIngest(Pipe):
             self._over = True
             return
         if not self._ending or kept != self._number:
-            self._fail(IngestError(f"JetStream ended a batch after {kept} of {self._number} messages"))
+            self._fail(
+                IngestError(f"JetStream ended a batch after {kept} of {self._number} messages")
+            )
             return
         self._open = self._ending = False
         if self._turns is not None and self._turns.pass_on(more=bool(self._unsent)):
@@ -381,7 +414,9 @@ class FastIngest(Pipe):
             await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _begin_again(self) -> None:
-        """Something else was stored where a message belongs: go on behind the tail with what is not stored."""
+        """Something else was stored where a message belongs: go on behind the tail with what is not
+        stored.
+        """
         await self._go_behind_others()
         self._unsent = [*self._sent, *self._unsent]
         self._sent.clear()
@@ -389,7 +424,9 @@ class FastIngest(Pipe):
         await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _go_behind_others(self) -> None:
-        """Find the stream's end; where another writes there, wait for the turn, and read what it writes meanwhile."""
+        """Find the stream's end; where another writes there, wait for the turn, and read what it
+        writes meanwhile.
+        """
         if self._turns is None:
             await self._check(await self._tail.after(self._last_seq))
             return
@@ -402,5 +439,7 @@ class FastIngest(Pipe):
                 await self._check(await look())
 
     async def _check(self, tail: Tail) -> None:
-        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
+        await check_tail(
+            self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id)
+        )
         self._last_seq = tail.last_seq

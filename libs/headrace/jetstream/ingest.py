@@ -1,14 +1,15 @@
 """Publishing into a stream: pipelined, acknowledged, in order, without a hole, fenced.
 
-Each message names its predecessor (`Nats-Expected-Last-Msg-Id`), and the first one the stream's last sequence as read
-from the server. So JetStream itself refuses a message whose predecessor is missing (a failed store, a full stream) and
-everything of a publisher that was superseded: nothing can be stored out of order, doubled or behind a hole, whatever
-the duplicate window (docs/adr/0005). Another source's message in between breaks the chain harmlessly: the unstored
-rest is published again behind it.
+Each message names its predecessor (`Nats-Expected-Last-Msg-Id`), and the first one the stream's
+last sequence as read from the server. So JetStream itself refuses a message whose predecessor is
+missing (a failed store, a full stream) and everything of a publisher that was superseded: nothing
+can be stored out of order, doubled or behind a hole, whatever the duplicate window (docs/adr/0005).
+Another source's message in between breaks the chain harmlessly: the unstored rest is published
+again behind it.
 
-Never retries on its own what it doesn't know the fate of: a lost acknowledgement, a connection that was lost or
-replaced (the server may have come back with an older store) and a tail that is gone are an `IngestError`, and the
-publisher finds its place again in the stream.
+Never retries on its own what it doesn't know the fate of: a lost acknowledgement, a connection that
+was lost or replaced (the server may have come back with an older store) and a tail that is gone are
+an `IngestError`, and the publisher finds its place again in the stream.
 """
 
 from __future__ import annotations
@@ -37,12 +38,18 @@ class Ingest(Pipe):
     """One chain of messages, from where the stream's tail is now."""
 
     def __init__(
-        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        window: Window,
+        on_stored: OnStored = ignored,
     ) -> None:
         super().__init__(client, tail, stats, window, on_stored)
         self._inbox = client.new_inbox()
-        # Indices count messages of this chain from 0: those below `_acked` are stored, those below `_sent` are sent in
-        # the current generation, of which those below `_refused_to` are answered.
+        # Indices count messages of this chain from 0: those below `_acked` are stored, those below
+        # `_sent` are sent in the current generation, of which those below `_refused_to` are
+        # answered.
         self._pending: deque[Message] = deque()
         self._pending_bytes = 0
         self._sent = 0
@@ -108,7 +115,9 @@ class Ingest(Pipe):
     def _check_size(self, message: Message) -> None:
         room = self._client.max_payload - len(message.payload)
         if room < HEADERS_BYTES_MAX and room < _headers_bytes(message, self._last_id):
-            raise MessageTooLargeError(f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload")
+            raise MessageTooLargeError(
+                f"message {message.msg_id} of {len(message.payload)} bytes is over max_payload"
+            )
 
     async def _progress(self) -> None:
         """Wait for an acknowledgement, or repair the chain."""
@@ -122,8 +131,8 @@ class Ingest(Pipe):
         """Send the first message that was not sent yet, unless the chain breaks before it."""
         self._check_connection()
         if self._unproved and not self._head:
-            # Behind a head that is skipped as a duplicate, the server may take this one: the last id that it knows may
-            # be of a message that was removed.
+            # Behind a head that is skipped as a duplicate, the server may take this one: the last
+            # id that it knows may be of a message that was removed.
             await self._settled()
             if self._broken:
                 return
@@ -140,7 +149,9 @@ class Ingest(Pipe):
         self._sent += 1
         failpoint("publisher.before_publish")
         try:
-            await self._client.publish(message.subject, message.payload, reply=reply, headers=headers)
+            await self._client.publish(
+                message.subject, message.payload, reply=reply, headers=headers
+            )
             failpoint("publisher.after_publish")
         except NatsError as error:
             self._fail(IngestError(f"a message could not be sent: {error}"))
@@ -154,7 +165,9 @@ class Ingest(Pipe):
         status = (message.headers or {}).get("Status")
         answer = {} if status else orjson.loads(message.data)
         if status == "503":
-            self._fail(IngestError("no stream takes these subjects: it is missing or has no leader"))
+            self._fail(
+                IngestError("no stream takes these subjects: it is missing or has no leader")
+            )
         elif "error" in answer:
             self._refused(int(index), answer["error"])
         else:
@@ -163,8 +176,9 @@ class Ingest(Pipe):
 
     def _stored(self, index: int, answer: dict[str, object]) -> None:
         if answer.get("duplicate"):
-            # The id is in the server's duplicate window, but the message is not where it belongs: it was removed from
-            # the stream, or somebody else's has the id. Where it is ours after all, the look at the tail will tell.
+            # The id is in the server's duplicate window, but the message is not where it belongs:
+            # it was removed from the stream, or somebody else's has the id. Where it is ours after
+            # all, the look at the tail will tell.
             self._refuse_duplicates((self._pending[index - self._acked],))
             self._broken, self._refused_to = True, index + 1
             return
@@ -187,22 +201,28 @@ class Ingest(Pipe):
         self._fail(refusal(error))
 
     async def _rechain(self) -> None:
-        """The chain broke at a message that was refused, so all behind it are: publish them again, behind the tail."""
+        """The chain broke at a message that was refused, so all behind it are: publish them again,
+        behind the tail.
+        """
         await self._all_answered()
         tail = await self._tail.after(self._last_seq)
-        await check_tail(self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id))
+        await check_tail(
+            self._tail, tail, self._created, self._last_seq, (self._own_seq, self._own_id)
+        )
         self._generation += 1
         self._broken = False
         self._sent, self._refused_to = self._acked, 0
         self._last_seq = tail.last_seq
         self._head, self._unproved = True, False
-        # Acknowledgements come in meanwhile, and another break may: the rest stays for the next time.
+        # Acknowledgements come in meanwhile, and another break may: the rest stays for the next
+        # time.
         for message in tuple(self._pending):
             if self._broken:
                 return
             await self._send(message)
             if message.msg_id in self._known:
-                # Without an id of the server's it is nobody's predecessor: the next one names its sequence.
+                # Without an id of the server's it is nobody's predecessor: the next one names its
+                # sequence.
                 await self._settled()
                 self._head = True
 
@@ -220,5 +240,7 @@ class Ingest(Pipe):
 def _headers_bytes(message: Message, last_id: str) -> int:
     """What a message's headers take at most, as NATS counts them."""
     fixed = len("NATS/1.0\r\nNats-Msg-Id: \r\nNats-Expected-Last-Sequence: \r\n\r\n") + 20
-    given = sum(len(key.encode()) + len(value.encode()) + 4 for key, value in message.headers.items())
+    given = sum(
+        len(key.encode()) + len(value.encode()) + 4 for key, value in message.headers.items()
+    )
     return fixed + given + len(message.msg_id) + len(last_id)

@@ -1,4 +1,6 @@
-"""What is too large for a message: kept in an object store under its event's id, referred to by the message."""
+"""What is too large for a message: kept in an object store under its event's id, referred to by the
+message.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class LargeRefusedError(HeadraceError):
 
 
 class LargeStore:
-    """`payload_max` is the server's, for one who puts: the pieces are as large as it takes, and so the fewest."""
+    """`payload_max` is the server's, for one who puts: the pieces are as large as it takes, and so
+    the fewest.
+    """
 
     def __init__(self, js: JetStreamContext, bucket: str, payload_max: int = _PIECE_BYTES) -> None:
         self._js = js
@@ -47,14 +51,19 @@ class LargeStore:
         """Keep it; a replay replaces it by the same."""
         store = await self._open()
         try:
-            await store.put(name, data, ObjectMeta(options=ObjectMetaOptions(max_chunk_size=self._piece_bytes)))
+            await store.put(
+                name, data, ObjectMeta(options=ObjectMetaOptions(max_chunk_size=self._piece_bytes))
+            )
         except APIError as error:
-            raise LargeRefusedError(f"{name} of {len(data)} bytes was refused by the object store: {error}") from error
+            raise LargeRefusedError(
+                f"{name} of {len(data)} bytes was refused by the object store: {error}"
+            ) from error
         log.info("large_kept", name=name, bytes=len(data))
 
     async def get(self, name: str) -> bytes:
         store = await self._open()
-        # Without a place to write to nats-py copies all that it has for each piece: minutes for 100 MB.
+        # Without a place to write to nats-py copies all that it has for each piece: minutes for 100
+        # MB.
         found = io.BytesIO()
         try:
             await store.get(name, writeinto=found)

@@ -28,7 +28,8 @@ class Message(Protocol):
     def advances(self) -> bool: ...
 
 
-# A tuple, since a hundred thousand are made in a second: a dataclass would double what making one costs.
+# A tuple, since a hundred thousand are made in a second: a dataclass would double what making one
+# costs.
 class Outgoing(NamedTuple):
     """A message to be stored."""
 

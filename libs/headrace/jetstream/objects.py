@@ -1,7 +1,7 @@
 """The streams and buckets the suite needs: declared once, created when missing, never narrowed.
 
-`ensure` is idempotent. What an operator set up stays as it is; where we may not create, the error names the object and
-the command an administrator must run.
+`ensure` is idempotent. What an operator set up stays as it is; where we may not create, the error
+names the object and the command an administrator must run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ SILENT_MAX = 3
 def declared(settings: StreamSettings) -> list[StreamConfig]:
     """Every stream (a KV bucket is one too) of the suite."""
     discard = DiscardPolicy.NEW if settings.retention is Retention.STRICT else DiscardPolicy.OLD
-    common = StreamConfig(storage=StorageType.FILE, num_replicas=settings.replicas, allow_direct=True)
+    common = StreamConfig(
+        storage=StorageType.FILE, num_replicas=settings.replicas, allow_direct=True
+    )
     return [
         replace(
             common,
@@ -75,7 +77,8 @@ def declared(settings: StreamSettings) -> list[StreamConfig]:
         ),
         _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
         _bucket(common, settings.state, "the suite's state", 1),
-        # What refers to an object must not outlive it: events and snapshots, and some time to read them.
+        # What refers to an object must not outlive it: events and snapshots, and some time to read
+        # them.
         _object_store(
             common,
             settings.large,
@@ -116,12 +119,16 @@ async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     client = connection_of(js)
     reconnects = client.stats["reconnects"]
     try:
-        return [str(config.name) for config in declared(settings) if await _ensure_stream(js, config)]
+        return [
+            str(config.name) for config in declared(settings) if await _ensure_stream(js, config)
+        ]
     except MissingObjectError as error:
         lost = not client.is_connected or client.stats["reconnects"] != reconnects
         if lost and isinstance(error.__cause__, NatsTimeoutError):
             # Nothing is known about rights: nobody was there to answer.
-            raise ConnectionLostError("NATS was lost while JetStream was asked for the streams") from error.__cause__
+            raise ConnectionLostError(
+                "NATS was lost while JetStream was asked for the streams"
+            ) from error.__cause__
         raise
 
 
@@ -196,16 +203,25 @@ def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
     if isinstance(error, NatsTimeoutError):
         return MissingObjectError(
             f"no answer about stream {name}: the NATS user probably may not use $JS.API",
-            remedy=f"Grant it, or have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
+            remedy=(
+                f"Grant it, or have an administrator run: nats stream add {name} --subjects "
+                f"'{subjects}' --defaults"
+            ),
         )
     assert isinstance(error, APIError)
     if error.err_code == _NO_STORAGE:
         return MissingObjectError(
-            f"stream {name} can't be made: the server has no room for the {(config.max_bytes or 0) / _GIB:.1f} GiB it "
+            f"stream {name} can't be made: the server has no room for the "
+            f"{(config.max_bytes or 0) / _GIB:.1f} GiB it "
             "reserves",
-            remedy="Free disk there, raise JetStream's max_file_store, or set HEADRACE_CDC_BYTES_MAX (bytes) lower.",
+            remedy=(
+                "Free disk there, raise JetStream's max_file_store, or set HEADRACE_CDC_BYTES_MAX "
+                "(bytes) lower."
+            ),
         )
     return MissingObjectError(
         f"stream {name} can't be used: {error.description}",
-        remedy=f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults",
+        remedy=(
+            f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults"
+        ),
     )

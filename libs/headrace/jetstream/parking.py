@@ -1,8 +1,9 @@
-"""`--poison park`: a change that can't be read is put aside, raw and with the reason, and the stream goes on.
+"""`--poison park`: a change that can't be read is put aside, raw and with the reason, and the
+stream goes on.
 
-Kept in an object store without an age limit, under its source, LSN and ordinal: a replay, and the other reader of the
-log (the publisher, the archiver), replace it by the same. By default nothing is parked: what can't be read stops the
-stream, visibly.
+Kept in an object store without an age limit, under its source, LSN and ordinal: a replay, and the
+other reader of the log (the publisher, the archiver), replace it by the same. By default nothing is
+parked: what can't be read stops the stream, visibly.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from headrace.settings import Poison
 
 log = logs.logger("parking")
 
-# Only changes of rows and emitted messages may be missing: without a Begin, Commit or Relation nothing behind it could
-# be read.
+# Only changes of rows and emitted messages may be missing: without a Begin, Commit or Relation
+# nothing behind it could be read.
 _ROWS = frozenset(b"IUD")
 _MAY_BE_MISSING = _ROWS | frozenset(b"M")
 
 
 class Parking:
     def __init__(
-        self, poison: Poison, store: LargeStore, source: str, stats: Stats, figure: str = "parked_messages"
+        self,
+        poison: Poison,
+        store: LargeStore,
+        source: str,
+        stats: Stats,
+        figure: str = "parked_messages",
     ) -> None:
         self._poison = poison
         self._store = store
@@ -41,7 +47,12 @@ class Parking:
         return self._poison is Poison.PARK and message[0] in _MAY_BE_MISSING
 
     async def put(
-        self, lsn: int, position: Position, message: bytes, reason: HeadraceError, hidden: Collection[int] = ()
+        self,
+        lsn: int,
+        position: Position,
+        message: bytes,
+        reason: HeadraceError,
+        hidden: Collection[int] = (),
     ) -> None:
         """Keep the message before the stream passes it, without the columns at these places."""
         if hidden and message[0] in _ROWS:

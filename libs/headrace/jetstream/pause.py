@@ -1,7 +1,8 @@
 """The word that a suite is paused: a record in the state bucket, so that it outlives every process.
 
-Promises: a pause holds until it is taken back, through restarts of services, NATS and machines; with a token set, a
-record that was not signed with it is not obeyed. What a pause does is the publisher's (`publisher.pausing`).
+Promises: a pause holds until it is taken back, through restarts of services, NATS and machines;
+with a token set, a record that was not signed with it is not obeyed. What a pause does is the
+publisher's (`publisher.pausing`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class Pause:
 
     @property
     def told(self) -> str:
-        since = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        since = (
+            datetime.fromtimestamp(self.at, UTC)
+            .isoformat(timespec="seconds")
+            .replace("+00:00", "Z")
+        )
         why = f" ({self.reason})" if self.reason else ""
         return f"paused by {self.by} at {since}{why}; headrace resume goes on"
 
@@ -55,14 +60,22 @@ def someone() -> str:
 
 
 async def read(bucket: KeyValue, settings: Settings) -> Pause:
-    """The present word; raises `PauseRefusedError` for one that is not signed as it has to be, or is none."""
+    """The present word; raises `PauseRefusedError` for one that is not signed as it has to be, or
+    is none.
+    """
     try:
         record = await _cell(bucket, settings).read()
         if record is None:
             return Pause()
-        if record["slot"] != settings.source.slot or not signed.is_signed(settings.process.shutdown_token, record):
-            raise PauseRefusedError("somebody without the token wrote that the suite be paused or resumed")
-        return Pause(bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"]))
+        if record["slot"] != settings.source.slot or not signed.is_signed(
+            settings.process.shutdown_token, record
+        ):
+            raise PauseRefusedError(
+                "somebody without the token wrote that the suite be paused or resumed"
+            )
+        return Pause(
+            bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"])
+        )
     except (KeyError, TypeError, ValueError, ForeignStateError) as error:
         raise PauseRefusedError("what stands where a pause is kept is none") from error
 

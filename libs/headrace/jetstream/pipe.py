@@ -1,7 +1,9 @@
-"""What all ways of publishing into a stream share: where they stand, the connection they began with, how they fail.
+"""What all ways of publishing into a stream share: where they stand, the connection they began
+with, how they fail.
 
-Promises: what failed once goes on failing, since nobody knows what is stored; a connection that was lost or replaced is
-noticed at the latest before the next message (the server may have come back with an older store).
+Promises: what failed once goes on failing, since nobody knows what is stored; a connection that was
+lost or replaced is noticed at the latest before the next message (the server may have come back
+with an older store).
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from nats.aio.client import Client
 from headrace import log as logs
 from headrace.contract.events import ID_HEADER
 from headrace.jetstream.message import Message
-from headrace.jetstream.refusals import FencedError, IngestError, MessageTooLargeError, TailLostError
+from headrace.jetstream.refusals import (
+    FencedError,
+    IngestError,
+    MessageTooLargeError,
+    TailLostError,
+)
 from headrace.jetstream.tail import StreamTail, Tail
 from headrace.metrics import Stats, count
 
@@ -48,7 +55,12 @@ class Pipe:
     """Messages one behind the other, from where the stream's tail is."""
 
     def __init__(
-        self, client: Client, tail: StreamTail, stats: Stats, window: Window, on_stored: OnStored = ignored
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        window: Window,
+        on_stored: OnStored = ignored,
     ) -> None:
         self._client = client
         self._tail = tail
@@ -64,8 +76,8 @@ class Pipe:
         self._created = ""
         self._reconnects = 0
         self._heard_at = time.monotonic()
-        # Ids that the server's duplicate window knows though the messages are not in the stream: they are stored
-        # without `Nats-Msg-Id`.
+        # Ids that the server's duplicate window knows though the messages are not in the stream:
+        # they are stored without `Nats-Msg-Id`.
         self._known: set[str] = set()
         self._failure: IngestError | MessageTooLargeError | None = None
         self._room = asyncio.Event()
@@ -82,7 +94,9 @@ class Pipe:
 
     @property
     def stored_seq(self) -> int:
-        """The stream sequence of the last stored message that advances its source; 0 before the first."""
+        """The stream sequence of the last stored message that advances its source; 0 before the
+        first.
+        """
         return self._stored_seq
 
     def _begin_behind(self, tail: Tail) -> None:
@@ -148,10 +162,14 @@ class Pipe:
         self._on_stored(messages)
 
 
-async def check_tail(reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]) -> None:
-    """Raise unless one may go on behind this tail: what was stored is there, and nothing of another life.
+async def check_tail(
+    reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]
+) -> None:
+    """Raise unless one may go on behind this tail: what was stored is there, and nothing of another
+    life.
 
-    `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message stored here.
+    `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message
+    stored here.
     """
     if tail.created != created or tail.last_seq < last_seq:
         raise TailLostError("the stream's end is not what was acknowledged")

@@ -14,7 +14,13 @@ CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
 _ACCOUNT_LIMIT, _INSUFFICIENT_RESOURCES, _INSUFFICIENT_MEMORY = 10002, 10023, 10028
 _INSUFFICIENT_STORAGE, _STORE_FAILED = 10047, 10077
 _FULL_CODES = frozenset(
-    {_INSUFFICIENT_RESOURCES, _INSUFFICIENT_STORAGE, _STORE_FAILED, _ACCOUNT_LIMIT, _INSUFFICIENT_MEMORY}
+    {
+        _INSUFFICIENT_RESOURCES,
+        _INSUFFICIENT_STORAGE,
+        _STORE_FAILED,
+        _ACCOUNT_LIMIT,
+        _INSUFFICIENT_MEMORY,
+    }
 )
 _TOO_LARGE = 10054
 
@@ -43,7 +49,8 @@ class MessageTooLargeError(HeadraceError):
     """A message is larger than NATS or the stream takes, so it can't ever be stored."""
 
     remedy = (
-        "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. JetStream's file store takes "
+        "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. "
+        "JetStream's file store takes "
         "up to 32 MB."
     )
 
@@ -51,7 +58,8 @@ class MessageTooLargeError(HeadraceError):
 def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
     """The suite's error for a message that JetStream refused for another reason than its place."""
     text = f"JetStream refused a message: {error.get('description')}"
-    # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of room.
+    # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of
+    # room.
     if error.get("err_code") == _TOO_LARGE or "too large" in text:
         return MessageTooLargeError(text)
     return StreamFullError(text) if error.get("err_code") in _FULL_CODES else IngestError(text)

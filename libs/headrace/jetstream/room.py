@@ -1,7 +1,9 @@
-"""What a pull has asked for and what lies here unread, so that neither grows beyond its bound. Pure.
+"""What a pull has asked for and what lies here unread, so that neither grows beyond its bound.
+Pure.
 
-Owns the arithmetic of requests and the words of the server's answers that are no messages. Promises that what is asked
-for and what is held are together never more than the bounds, but for one message larger than they are.
+Owns the arithmetic of requests and the words of the server's answers that are no messages. Promises
+that what is asked for and what is held are together never more than the bounds, but for one message
+larger than they are.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ _TOKENS = 9
 
 
 def place(reply: bytes) -> tuple[int, int, bytes]:
-    """Where a message stands: in the stream, among all that its consumer was given, and when it was stored (ns)."""
+    """Where a message stands: in the stream, among all that its consumer was given, and when it was
+    stored (ns).
+    """
     words = reply.split(b".")
     at = 5 if len(words) == _TOKENS else 7
     try:
@@ -67,7 +71,9 @@ def status(header: bytes) -> Status | None:
 
     messages, size = count("Nats-Pending-Messages"), count("Nats-Pending-Bytes")
     pending = None if messages is None or size is None else (messages, size)
-    return Status(int(code) if code.isdigit() else 0, text.strip(), pending, count("Nats-Last-Consumer"))
+    return Status(
+        int(code) if code.isdigit() else 0, text.strip(), pending, count("Nats-Last-Consumer")
+    )
 
 
 @dataclass(slots=True)
@@ -80,13 +86,16 @@ class Room:
     asked_bytes: int = 0
     held: int = 0
     held_bytes: int = 0
-    # Of what was asked for last nothing has come: ended like that, its first message is larger than it may be.
+    # Of what was asked for last nothing has come: ended like that, its first message is larger than
+    # it may be.
     _nothing_came: bool = True
     _one_of_any_size: bool = False
     _is_alone: bool = False
 
     def ask(self) -> tuple[int, int] | None:
-        """What to ask for now, in messages and bytes (0: of any size); None while half of the room is taken."""
+        """What to ask for now, in messages and bytes (0: of any size); None while half of the room
+        is taken.
+        """
         if self._one_of_any_size:
             if self.asked or self.held:
                 return None

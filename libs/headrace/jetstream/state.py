@@ -1,8 +1,8 @@
 """Small durable state in the suite's own KV bucket: values written by compare-and-set, and leases.
 
-Promises: a write that lost its compare-and-set raises `LostRaceError` and changed nothing. A lease has one holder at
-a time as far as a clock can say; what must hold even for a holder that slept is fenced at the stream itself
-(docs/adr/0005).
+Promises: a write that lost its compare-and-set raises `LostRaceError` and changed nothing. A lease
+has one holder at a time as far as a clock can say; what must hold even for a holder that slept is
+fenced at the stream itself (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class ForeignStateError(HeadraceError):
     """A key of the state bucket holds what the suite did not write."""
 
     remedy = (
-        "Find out who may write to the bucket (docs/security.md), then remove the key: nats kv purge. What matters is "
+        "Find out who may write to the bucket (docs/security.md), then remove the key: nats kv "
+        "purge. What matters is "
         "found again in the stream and the slot."
     )
 
@@ -63,7 +64,10 @@ class Cell:
         except KeyNotFoundError as missing:
             # A deleted key has a revision of its own, which the next write must name.
             entry_of_deletion = getattr(missing, "entry", None)
-            self.value, self.revision = None, (entry_of_deletion.revision or 0) if entry_of_deletion else 0
+            self.value, self.revision = (
+                None,
+                (entry_of_deletion.revision or 0) if entry_of_deletion else 0,
+            )
             return None
         self.revision = entry.revision or 0
         self.value = self._read(entry.value or b"")
@@ -73,14 +77,20 @@ class Cell:
         try:
             value = msgpack.unpackb(data)
         except (ValueError, msgpack.UnpackException) as error:
-            raise ForeignStateError(f"{self.key} of the state bucket is not the suite's own writing") from error
+            raise ForeignStateError(
+                f"{self.key} of the state bucket is not the suite's own writing"
+            ) from error
         if not isinstance(value, dict):
-            raise ForeignStateError(f"{self.key} of the state bucket is a {type(value).__name__}, and no record")
+            raise ForeignStateError(
+                f"{self.key} of the state bucket is a {type(value).__name__}, and no record"
+            )
         return value
 
     async def write(self, value: Mapping[str, Any]) -> None:
         try:
-            self.revision = await self.bucket.update(self.key, bytes(msgpack.packb(dict(value))), last=self.revision)
+            self.revision = await self.bucket.update(
+                self.key, bytes(msgpack.packb(dict(value))), last=self.revision
+            )
         except KeyWrongLastSequenceError as error:
             raise LostRaceError(f"{self.key} was written by somebody else") from error
         self.value = value
@@ -93,11 +103,15 @@ async def bucket(js: JetStreamContext, name: str) -> KeyValue:
     try:
         return await js.key_value(name)
     except BucketNotFoundError as error:
-        raise MissingObjectError(f"the KV bucket {name} is missing", remedy="Run `headrace init`.") from error
+        raise MissingObjectError(
+            f"the KV bucket {name} is missing", remedy="Run `headrace init`."
+        ) from error
 
 
 async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> KeyValue | None:
-    """`bucket`, for a service: waits for JetStream to answer; None when the service stops before it does."""
+    """`bucket`, for a service: waits for JetStream to answer; None when the service stops before it
+    does.
+    """
     while not scope.stopping.is_set():
         try:
             found = await bucket(js, name)
@@ -149,7 +163,9 @@ class Lease:
             try:
                 acquired = await self._try()
             except (NatsError, TimeoutError) as error:
-                scope.health.ail("lease", f"{self._cell.key} can't be read: {str(error) or type(error).__name__}")
+                scope.health.ail(
+                    "lease", f"{self._cell.key} can't be read: {str(error) or type(error).__name__}"
+                )
                 self._revision = -1
             else:
                 if acquired:
@@ -176,7 +192,9 @@ class Lease:
         return True
 
     async def keep(self, scope: Scope) -> None:
-        """Renew for as long as the service lives; raises `LostRaceError` when somebody else took it."""
+        """Renew for as long as the service lives; raises `LostRaceError` when somebody else took
+        it.
+        """
         while not scope.stopping.is_set():
             await scope.pause(self._ttl_s / 3)
             if scope.stopping.is_set():

@@ -1,8 +1,8 @@
 """A stretch of a stream, from one sequence to another, read at the speed of the connection.
 
-Another source's part of a shared stream has to be read before a publisher goes on behind it, and may be much. Promises:
-every message that the stream has there, in order, or an error; a bounded part of it in memory, but for one message that
-is larger than the bound. Leaves no consumer behind.
+Another source's part of a shared stream has to be read before a publisher goes on behind it, and
+may be much. Promises: every message that the stream has there, in order, or an error; a bounded
+part of it in memory, but for one message that is larger than the bound. Leaves no consumer behind.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Stretch:
     _name: str = field(default_factory=lambda: secrets.token_hex(11))
     _inbox: str = ""
     _listening: bulk.Listening | None = None
-    # What has come and was not read; of the request under way: where its answers come, and when it is complete.
+    # What has come and was not read; of the request under way: where its answers come, and when it
+    # is complete.
     _came: list[bulk.Arrival] = field(default_factory=list)
     _requests: int = 0
     _reply: bytes = b""
@@ -64,7 +65,9 @@ class Stretch:
         self.at = self.first_seq - 1
 
     async def read(self, last_seq: int) -> AsyncIterator[list[Found]]:
-        """What there is up to here, some at a time; ends early where the server has no more to give for a while."""
+        """What there is up to here, some at a time; ends early where the server has no more to give
+        for a while.
+        """
         if self._listening is None and self.at < last_seq:
             await self._open()
         while self.at < last_seq:
@@ -81,7 +84,9 @@ class Stretch:
         await self.client.jetstream().add_consumer(self.stream, config=self._config())
 
     async def close(self) -> None:
-        """Give the consumer up: a stream may have no more than 1,000, and one that is shared is read often."""
+        """Give the consumer up: a stream may have no more than 1,000, and one that is shared is
+        read often.
+        """
         listening, self._listening = self._listening, None
         if listening is None or not self.client.is_connected:
             return
@@ -120,7 +125,9 @@ class Stretch:
                 await self._news.wait()
 
     def _taken(self, last_seq: int) -> list[Found]:
-        """What has come up to here; where messages were removed, a request may have brought what is beyond."""
+        """What has come up to here; where messages were removed, a request may have brought what is
+        beyond.
+        """
         found: list[Found] = []
         for _, reply, header, payload in self._came:
             seq, number, _ = place(reply)
@@ -144,7 +151,9 @@ class Stretch:
                 # Of an earlier request it may come late: that one was complete, and is told so.
                 self._too_small = said.is_too_small
                 self._news.set()
-        if len(self._came) >= self._wanted or (self._came and place(self._came[-1][1])[0] >= self._last_seq):
+        if len(self._came) >= self._wanted or (
+            self._came and place(self._came[-1][1])[0] >= self._last_seq
+        ):
             # All of it, or all that is left of it where messages were removed.
             self._news.set()
 
@@ -152,4 +161,6 @@ class Stretch:
 def fields(header: bytes) -> dict[str, str]:
     """A message's headers by name."""
     lines = header.decode(errors="replace").split("\r\n")[1:]
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+    return {
+        name: value.strip() for name, _, value in (line.partition(":") for line in lines) if name
+    }

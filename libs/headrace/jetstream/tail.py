@@ -1,7 +1,7 @@
 """The tail of a stream: what is really there, read back from the server.
 
-The stream's own messages, not anybody's memory of acknowledgements, say how far a source has been delivered: a PubAck
-is not an fsync, and a server may come back with an older store.
+The stream's own messages, not anybody's memory of acknowledgements, say how far a source has been
+delivered: a PubAck is not an fsync, and a server may come back with an older store.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class TailError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a message of ours says: its id, and the position it takes the stream to (None: it takes it nowhere).
+    """What a message of ours says: its id, and the position it takes the stream to (None: it takes
+    it nowhere).
 
-    A batch has a `lane` besides: its table's token, and the position of its last event. Where that is beyond
-    `position`, other tables' events before it are still to come.
+    A batch has a `lane` besides: its table's token, and the position of its last event. Where that
+    is beyond `position`, other tables' events before it are still to come.
     """
 
     msg_id: str
@@ -46,8 +47,8 @@ class Mark:
 
 # From a message's payload and headers to its mark; None for a message of another source.
 Reader = Callable[[bytes, dict[str, str]], Mark | None]
-# From a message's header and payload as bytes: whether it may have a mark. A quick look at what others wrote, of which
-# there may be much; True wherever there is doubt.
+# From a message's header and payload as bytes: whether it may have a mark. A quick look at what
+# others wrote, of which there may be much; True wherever there is doubt.
 Suspect = Callable[[bytes, bytes], bool]
 
 
@@ -81,7 +82,9 @@ class Tail:
 
 
 class StreamTail:
-    def __init__(self, js: JetStreamContext, stream: str, read: Reader, suspect: Suspect | None = None) -> None:
+    def __init__(
+        self, js: JetStreamContext, stream: str, read: Reader, suspect: Suspect | None = None
+    ) -> None:
         self._js = js
         self._stream = stream
         self._read = read
@@ -90,7 +93,9 @@ class StreamTail:
     async def state(self) -> Tail:
         info = await self._js.stream_info(self._stream)
         atomic = bool(info.config.allow_atomic)
-        return Tail(info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic)
+        return Tail(
+            info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic
+        )
 
     async def mark_at(self, seq: int) -> Mark | None:
         """Our message at `seq`; None when it is another's or not there any more."""
@@ -101,7 +106,9 @@ class StreamTail:
         return self._read(message.data or b"", message.headers or {})
 
     async def id_at(self, seq: int) -> str | None:
-        """The id of whosever message is at `seq` ("" if it has none); None when there is none any more."""
+        """The id of whosever message is at `seq` ("" if it has none); None when there is none any
+        more.
+        """
         try:
             message = await self._js.get_msg(self._stream, seq=seq)
         except NotFoundError:

@@ -1,12 +1,15 @@
-"""Turns of several sources at the end of one stream, so that they don't cut each other's batches short.
+"""Turns of several sources at the end of one stream, so that they don't cut each other's batches
+short.
 
-Turns only say *when* a batch begins and ends. That the stream stays exact is no matter of theirs: the server refuses
-what is not in its place. Who was refused says on NATS core that it waits; who is writing says so then, and after a
-turn's length ends its batch and passes the turn to the one that has waited longest. Meanwhile that one reads what is
-written, since it has to know it before it goes on behind it; a turn lasts a little longer for one that is far behind.
+Turns only say *when* a batch begins and ends. That the stream stays exact is no matter of theirs:
+the server refuses what is not in its place. Who was refused says on NATS core that it waits; who is
+writing says so then, and after a turn's length ends its batch and passes the turn to the one that
+has waited longest. Meanwhile that one reads what is written, since it has to know it before it goes
+on behind it; a turn lasts a little longer for one that is far behind.
 
-A note may be lost, late or a lie, so nobody waits longer than `_WAIT_MAX_S`; and who hears of no other that writes does
-not wait at all. A source's own publishers don't hear each other: they take no turns, one is fenced.
+A note may be lost, late or a lie, so nobody waits longer than `_WAIT_MAX_S`; and who hears of no
+other that writes does not wait at all. A source's own publishers don't hear each other: they take
+no turns, one is fenced.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def turns_subject(stream: str) -> str:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Another that waits: since when, when it last said so, and whether it has read nearly all that is written."""
+    """Another that waits: since when, when it last said so, and whether it has read nearly all that
+    is written.
+    """
 
     since: float
     heard_at: float
@@ -111,7 +116,9 @@ class Turns:
         await self._say(_WAIT, ready=ready)
 
     async def wait(self, new: int) -> bool:
-        """After a look at the stream's end that found so much new: whether to look again, a moment later, or write."""
+        """After a look at the stream's end that found so much new: whether to look again, a moment
+        later, or write.
+        """
         now = time.monotonic()
         if self._came:
             self._came = False
@@ -133,7 +140,8 @@ class Turns:
             await self._say(_WRITE)
 
     def pass_on(self, *, more: bool) -> bool:
-        """A batch has ended: whether it is another's turn now, which is to `tell`. Without `more` to write, it soon is.
+        """A batch has ended: whether it is another's turn now, which is to `tell`. Without `more`
+        to write, it soon is.
 
         Nothing here waits, so that nobody begins a batch in between.
         """

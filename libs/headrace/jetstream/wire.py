@@ -1,8 +1,8 @@
 """Many messages at once over nats-py's connection: their bytes composed here, handed over together.
 
-A tenth of what a call of `publish` for each costs. One of three modules that touch what nats-py keeps to itself, with
-`bulk` and `connection`; its plain `publish` is the oracle of the test. Subjects and ids come from the
-suite and are not checked again.
+A tenth of what a call of `publish` for each costs. One of three modules that touch what nats-py
+keeps to itself, with `bulk` and `connection`; its plain `publish` is the oracle of the test.
+Subjects and ids come from the suite and are not checked again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _NEWLINES = str.maketrans("\r\n", "  ")
 
 def header_lines(headers: Mapping[str, str]) -> str:
     """Headers in NATS's form, each line with its end."""
-    return "".join([f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items()])
+    return "".join(
+        [f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items()]
+    )
 
 
 def command(message: Message, reply: str, expected_seq: int, id_header: str = MSG_ID) -> bytes:
@@ -31,10 +33,10 @@ def command(message: Message, reply: str, expected_seq: int, id_header: str = MS
 
 
 def grouped(message: Message, id_header: str, batch: str, number: int) -> bytes:
-    """What publishes one of an atomic batch that is neither its first nor its last message, without other headers."""
-    head = (
-        f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
-    )
+    """What publishes one of an atomic batch that is neither its first nor its last message, without
+    other headers.
+    """
+    head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
     return _command(message.subject, "", head, message.payload)
 
 
@@ -72,8 +74,10 @@ async def hand_over(client: Client, commands: list[bytes]) -> None:
     data = b"".join(commands)
     client.stats["out_msgs"] += len(commands)
     client.stats["out_bytes"] += len(data)
-    # There is no public call for bytes. The first thing it does, before it may wait, is to put them in the buffer.
+    # There is no public call for bytes. The first thing it does, before it may wait, is to put them
+    # in the buffer.
     await client._send_command(data)  # noqa: SLF001
-    # As `publish` ends: what is in the buffer is written soon, without waiting for an answer as `flush` does.
+    # As `publish` ends: what is in the buffer is written soon, without waiting for an answer as
+    # `flush` does.
     if client._flush_queue is not None and client._flush_queue.empty():  # noqa: SLF001
         await client._flush_pending()  # noqa: SLF001

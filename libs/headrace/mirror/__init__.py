@@ -1,4 +1,5 @@
-"""Tables kept in step with their source: bootstrapped from a snapshot, followed by their changes, exactly once.
+"""Tables kept in step with their source: bootstrapped from a snapshot, followed by their changes,
+exactly once.
 
     async with opened("sqlite:///local.db") as target:
         await Mirror(client, target, (("public", "users"),)).run(stopping)

@@ -1,8 +1,9 @@
 """What the stream has behind the events that a mirror was given, of tables that it does not follow.
 
-A transaction's last event may be of such a table, and then nothing that the mirror is given says that it is over.
-Promises: messages are read one behind the other, by their sequence in the stream, up to the first that the mirror is
-still to be given; so what they say holds, whatever server answers, however far behind it is.
+A transaction's last event may be of such a table, and then nothing that the mirror is given says
+that it is over. Promises: messages are read one behind the other, by their sequence in the stream,
+up to the first that the mirror is still to be given; so what they say holds, whatever server
+answers, however far behind it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ STRETCH_MESSAGES = 20_000
 
 
 class Ahead:
-    def __init__(self, client: Client, stream: str, dictionaries: DictionaryReader, followed: frozenset[str]) -> None:
+    def __init__(
+        self, client: Client, stream: str, dictionaries: DictionaryReader, followed: frozenset[str]
+    ) -> None:
         self._client = client
         self._js = client.jetstream()
         self._stream = stream
@@ -35,7 +38,9 @@ class Ahead:
         self.at = 0
 
     async def read(self, after: int) -> AsyncIterator[list[Event]]:
-        """Some at a time; ends before a message for the mirror, at the stream's end, and where the server is away."""
+        """Some at a time; ends before a message for the mirror, at the stream's end, and where the
+        server is away.
+        """
         self.at = max(self.at, after)
         try:
             for _ in range(SINGLE_MESSAGES):
@@ -58,7 +63,9 @@ class Ahead:
         return await self._foreign(seq, header.encode(), message.data or b"")
 
     async def _discarded(self) -> bool:
-        """Whether what comes next was lost to the stream's limits: the consumer of the mirror finds that out too."""
+        """Whether what comes next was lost to the stream's limits: the consumer of the mirror finds
+        that out too.
+        """
         state = (await self._js.stream_info(self._stream)).state
         return int(state.first_seq) > self.at + 1
 
@@ -87,4 +94,6 @@ class Ahead:
         return events
 
     def _is_ours(self, event: Event) -> bool:
-        return event.operation == GAP or bool(event.table and table_token(event.schema, event.table) in self._followed)
+        return event.operation == GAP or bool(
+            event.table and table_token(event.schema, event.table) in self._followed
+        )

@@ -1,8 +1,8 @@
 """Puts the events that a mirror is given together into whole transactions. Pure.
 
-Promises: only whole transactions are given out, each source's in commit order, whatever stands between their events.
-Nothing but the stream closes a transaction: its own last event, a later event of its source, or an array that says
-before which LSN everything is complete. Time proves nothing.
+Promises: only whole transactions are given out, each source's in commit order, whatever stands
+between their events. Nothing but the stream closes a transaction: its own last event, a later event
+of its source, or an array that says before which LSN everything is complete. Time proves nothing.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ class Assembly:
     def precede(self, event: Event) -> None:
         """What an event says of those before it, whether it is taken or not."""
         if event.lane != event.source or event.operation == GAP:
-            # An array of one table's events stands in no order with those of other tables; a gap may cut off what is
-            # open, or stand inside it.
+            # An array of one table's events stands in no order with those of other tables; a gap
+            # may cut off what is open, or stand inside it.
             return
-        # What stands outside transactions comes inside one where its publisher began the transaction again.
+        # What stands outside transactions comes inside one where its publisher began the
+        # transaction again.
         self._end(event.source, event.position.lsn)
 
     def follow(self, event: Event) -> None:
@@ -63,7 +64,9 @@ class Assembly:
         return any(event.position.lsn < lsn for event in self._pending.get(source, ()))
 
     def ready(self, below: int | None = None) -> list[Event]:
-        """Take out the transactions that are whole; `below`: only those that committed before this LSN."""
+        """Take out the transactions that are whole; `below`: only those that committed before this
+        LSN.
+        """
         if not self._changed and below == self._below:
             return []
         self._changed, self._below = False, below
@@ -77,7 +80,9 @@ class Assembly:
         return found
 
     def part(self) -> list[Event]:
-        """Take out what is here of an unfinished transaction that fills this: the oldest of the fullest source."""
+        """Take out what is here of an unfinished transaction that fills this: the oldest of the
+        fullest source.
+        """
         source = max(self._pending, key=lambda one: len(self._pending[one]))
         events = self._pending[source]
         lsn = min(event.position.lsn for event in events)
@@ -87,7 +92,9 @@ class Assembly:
     def tear(self, source: str, lsn: int | None) -> None:
         """Drop the transactions before this LSN (None: all): their rest was lost."""
         events = self._pending.get(source, [])
-        self._keep(source, [event for event in events if lsn is not None and event.position.lsn >= lsn])
+        self._keep(
+            source, [event for event in events if lsn is not None and event.position.lsn >= lsn]
+        )
 
     def _end(self, source: str, lsn: int) -> None:
         if lsn > self._whole.get(source, 0):

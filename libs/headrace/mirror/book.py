@@ -1,7 +1,7 @@
 """The mirror's own account: what the target holds, in memory as of its last commit.
 
-Owns the one lock that all writing goes through. Promises that what is put into the book is kept in the same transaction
-as the rows that were written since.
+Owns the one lock that all writing goes through. Promises that what is put into the book is kept in
+the same transaction as the rows that were written since.
 """
 
 from __future__ import annotations
@@ -54,13 +54,19 @@ class FormatError(TargetError):
 
 def seen_by(lanes: Marks) -> int:
     """Everything of the stream up to this sequence is applied."""
-    return lanes[SEEN].stream_seq if SEEN in lanes else max((mark.stream_seq for mark in lanes.values()), default=0)
+    return (
+        lanes[SEEN].stream_seq
+        if SEEN in lanes
+        else max((mark.stream_seq for mark in lanes.values()), default=0)
+    )
 
 
 def has_passed(lanes: Marks, event: Event) -> bool:
-    """Whether an event is applied: beyond what is seen, its transaction is, where it committed before others are.
+    """Whether an event is applied: beyond what is seen, its transaction is, where it committed
+    before others are.
 
-    What stands between transactions goes by its place in the stream, for its LSN is in no order with theirs.
+    What stands between transactions goes by its place in the stream, for its LSN is in no order
+    with theirs.
     """
     if event.stream_seq <= seen_by(lanes):
         return True
@@ -75,7 +81,11 @@ def has_passed(lanes: Marks, event: Event) -> bool:
 
 def lanes_of(marks: Mapping[str, str]) -> Marks:
     """The watermarks among a target's marks."""
-    return {key.removeprefix(LANE): decode_mark(text) for key, text in marks.items() if key.startswith(LANE)}
+    return {
+        key.removeprefix(LANE): decode_mark(text)
+        for key, text in marks.items()
+        if key.startswith(LANE)
+    }
 
 
 def tables_of(marks: Mapping[str, str]) -> dict[str, TableState]:
@@ -95,7 +105,9 @@ def identity_of(marks: Mapping[str, str]) -> str | None:
 
 
 def heed_cancellation() -> None:
-    """End a task that was cancelled while something it waited for was just done, and swallowed that (Python 3.11)."""
+    """End a task that was cancelled while something it waited for was just done, and swallowed that
+    (Python 3.11).
+    """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -110,15 +122,17 @@ class Book:
         self.news = asyncio.Event()
         self.identity = ""
         self.tables: dict[str, TableState] = {}
-        # Of these: loaded, and shown when the others have come to their snapshots; and without which what readers see
-        # can't move on.
+        # Of these: loaded, and shown when the others have come to their snapshots; and without
+        # which what readers see can't move on.
         self.loaded: list[TableState] = []
         self.awaited: list[TableState] = []
-        # Whether a table that readers see is moved on by the stream; and waits for one that is copied again.
+        # Whether a table that readers see is moved on by the stream; and waits for one that is
+        # copied again.
         self.is_moving = False
         self.stands = False
         self.lanes: Marks = {}
-        # What the follower is given: these tables, or all (None). Only such a table can join those it follows.
+        # What the follower is given: these tables, or all (None). Only such a table can join those
+        # it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
         self._told: dict[str, int] = {}
@@ -147,7 +161,9 @@ class Book:
 
     @property
     def seen_seq(self) -> int:
-        """Everything of the stream up to this sequence is in the target, or on its way there by a bootstrap."""
+        """Everything of the stream up to this sequence is in the target, or on its way there by a
+        bootstrap.
+        """
         return seen_by(self.lanes)
 
     @property
@@ -156,7 +172,9 @@ class Book:
         return max((mark.stream_seq for mark in self.lanes.values()), default=0)
 
     def passed(self, event: Event) -> bool:
-        """Whether the follower is past an event: it is in the target, or concerns no table that was followed then."""
+        """Whether the follower is past an event: it is in the target, or concerns no table that was
+        followed then.
+        """
         return has_passed(self.lanes, event)
 
     def run_of(self, token: str) -> int:
@@ -168,7 +186,9 @@ class Book:
         self._told[token] = self.told_of(token) + 1
 
     def told_of(self, token: str) -> int:
-        """Changes whenever the stream says that the source has the table: what refused it before may be outdated."""
+        """Changes whenever the stream says that the source has the table: what refused it before
+        may be outdated.
+        """
         return self._told.get(token, 0)
 
     def put(self, state: TableState) -> None:
@@ -184,17 +204,27 @@ class Book:
         awaited = [] if self.fresh else [state for state in states if state.awaited]
         self.awaited = [state for state in awaited if state.phase in _COPIED]
         self.is_moving = any(state.phase is Phase.FOLLOWING for state in states)
-        self.stands = self.is_moving and any(state.phase is not Phase.LOADED for state in self.awaited)
+        self.stands = self.is_moving and any(
+            state.phase is not Phase.LOADED for state in self.awaited
+        )
 
     def want(
-        self, schema: str, name: str, why: str, *, awaited: bool = False, lsn: int = 0, diverged_seq: int = 0
+        self,
+        schema: str,
+        name: str,
+        why: str,
+        *,
+        awaited: bool = False,
+        lsn: int = 0,
+        diverged_seq: int = 0,
     ) -> None:
         """The table must be bootstrapped (again); readers keep what they have until then."""
         token = table_token(schema, name)
         state = self.tables.get(token) or TableState(schema, name)
         self._runs[token] = self._runs.get(token, 0) + 1
         log.info("bootstrap_wanted", table=token, why=why)
-        # What readers see of a parked table is older than the rest already: nothing stands for its copy.
+        # What readers see of a parked table is older than the rest already: nothing stands for its
+        # copy.
         is_shown = state.live is not None and state.phase is not Phase.PARKED
         awaited = not self.fresh and (awaited or state.awaited or is_shown)
         until, diverged_seq = self._until(state, lsn), max(diverged_seq, state.diverged_seq)
@@ -238,18 +268,24 @@ class Book:
         return Swap(run.staged)
 
     async def park(self, token: str, error: TargetError) -> None:
-        """The target can't have this table; the others go on. With none left it is the target that can't be used."""
+        """The target can't have this table; the others go on. With none left it is the target that
+        can't be used.
+        """
         others = [state for name, state in self.tables.items() if name != token]
         if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
             raise error
         log.error("table_parked", table=token, reason=str(error))
         state = self.tables[token]
         until = self._until(state)
-        self.put(replace(state, phase=Phase.PARKED, run=None, why=str(error), awaited=False, until=until))
+        self.put(
+            replace(state, phase=Phase.PARKED, run=None, why=str(error), awaited=False, until=until)
+        )
         await self.commit()
 
     def forget(self, state: TableState, outdated_seq: int = 0) -> None:
-        """The source has the table no more; what the stream says of it up to this sequence is outdated."""
+        """The source has the table no more; what the stream says of it up to this sequence is
+        outdated.
+        """
         self._runs[state.token] = self._runs.get(state.token, 0) + 1
         log.info("table_gone", table=state.token)
         self.put(
@@ -277,13 +313,18 @@ class Book:
         """Follow from here, with every table to be bootstrapped."""
         self.keep_lanes({SEEN: Watermark(stream_seq=stream_seq)})
         for state in list(self.tables.values()):
-            # Sequences of another stream, or from before this place, say nothing of what is to come.
+            # Sequences of another stream, or from before this place, say nothing of what is to
+            # come.
             self.put(replace(state, outdated_seq=0, diverged_seq=0))
             if state.phase is not Phase.GONE:
-                self.want(state.schema, state.name, state.why if state.live is None else "fallen behind")
+                self.want(
+                    state.schema, state.name, state.why if state.live is None else "fallen behind"
+                )
 
     def _stale_steps(self) -> list[Step]:
-        """Name the tables that are older than the others, where they may be; only what has changed is written."""
+        """Name the tables that are older than the others, where they may be; only what has changed
+        is written.
+        """
         if not self.fresh:
             steps: list[Step] = [] if self._stale is None else [Drop(STALE)]
             self._keep_stale(None)

@@ -1,7 +1,9 @@
-"""A table's way into the mirror: snapshot, staging table, its own reading of the stream, then its place among the rest.
+"""A table's way into the mirror: snapshot, staging table, its own reading of the stream, then its
+place among the rest.
 
-Promises: readers see the old rows until the new ones are whole; a crash at any point goes on where it was; the table
-joins at exactly the place where the follower stands, which shows it when it has come to the snapshot's LSN.
+Promises: readers see the old rows until the new ones are whole; a crash at any point goes on where
+it was; the table joins at exactly the place where the follower stands, which shows it when it has
+come to the snapshot's LSN.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from nats.aio.client import Client
 from nats.js.errors import NoKeysError, NotFoundError
 
 from headrace import log as logs
-from headrace.consumer import Consumer, Event, MemoryWatermarks, RetentionGapError, Subscription, Watermark, follow
+from headrace.consumer import (
+    Consumer,
+    Event,
+    MemoryWatermarks,
+    RetentionGapError,
+    Subscription,
+    Watermark,
+    follow,
+)
 from headrace.contract.events import decode
 from headrace.contract.naming import CDC, schema_subject
 from headrace.errors import HeadraceError
@@ -69,7 +79,9 @@ class Streams:
 class Bootstrap:
     """One table's, until it follows."""
 
-    def __init__(self, book: Book, client: Client, streams: Streams, token: str, progress: Progress) -> None:
+    def __init__(
+        self, book: Book, client: Client, streams: Streams, token: str, progress: Progress
+    ) -> None:
         self._book = book
         self._client = client
         self._js = client.jetstream()
@@ -111,7 +123,9 @@ class Bootstrap:
             await self._refused(error)
 
     async def _refused(self, error: RefusedError) -> None:
-        """The source hasn't the table now, or lets nobody copy it. Should it come (back), the stream tells of it."""
+        """The source hasn't the table now, or lets nobody copy it. Should it come (back), the
+        stream tells of it.
+        """
         async with self._book.lock:
             if self._book.run_of(self._token) != self._number:
                 return
@@ -126,7 +140,9 @@ class Bootstrap:
             await self._book.commit()
 
     async def _park(self, error: TargetError) -> None:
-        """The target can't have this table; the others go on. With none left it is the target that can't be used."""
+        """The target can't have this table; the others go on. With none left it is the target that
+        can't be used.
+        """
         async with self._book.lock:
             if self._book.run_of(self._token) != self._number:
                 return
@@ -170,7 +186,9 @@ class Bootstrap:
             marks=marks,
         )
         await self._write([Create(table)], run)
-        log.info("bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count)
+        log.info(
+            "bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count
+        )
         return run
 
     async def _shape(self, names: Sequence[str] | None) -> tuple[Table, int]:
@@ -179,15 +197,26 @@ class Bootstrap:
         accounts = [account for account in known if account is not None]
         accounts.sort(key=lambda account: int(account["version"]), reverse=True)
         if not accounts:
-            raise SnapshotError(f"the stream and the bucket {self._streams.schemas} know no columns of {self._token}")
+            raise SnapshotError(
+                f"the stream and the bucket {self._streams.schemas} know no columns of "
+                f"{self._token}"
+            )
         fitting = [
-            account for account in accounts if names is None or {c.name for c in shape(account).columns} == {*names}
+            account
+            for account in accounts
+            if names is None or {c.name for c in shape(account).columns} == {*names}
         ]
         chosen = (fitting or accounts)[0]
         table = replace(shape(chosen), staging=True)
         if names is not None and not fitting:
-            types = {column.name: column for account in reversed(accounts) for column in shape(account).columns}
-            table = replace(table, columns=tuple(types.get(name, Column(name, "text")) for name in names))
+            types = {
+                column.name: column
+                for account in reversed(accounts)
+                for column in shape(account).columns
+            }
+            table = replace(
+                table, columns=tuple(types.get(name, Column(name, "text")) for name in names)
+            )
         return table, int(chosen["version"])
 
     async def _told(self) -> Mapping[str, Any] | None:
@@ -221,7 +250,13 @@ class Bootstrap:
 
     async def _load(self, run: Run) -> Run:
         snapshot = Snapshot(
-            run.snapshot_id, self._token, run.lsn, run.batch_count, run.row_count, run.source, note=None
+            run.snapshot_id,
+            self._token,
+            run.lsn,
+            run.batch_count,
+            run.row_count,
+            run.source,
+            note=None,
         )
         while run.chunks < run.batch_count:
             rows = await self._snapshots.chunk(snapshot, run.chunks)
@@ -229,7 +264,9 @@ class Bootstrap:
             await self._write([Insert(run.staged, rows)], run)
             self._progress(run.rows, run.row_count)
         if run.rows != run.row_count:
-            raise AgainError(f"{run.rows} rows were in the chunks of {run.snapshot_id}, not {run.row_count}")
+            raise AgainError(
+                f"{run.rows} rows were in the chunks of {run.snapshot_id}, not {run.row_count}"
+            )
         return run
 
     async def _catch_up(self, run: Run) -> None:
@@ -239,7 +276,9 @@ class Bootstrap:
             await marks.save(lane, mark)
         start_seq = max(mark.stream_seq for mark in run.marks.values()) + 1
         filters = (f"{CDC}.{self._token}.>",)
-        subscription = Subscription(self._streams.cdc, filters, start_seq=start_seq, state_bucket=self._streams.state)
+        subscription = Subscription(
+            self._streams.cdc, filters, start_seq=start_seq, state_bucket=self._streams.state
+        )
         moved_at = time.monotonic()
         async with follow(self._client, subscription, marks) as consumer:
             while True:
@@ -252,7 +291,9 @@ class Bootstrap:
                 elif await self._is_waiting(run):
                     moved_at = time.monotonic()
                 elif time.monotonic() - moved_at > STUCK_S:
-                    raise AgainError("the stream has an event of the table that its reader does not give out")
+                    raise AgainError(
+                        "the stream has an event of the table that its reader does not give out"
+                    )
 
     async def _is_waiting(self, run: Run) -> bool:
         """Let the follower go on; whether it is the follower that is waited for."""
@@ -276,7 +317,9 @@ class Bootstrap:
             await consumer.done(taken)
         return events
 
-    async def _apply(self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]) -> Run:
+    async def _apply(
+        self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]
+    ) -> Run:
         steps: list[Step] = []
         for event in events:
             found = staged_steps(event, run)
@@ -284,30 +327,41 @@ class Bootstrap:
                 raise AgainError(found.why)
             steps += found[0]
             run = found[1]
-        last = max(event.stream_seq for event in events if event.closes) if any(e.closes for e in events) else 0
+        last = (
+            max(event.stream_seq for event in events if event.closes)
+            if any(e.closes for e in events)
+            else 0
+        )
         seen = max(last, run.marks[SEEN].stream_seq)
         run = replace(run, marks={**marks, SEEN: Watermark(stream_seq=seen)})
         await self._write(steps, run)
         return run
 
     async def _hand_over(self, run: Run, coming: Event | None) -> bool:
-        """Leave the table to the follower, if nothing is left before where that stands; it is shown in its time."""
+        """Leave the table to the follower, if nothing is left before where that stands; it is shown
+        in its time.
+        """
         async with self._book.lock:
             self._check()
-            # A table's events stand in order: where one is beyond the follower, all before it were taken here.
+            # A table's events stand in order: where one is beyond the follower, all before it were
+            # taken here.
             is_there = coming is not None and not self._book.passed(coming)
             if not self._can_join or not (is_there or await self._nothing_left(run)):
                 return False
             self._book.put(replace(self._book.tables[self._token], phase=Phase.LOADED, run=run))
             await self._book.commit()
-        log.info("bootstrap_loaded", table=self._token, rows=run.row_count, snapshot=run.snapshot_id)
+        log.info(
+            "bootstrap_loaded", table=self._token, rows=run.row_count, snapshot=run.snapshot_id
+        )
         return True
 
     async def _nothing_left(self, run: Run) -> bool:
         """Asked of the stream itself: what a consumer was not given yet may still be on its way."""
         after = max(mark.stream_seq for mark in run.marks.values())
         try:
-            message = await self._js.get_msg(self._streams.cdc, after + 1, subject=f"{CDC}.{self._token}.>", next=True)
+            message = await self._js.get_msg(
+                self._streams.cdc, after + 1, subject=f"{CDC}.{self._token}.>", next=True
+            )
         except NotFoundError:
             return True
         return int(message.seq or 0) > self._book.reached_seq

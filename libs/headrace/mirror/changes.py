@@ -1,8 +1,9 @@
-"""What events do to a mirror's tables: the steps to write, and what becomes of the tables' states. No I/O of its own.
+"""What events do to a mirror's tables: the steps to write, and what becomes of the tables' states.
+No I/O of its own.
 
-Promises: an event before a table's snapshot changes nothing; a table that can't be kept in step by events is wanted
-again, and no other table with it. Where readers see such a table, nothing of its transaction may be shown before the
-copy is: that is raised.
+Promises: an event before a table's snapshot changes nothing; a table that can't be kept in step by
+events is wanted again, and no other table with it. Where readers see such a table, nothing of its
+transaction may be shown before the copy is: that is raised.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ class Changes:
     def _row(self, event: Event, state: TableState) -> list[Step]:
         if state.phase is Phase.LOADED:
             return self._staged(event, state)
-        if state.phase is not Phase.FOLLOWING or state.live is None or event.position.lsn < state.since:
+        if (
+            state.phase is not Phase.FOLLOWING
+            or state.live is None
+            or event.position.lsn < state.since
+        ):
             return []
         step = row_steps(event, state.live)
         if isinstance(step, Resync):
@@ -81,9 +86,13 @@ class Changes:
             self._book.put(replace(state, run=run))
         return steps
 
-    def _copy(self, states: Sequence[TableState], why: str, event: Event, diverged_seq: int = 0) -> None:
+    def _copy(
+        self, states: Sequence[TableState], why: str, event: Event, diverged_seq: int = 0
+    ) -> None:
         if not self._book.fresh and any(self._is_shown(state) for state in states):
-            raise CopyWantedError([(state.schema, state.name) for state in states], why, diverged_seq)
+            raise CopyWantedError(
+                [(state.schema, state.name) for state in states], why, diverged_seq
+            )
         # What readers see in a gap's tables is from before it.
         lsn = 0 if event.operation == GAP else event.position.lsn
         for state in states:
@@ -140,13 +149,21 @@ class Changes:
 
     def _reshape(self, event: Event, state: TableState) -> list[Step]:
         live, version = state.live, int(event.payload["version"])
-        if live is None or (event.position.lsn < state.since and not outdated(live, state.version, event)):
+        if live is None or (
+            event.position.lsn < state.since and not outdated(live, state.version, event)
+        ):
             return []
-        change = reshaped(live, event.payload) if event.position.lsn >= state.since else Resync("an older shape")
+        change = (
+            reshaped(live, event.payload)
+            if event.position.lsn >= state.since
+            else Resync("an older shape")
+        )
         if isinstance(change, Resync):
             self._copy([state], change.why, event)
             return []
-        self._book.put(replace(state, version=version, live=live if change is None else change.after))
+        self._book.put(
+            replace(state, version=version, live=live if change is None else change.after)
+        )
         return [] if change is None else [change]
 
     def _gap(self, event: Event) -> None:
@@ -159,7 +176,8 @@ class Changes:
         for state in self._book.tables.values():
             reached = state.run.lsn if state.run is not None else state.since
             source = state.run.source if state.run is not None else state.source
-            # Where LSNs mean something else, only what was wanted because of the gap is known to be copied after it.
+            # Where LSNs mean something else, only what was wanted because of the gap is known to be
+            # copied after it.
             is_older = event.stream_seq > state.diverged_seq if diverged else reached < up_to
             if state.phase in _FILLED and source == event.source and is_older:
                 concerned.append(state)
@@ -170,7 +188,11 @@ def staged_steps(event: Event, run: Run) -> tuple[list[Step], Run] | Resync:
     """What an event does to a table that readers don't see yet."""
     table = run.staged
     if event.position.lsn < run.lsn:
-        if event.operation == SCHEMA and event.payload["columns"] and outdated(table, run.version, event):
+        if (
+            event.operation == SCHEMA
+            and event.payload["columns"]
+            and outdated(table, run.version, event)
+        ):
             return Resync("its shape was newer than the schemas that were known")
         return [], run
     if event.operation != SCHEMA:
@@ -186,7 +208,9 @@ def staged_steps(event: Event, run: Run) -> tuple[list[Step], Run] | Resync:
 
 
 def outdated(table: Table, version: int, event: Event) -> bool:
-    """Whether the shape that a table was made with was not yet that of its snapshot, as an event says later."""
+    """Whether the shape that a table was made with was not yet that of its snapshot, as an event
+    says later.
+    """
     if int(event.payload["version"]) <= version:
         return False
     return set(shape(event.payload).columns) != set(table.columns)

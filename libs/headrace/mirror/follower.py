@@ -1,7 +1,8 @@
 """The mirror's one reading of the stream, for all tables that are past their bootstrap.
 
-Promises: what is applied and how far that is are committed together; what is committed ends at the end of a
-transaction, for every source and in every way of delivery; nothing that the stream dropped passes in silence.
+Promises: what is applied and how far that is are committed together; what is committed ends at the
+end of a transaction, for every source and in every way of delivery; nothing that the stream dropped
+passes in silence.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.hold import Hold
 from headrace.mirror.reach import READ_S, Reach
 from headrace.mirror.table import Marks, TableState
-from headrace.mirror.target import RowMissingError, Step, TakenOverError, TargetAwayError, TargetError
+from headrace.mirror.target import (
+    RowMissingError,
+    Step,
+    TakenOverError,
+    TargetAwayError,
+    TargetError,
+)
 
 log = logs.logger("mirror")
 
@@ -37,7 +44,8 @@ COMMIT_EVENTS = 1000
 SPILL_EVENTS = 5000
 SPILL_BYTES = 32 * 1024 * 1024
 IDLE_S = 1.0
-# How soon to look for the end of a transaction that may be of tables not followed; longer each time in vain.
+# How soon to look for the end of a transaction that may be of tables not followed; longer each time
+# in vain.
 LOOK_S, LOOK_S_MAX = 0.002, 0.25
 HOLD_LOOK_S = 0.2
 # While a loaded table waits for the others to come to its snapshot.
@@ -75,7 +83,14 @@ def _refusals(token: str) -> Iterator[None]:
 
 class Follower:
     def __init__(
-        self, book: Book, client: Client, streams: Streams, hold: Hold, stats: Stats, *, every_table: bool
+        self,
+        book: Book,
+        client: Client,
+        streams: Streams,
+        hold: Hold,
+        stats: Stats,
+        *,
+        every_table: bool,
     ) -> None:
         self._book = book
         self._client = client
@@ -97,8 +112,8 @@ class Follower:
         self._ready: list[Event] = []
         self._large_bytes = 0
         self._writing = False
-        # Of the target's open transaction: the last unfinished one of each source that it has a part of; and how far
-        # each source is in it.
+        # Of the target's open transaction: the last unfinished one of each source that it has a
+        # part of; and how far each source is in it.
         self._spilled: dict[str, int] = {}
         self._lanes: Marks = dict(self._book.lanes)
         self._look_s = LOOK_S
@@ -135,7 +150,9 @@ class Follower:
             await self._hold.wait(HOLD_LOOK_S)
 
     async def _roll_back(self, wanted: CopyWantedError | None = None) -> None:
-        """Forget what the target's open transaction has; and want these tables where readers are then."""
+        """Forget what the target's open transaction has; and want these tables where readers are
+        then.
+        """
         if not self._writing:
             await self._book.lock.acquire()
         try:
@@ -143,7 +160,9 @@ class Follower:
             self._changes.diverged.clear()
             if wanted is not None:
                 for schema, name in wanted.names:
-                    self._book.want(schema, name, wanted.why, awaited=True, diverged_seq=wanted.diverged_seq)
+                    self._book.want(
+                        schema, name, wanted.why, awaited=True, diverged_seq=wanted.diverged_seq
+                    )
                 await self._book.commit()
         finally:
             self._writing = False
@@ -154,7 +173,11 @@ class Follower:
         filters = self._filters()
         durable, start_seq = f"mirror-{self._book.identity}", self._book.seen_seq + 1
         subscription = Subscription(
-            self._streams.cdc, filters, durable, start_seq=start_seq, state_bucket=self._streams.state
+            self._streams.cdc,
+            filters,
+            durable,
+            start_seq=start_seq,
+            state_bucket=self._streams.state,
         )
         self._book.subscribed = None if self._every_table else frozenset(self._book.tables)
         async with follow(self._client, subscription, await self._marks()) as consumer:
@@ -180,7 +203,10 @@ class Follower:
             if lane and "/" not in lane and mark.position > ORIGIN:
                 # Arrays have lanes of their own.
                 for state in self._book.tables.values():
-                    if state.source == lane and f"{lane}/{state.schema}.{state.name}" not in self._book.lanes:
+                    if (
+                        state.source == lane
+                        and f"{lane}/{state.schema}.{state.name}" not in self._book.lanes
+                    ):
                         await marks.save(f"{lane}/{state.schema}.{state.name}", capped)
         return marks
 
@@ -223,7 +249,9 @@ class Follower:
 
     @property
     def _bound(self) -> int | None:
-        """The LSN from which on transactions are held; what is written and can't be shown yet goes on."""
+        """The LSN from which on transactions are held; what is written and can't be shown yet goes
+        on.
+        """
         lsn = self._hold.lsn
         if lsn is None or self._spilled or self._book.awaited:
             return None
@@ -260,7 +288,9 @@ class Follower:
             await self._spill()
 
     async def _tear(self, gap: Event) -> None:
-        """What is open of a source when a gap comes never ends: the tables that it concerns are copied again."""
+        """What is open of a source when a gap comes never ends: the tables that it concerns are
+        copied again.
+        """
         lsn = None if gap.payload["reason"] == DIVERGED else parse_lsn(str(gap.payload["up_to"]))
         self._assembly.tear(gap.source, lsn)
         spilled = self._spilled.get(gap.source)
@@ -309,11 +339,15 @@ class Follower:
         first = self._assembly.first_seq
         seen_seq = consumer.seen_seq if first is None else min(consumer.seen_seq, first - 1)
         idle = not self._ready and not self._writing and not await self._to_show(consumer)
-        if idle and (time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq):
+        if idle and (
+            time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq
+        ):
             return
         events, self._ready = self._ready, []
         await self._write(events)
-        self._spilled = {one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)}
+        self._spilled = {
+            one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)
+        }
         shown = await self._to_show(consumer)
         if self._spilled or shown is None:
             return
@@ -330,12 +364,16 @@ class Follower:
             self._stats["mirror_lsn"] = max(event.position.lsn for event in events)
 
     async def _show(self, state: TableState) -> None:
-        """Exchange a table for its copy; where the target refuses that, it is put aside as one that it can't hold."""
+        """Exchange a table for its copy; where the target refuses that, it is put aside as one that
+        it can't hold.
+        """
         with _refusals(state.token):
             await self._book.write([self._book.show(state)])
 
     async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
-        """The loaded tables that readers may see now; None where they must not see what is written without another."""
+        """The loaded tables that readers may see now; None where they must not see what is written
+        without another.
+        """
         reached = [state for state in self._book.loaded if await self._has_reached(state, consumer)]
         if all(state in reached for state in self._book.awaited):
             return reached
@@ -346,7 +384,8 @@ class Follower:
         run = state.run
         assert run is not None
         if state.diverged_seq:
-            # Nothing comes of its source as it was, and LSNs say nothing: the gap itself must be applied.
+            # Nothing comes of its source as it was, and LSNs say nothing: the gap itself must be
+            # applied.
             return self._lanes.get(run.source, Watermark()).stream_seq >= state.diverged_seq
         if self._assembly.lacks(run.source, run.lsn):
             # Also what is whole and held back.
@@ -360,11 +399,14 @@ class Follower:
 
     @staticmethod
     def _settled(lanes: Marks) -> Marks:
-        """Without the lanes that an earlier version kept for each table of arrays, where their source is past them."""
+        """Without the lanes that an earlier version kept for each table of arrays, where their
+        source is past them.
+        """
         return {
             lane: mark
             for lane, mark in lanes.items()
-            if "/" not in lane or mark.position > lanes.get(lane.split("/")[0], Watermark()).position
+            if "/" not in lane
+            or mark.position > lanes.get(lane.split("/")[0], Watermark()).position
         }
 
     async def _drop_lanes(self) -> None:

@@ -1,7 +1,8 @@
 """A mirror that stands still for a moment, so that `headrace verify` finds it at a place it knows.
 
-A request on the mirror's own core subject holds it where it is; a second one lets it go on up to an LSN, and no
-further; a third one, or the time that was asked for, ends the hold. A dead verifier holds nobody for long.
+A request on the mirror's own core subject holds it where it is; a second one lets it go on up to an
+LSN, and no further; a third one, or the time that was asked for, ends the hold. A dead verifier
+holds nobody for long.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def subject_of(identity: str) -> str:
 
 @dataclass(slots=True)
 class Hold:
-    """`lsn`: no transaction that committed at or after it is applied; 0 stops at once, None holds nothing."""
+    """`lsn`: no transaction that committed at or after it is applied; 0 stops at once, None holds
+    nothing.
+    """
 
     lsn: int | None = None
     stopped: asyncio.Event = field(default_factory=asyncio.Event)

@@ -21,11 +21,46 @@ _FLOATS = frozenset({"real", "double precision"})
 _PORTABLE = (
     _INTEGERS
     | _FLOATS
-    | {"boolean", "bytea", "json", "jsonb", "numeric", "money", "text", "character varying", "character", "name"}
-    | {'"char"', "uuid", "bit", "bit varying", "date", "interval", "inet", "cidr", "macaddr", "macaddr8", "pg_lsn"}
-    | {"timestamp without time zone", "timestamp with time zone", "time without time zone", "time with time zone"}
+    | {
+        "boolean",
+        "bytea",
+        "json",
+        "jsonb",
+        "numeric",
+        "money",
+        "text",
+        "character varying",
+        "character",
+        "name",
+    }
+    | {
+        '"char"',
+        "uuid",
+        "bit",
+        "bit varying",
+        "date",
+        "interval",
+        "inet",
+        "cidr",
+        "macaddr",
+        "macaddr8",
+        "pg_lsn",
+    }
+    | {
+        "timestamp without time zone",
+        "timestamp with time zone",
+        "time without time zone",
+        "time with time zone",
+    }
     | {"int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"}
-    | {"int4multirange", "int8multirange", "nummultirange", "tsmultirange", "tstzmultirange", "datemultirange"}
+    | {
+        "int4multirange",
+        "int8multirange",
+        "nummultirange",
+        "tsmultirange",
+        "tstzmultirange",
+        "datemultirange",
+    }
     | {"tsvector", "tsquery", "point", "line", "lseg", "box", "path", "polygon", "circle"}
 )
 
@@ -64,7 +99,9 @@ def kind_of(data_type: str) -> Kind:
 
 
 def base_of(data_type: str) -> str:
-    """The type without its modifier: `numeric(10,2)` is numeric, `timestamp(3) with time zone` has no 3."""
+    """The type without its modifier: `numeric(10,2)` is numeric, `timestamp(3) with time zone` has
+    no 3.
+    """
     return _BASE.sub("", data_type)
 
 
@@ -79,7 +116,9 @@ def as_bytes(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> str:
-    """A document as PostgreSQL's jsonb prints it, of an event's value that is not NULL (or has its exact text)."""
+    """A document as PostgreSQL's jsonb prints it, of an event's value that is not NULL (or has its
+    exact text).
+    """
     if isinstance(value, ExactText):
         return str(value)
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -98,7 +137,9 @@ def _without_power(match: re.Match[str]) -> str:
 
 
 def array_literal(value: list[Any], element: Callable[[Any], str]) -> str:
-    """PostgreSQL's literal of an array that came as lists, as it prints it; `element` makes one's text."""
+    """PostgreSQL's literal of an array that came as lists, as it prints it; `element` makes one's
+    text.
+    """
     return "{" + ",".join(_literal(item, element) for item in value) + "}"
 
 

@@ -1,7 +1,9 @@
-"""A mirror: bootstraps tables, follows the stream, and begins again wherever it was when anything fails.
+"""A mirror: bootstraps tables, follows the stream, and begins again wherever it was when anything
+fails.
 
-Promises: position and rows are one transaction of the target, so that a crash at any moment loses and doubles nothing;
-what can pass by itself (a server that is away) is waited for; what can't ends in one error with the remedy.
+Promises: position and rows are one transaction of the target, so that a crash at any moment loses
+and doubles nothing; what can pass by itself (a server that is away) is waited for; what can't ends
+in one error with the remedy.
 """
 
 from __future__ import annotations
@@ -54,9 +56,11 @@ class Progress:
 
 
 class Mirror:
-    """`tables` as (schema, name); without any, every table that the source publishes, also those made later.
+    """`tables` as (schema, name); without any, every table that the source publishes, also those
+    made later.
 
-    While a table that readers see is copied again, all of them keep one moment; `fresh`: the others go on.
+    While a table that readers see is copied again, all of them keep one moment; `fresh`: the others
+    go on.
     """
 
     def __init__(
@@ -98,7 +102,9 @@ class Mirror:
             except (HeadraceError, NatsError, OSError) as error:
                 self._mend(BaseExceptionGroup("", [error]))
             if not stopping.is_set():
-                pause_s = PAUSE_S if time.monotonic() - began > LIVED_S else min(pause_s * 2, PAUSE_S_MAX)
+                pause_s = (
+                    PAUSE_S if time.monotonic() - began > LIVED_S else min(pause_s * 2, PAUSE_S_MAX)
+                )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await stopping.wait()
@@ -128,9 +134,17 @@ class Mirror:
         await self._begin()
         self.trouble = ""
         follower = Follower(
-            self.book, self._client, self._streams, self._hold, self.stats, every_table=not self._tables
+            self.book,
+            self._client,
+            self._streams,
+            self._hold,
+            self.stats,
+            every_table=not self._tables,
         )
-        async with self._hold.served(self._client, self.book.identity), asyncio.TaskGroup() as tasks:
+        async with (
+            self._hold.served(self._client, self.book.identity),
+            asyncio.TaskGroup() as tasks,
+        ):
             others = [tasks.create_task(self._bootstraps(tasks), name="bootstraps")]
             if not self._tables:
                 others.append(tasks.create_task(self._discover(), name="discover"))
@@ -139,7 +153,9 @@ class Mirror:
                 task.cancel()
 
     async def _begin(self) -> None:
-        """What the last life found out; tables that are not known yet; a place in the stream, the first time."""
+        """What the last life found out; tables that are not known yet; a place in the stream, the
+        first time.
+        """
         if self._fell_behind or not self.book.lanes:
             self.book.begin_at(await self._last_seq())
         for schema, name in self._broken:
@@ -157,7 +173,9 @@ class Mirror:
 
     async def _last_seq(self) -> int:
         try:
-            return int((await self._client.jetstream().stream_info(self._streams.cdc)).state.last_seq)
+            return int(
+                (await self._client.jetstream().stream_info(self._streams.cdc)).state.last_seq
+            )
         except NotFoundError as error:
             raise StreamMissingError(f"stream {self._streams.cdc} does not exist") from error
 
@@ -188,7 +206,9 @@ class Mirror:
         room = asyncio.Semaphore(BOOTSTRAPS_MAX)
         while True:
             self.book.news.clear()
-            self._running = {token: task for token, task in self._running.items() if not task.done()}
+            self._running = {
+                token: task for token, task in self._running.items() if not task.done()
+            }
             for token, state in self.book.tables.items():
                 if state.phase in {Phase.WANTED, Phase.LOADING} and token not in self._running:
                     work = self._bootstrap(token, room)
@@ -216,7 +236,9 @@ class Mirror:
                 asyncio.get_running_loop().call_soon(self.book.news.set)
 
     async def look(self) -> None:
-        """See how far the mirror is behind the stream, also while its target is away; and where its tables are."""
+        """See how far the mirror is behind the stream, also while its target is away; and where its
+        tables are.
+        """
         following, unfollowed = len(self.following), len(self.unfollowed)
         self.stats["mirror_tables"], self.stats["mirror_unfollowed"] = following, unfollowed
         self.stats["mirror_bootstrapping"] = len(self.progress)
@@ -224,11 +246,18 @@ class Mirror:
         self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
         standing = bool(self.awaited)
         self._stood_since = (self._stood_since or time.monotonic()) if standing else 0.0
-        self.stats["mirror_standing_seconds"] = round(time.monotonic() - self._stood_since, 1) if standing else 0.0
+        self.stats["mirror_standing_seconds"] = (
+            round(time.monotonic() - self._stood_since, 1) if standing else 0.0
+        )
         if self.book.lanes and self._client.is_connected:
             with contextlib.suppress(NatsError, OSError):
-                found = await behind(self._client.jetstream(), self._streams.cdc, self.book.seen_seq)
-                self.stats["mirror_behind_messages"], self.stats["mirror_behind_seconds"] = found.messages, found.age_s
+                found = await behind(
+                    self._client.jetstream(), self._streams.cdc, self.book.seen_seq
+                )
+                self.stats["mirror_behind_messages"], self.stats["mirror_behind_seconds"] = (
+                    found.messages,
+                    found.age_s,
+                )
 
     @property
     def unfollowed(self) -> list[str]:
@@ -239,7 +268,11 @@ class Mirror:
     @property
     def parked(self) -> dict[str, str]:
         """The tables that the target refused, by token, and why."""
-        return {token: state.why for token, state in self.book.tables.items() if state.phase is Phase.PARKED}
+        return {
+            token: state.why
+            for token, state in self.book.tables.items()
+            if state.phase is Phase.PARKED
+        }
 
     @property
     def awaited(self) -> str:
@@ -255,7 +288,9 @@ class Mirror:
     @property
     def following(self) -> list[str]:
         """The tables that are past their bootstrap, by token."""
-        return [token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING]
+        return [
+            token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING
+        ]
 
     @property
     def is_whole(self) -> bool:

@@ -40,7 +40,9 @@ def shape(payload: Mapping[str, Any]) -> Table:
     schema = str(payload["schema"]).removesuffix(f".{payload['table']}")
     primary_key = tuple(payload["primary_key"])
     whole = tuple(column.name for column in columns)
-    identity = tuple(payload.get("identity") or (primary_key if payload["replica_identity"] != "f" else whole))
+    identity = tuple(
+        payload.get("identity") or (primary_key if payload["replica_identity"] != "f" else whole)
+    )
     return Table(schema, payload["table"], columns, primary_key, identity)
 
 
@@ -57,9 +59,14 @@ def gone(payload: Mapping[str, Any]) -> Gone | None:
 
 
 def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
-    """From the table as it is to the one that a schema event describes; None where they are the same."""
+    """From the table as it is to the one that a schema event describes; None where they are the
+    same.
+    """
     if payload["resync"]:
-        return Resync(", ".join(sorted({str(change["change"]) for change in payload["changes"]})) or "schema event")
+        return Resync(
+            ", ".join(sorted({str(change["change"]) for change in payload["changes"]}))
+            or "schema event"
+        )
     wanted = shape(payload)
     renamed = _renames(table, wanted, payload["changes"])
     if renamed is None:
@@ -70,7 +77,10 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
     kept = [name for name in kept if name in types]
     columns = tuple(types[name] for name in [*kept, *(name for name in types if name not in kept)])
     after = replace(wanted, columns=columns, staging=table.staging)
-    if any(_is_newly_known(column, types.get(old_names.get(column.name, column.name))) for column in table.columns):
+    if any(
+        _is_newly_known(column, types.get(old_names.get(column.name, column.name)))
+        for column in table.columns
+    ):
         return Resync("the type that a column's values are of was not known before")
     filled = {
         str(change["column"]): _filled(types[change["column"]], change)
@@ -81,7 +91,9 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
 
 
 def _is_newly_known(before: Column, after: Column | None) -> bool:
-    """Whether text in the contract's form would have to become another type, or the other way round."""
+    """Whether text in the contract's form would have to become another type, or the other way
+    round.
+    """
     kinds = {kind_of(before.data_type), kind_of(after.data_type)} if after is not None else set()
     return Kind.UNKNOWN in kinds and len(kinds) > 1
 
@@ -89,11 +101,17 @@ def _is_newly_known(before: Column, after: Column | None) -> bool:
 def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
     text = str(change["filled_text"])
     # A document's native form may lose something, as in a row.
-    return Filled(ExactText(text) if kind_of(column.data_type) is Kind.JSON else change["filled"], text)
+    return Filled(
+        ExactText(text) if kind_of(column.data_type) is Kind.JSON else change["filled"], text
+    )
 
 
-def _renames(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]) -> dict[str, str] | None:
-    """New name → old name. What the mirror has already (after a later snapshot) is not renamed again."""
+def _renames(
+    table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]
+) -> dict[str, str] | None:
+    """New name → old name. What the mirror has already (after a later snapshot) is not renamed
+    again.
+    """
     there = {column.name for column in table.columns}
     wanted_names = {column.name for column in wanted.columns}
     renamed = {}
@@ -102,7 +120,10 @@ def _renames(table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]) 
             if change["column"] in there:
                 return None
             renamed[str(change["column"])] = str(change["from"])
-        elif change["change"] == "column_renamed" and {change["from"], change["column"]} <= there & wanted_names:
+        elif (
+            change["change"] == "column_renamed"
+            and {change["from"], change["column"]} <= there & wanted_names
+        ):
             return None
     return renamed
 
@@ -126,12 +147,14 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
     """The values that name the row as it was before.
 
-    Never the primary key out of a whole old row: one that is deferrable may be two rows' within a transaction.
+    Never the primary key out of a whole old row: one that is deferrable may be two rows' within a
+    transaction.
     """
     old, row = exact.old_row(event.payload), exact.row(event.payload)
     if old is not None:
         return dict(old) or None
-    # What PostgreSQL sends no old values for did not change: the replica identity, and not always the primary key.
+    # What PostgreSQL sends no old values for did not change: the replica identity, and not always
+    # the primary key.
     for names in (table.identity, table.primary_key):
         if names and set(names) <= set(row):
             return {name: row[name] for name in names}

@@ -1,7 +1,8 @@
-"""A mirror in another PostgreSQL: the source's types where every server has them, text for types of its own.
+"""A mirror in another PostgreSQL: the source's types where every server has them, text for types of
+its own.
 
-Tables have the names and schemas of the source's; what the mirror keeps for itself is in the schema `headrace_mirror`.
-Values travel as text, which PostgreSQL reads as the column's type.
+Tables have the names and schemas of the source's; what the mirror keeps for itself is in the schema
+`headrace_mirror`. Values travel as text, which PostgreSQL reads as the column's type.
 """
 
 from __future__ import annotations
@@ -83,7 +84,9 @@ class PostgresTarget:
         async with _explained():
             self._connection = connection = await _connect(self._url, "headrace mirror")
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
-            await connection.execute(f"CREATE TABLE IF NOT EXISTS {SCHEMA}.marks (key text PRIMARY KEY, value text)")
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.marks (key text PRIMARY KEY, value text)"
+            )
             await connection.commit()
             await self._take_over(connection)
             marks = await _marks(connection)
@@ -187,7 +190,10 @@ async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str
     """Those of a mirror that must be there."""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"{SCHEMA}.marks"])
     if await cursor.fetchone() == (True,):
-        raise TargetError("the database holds no mirror", remedy="Check --to; `headrace mirror` makes a mirror there.")
+        raise TargetError(
+            "the database holds no mirror",
+            remedy="Check --to; `headrace mirror` makes a mirror there.",
+        )
     return await _marks(connection)
 
 
@@ -206,7 +212,8 @@ def error_of(error: psycopg.Error) -> TargetError:
     if state[:2] in _AWAY or state in _BUSY:
         return TargetAwayError(f"the mirror's PostgreSQL: {message}")
     return TargetError(
-        f"the mirror's PostgreSQL: {message}", remedy="Check the role's rights there, and what else uses its tables."
+        f"the mirror's PostgreSQL: {message}",
+        remedy="Check the role's rights there, and what else uses its tables.",
     )
 
 
@@ -222,7 +229,12 @@ class _Writer:
             case Update(table, where, data):
                 if data:
                     sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
-                    await self._one(table, f"UPDATE {_safe_table(table)} SET {sets}", _texts(table, data), where)  # noqa: S608
+                    await self._one(
+                        table,
+                        f"UPDATE {_safe_table(table)} SET {sets}",  # noqa: S608  # quoted
+                        _texts(table, data),
+                        where,
+                    )
             case Delete(table, where):
                 await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)  # noqa: S608  # quoted
             case Insert(table, rows):
@@ -254,7 +266,9 @@ class _Writer:
         await self.flush()
         await self._connection.execute(sql.encode())
 
-    async def _one(self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]) -> None:
+    async def _one(
+        self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]
+    ) -> None:
         """The statement on one row with these values."""
         found, given = _found(table, where)
         self._waiting.append((table, f"{head} WHERE {found}", [*values, *given]))
@@ -270,7 +284,9 @@ class _Writer:
         ):
             for row in rows:
                 fields = (
-                    "\\N" if (value := row.get(name)) is None else make(value).translate(_COPY_ESCAPES)
+                    "\\N"
+                    if (value := row.get(name)) is None
+                    else make(value).translate(_COPY_ESCAPES)
                     for name, make in makers
                 )
                 await copy.write("\t".join(fields) + "\n")
@@ -283,14 +299,18 @@ class _Writer:
             )
         await self.do(Drop(table))
         await self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.schema)}")
-        body = ", ".join(f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns)
+        body = ", ".join(
+            f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns
+        )
         await self._run(f"CREATE TABLE {table_name(table)} ({body})")
         await self._index(table)
 
     async def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
             names = ", ".join(map(quoted, key))
-            await self._run(f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})")
+            await self._run(
+                f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})"
+            )
 
     async def _drop_indexes(self, table: Table) -> None:
         schema = SCHEMA if table.staging else quoted(table.schema)
@@ -298,11 +318,15 @@ class _Writer:
             await self._run(f"DROP INDEX IF EXISTS {schema}.{_index_name(table, number)}")
 
     async def _swap(self, staged: Table) -> None:
-        live = Table(staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity)
+        live = Table(
+            staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
+        )
         await self.do(Drop(live))
         await self._drop_indexes(staged)
         await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quoted(live.name)}")
-        await self._run(f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}")
+        await self._run(
+            f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}"
+        )
         await self._index(live)
 
     async def _alter(self, step: Alter) -> None:
@@ -320,7 +344,9 @@ class _Writer:
             if known is None:
                 await self._add(name, quoted(column.name), kind, step.filled.get(column.name))
             elif type_in(known.data_type) != kind:
-                body = f"{quoted(column.name)} TYPE {kind} USING {quoted(column.name)}::text::{kind}"
+                body = (
+                    f"{quoted(column.name)} TYPE {kind} USING {quoted(column.name)}::text::{kind}"
+                )
                 await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
         await self._index(after)
 
@@ -359,7 +385,8 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
     by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
     if not rest:
         return by_key, _texts(table, named)
-    # By its key where that is one row's; a deferrable key may be several rows' within a transaction.
+    # By its key where that is one row's; a deferrable key may be several rows' within a
+    # transaction.
     whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"
     what = f"CASE WHEN count(*) = 1 THEN (array_agg(ctid))[1] ELSE {whole} END"
     found = f"SELECT {what} FROM {_safe_table(table)} WHERE {by_key}"  # noqa: S608  # quoted
@@ -367,7 +394,9 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
 
 
 def _same_text(table: Table, names: Iterable[str]) -> str:
-    return " AND ".join(f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in names)
+    return " AND ".join(
+        f"{_safe(name)}::text IS NOT DISTINCT FROM ({_mark(table, name)})::text" for name in names
+    )
 
 
 def _index_name(table: Table, number: int) -> str:
@@ -376,7 +405,10 @@ def _index_name(table: Table, number: int) -> str:
 
 
 def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
-    return [None if value is None else text_of(table.type_of(name))(value) for name, value in values.items()]
+    return [
+        None if value is None else text_of(table.type_of(name))(value)
+        for name, value in values.items()
+    ]
 
 
 def type_in(data_type: str) -> str:
@@ -402,14 +434,20 @@ def _any(value: Any) -> str:
     return _bytea(value) if isinstance(value, bytes) else str(value)
 
 
-_TEXTS: Mapping[Kind, Callable[[Any], str]] = {Kind.BOOL: _bool, Kind.BYTES: _bytea, Kind.JSON: as_json}
+_TEXTS: Mapping[Kind, Callable[[Any], str]] = {
+    Kind.BOOL: _bool,
+    Kind.BYTES: _bytea,
+    Kind.JSON: as_json,
+}
 
 
 def text_of(data_type: str) -> Callable[[Any], str]:
     """A value that is not NULL, as text that PostgreSQL reads."""
     if data_type.endswith("[]"):
         element = text_of(data_type.removesuffix("[]"))
-        return lambda value: array_literal(value, element) if isinstance(value, list) else str(value)
+        return lambda value: (
+            array_literal(value, element) if isinstance(value, list) else str(value)
+        )
     return _TEXTS.get(kind_of(data_type), _any)
 
 
@@ -425,10 +463,16 @@ class PostgresReading:
         """What SQL calls a table of the mirror."""
         return table_name(table)
 
-    async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
+    async def rows(
+        self, table: Table, columns: Sequence[Column]
+    ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As the server's own text."""
         names = ", ".join(quoted(column.name) for column in columns)
         query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"  # noqa: S608  # quoted
-        async with _explained(), self.connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
+        async with (
+            _explained(),
+            self.connection.cursor() as cursor,
+            cursor.copy(query.encode()) as copy,
+        ):
             async for row in copy.rows():
                 yield [tuple(row)]

@@ -1,7 +1,7 @@
 """Which tables the source publishes: the keys of the bucket of schemas.
 
-Promises that a table whose key is there is found, now or at the next look. Leaves no consumer on the server, as
-listing a bucket's keys by a watch would.
+Promises that a table whose key is there is found, now or at the next look. Leaves no consumer on
+the server, as listing a bucket's keys by a watch would.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class Published:
         prefix = f"$KV.{self._bucket}."
         try:
             bucket = await self._js.key_value(self._bucket)
-            state = (await self._js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}>")).state
+            state = (
+                await self._js.stream_info(f"KV_{self._bucket}", subjects_filter=f"{prefix}>")
+            ).state
         except NotFoundError:
             return []
         found = []

@@ -1,4 +1,5 @@
-"""Whether all that a source committed before an LSN is in the stream, up to a sequence: as its publisher wrote down.
+"""Whether all that a source committed before an LSN is in the stream, up to a sequence: as its
+publisher wrote down.
 
 On a source that is at rest no later event says so. Reads only; what it can't read says nothing.
 """
@@ -31,7 +32,9 @@ class Reach:
         self._look_s = LOOK_S
 
     async def is_behind(self, source: str, lsn: int, stream_seq: int) -> bool:
-        """Whether everything that committed before the LSN is in the stream at or before this sequence."""
+        """Whether everything that committed before the LSN is in the stream at or before this
+        sequence.
+        """
         known = self._known.get(source, (0, 0))
         if known[0] < lsn and time.monotonic() - self._looked_at.get(source, 0.0) >= self._look_s:
             known = self._known[source] = await self._read(source) or known
@@ -51,7 +54,9 @@ class Reach:
             return None
         except (NatsError, OSError) as error:
             self._look_s = LOOK_S_MAX
-            log.warning("progress_unread", source=source, error=type(error).__name__, permission=subject)
+            log.warning(
+                "progress_unread", source=source, error=type(error).__name__, permission=subject
+            )
         except (ValueError, KeyError, TypeError, msgpack.UnpackException):
             log.warning("progress_not_understood", source=source)
         return None

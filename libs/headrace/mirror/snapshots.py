@@ -1,7 +1,8 @@
 """A table's snapshot as a consumer gets it: asked for, waited for, read chunk by chunk.
 
-Promises that a snapshot which it names is whole: its meta message is there, and each chunk is of it. Never mixes the
-chunks of two. Its end is taken from the stream itself, which takes no right to listen to it.
+Promises that a snapshot which it names is whole: its meta message is there, and each chunk is of
+it. Never mixes the chunks of two. Its end is taken from the stream itself, which takes no right to
+listen to it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class RefusedError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. `note`: the stream's last sequence before it was asked for; None if others had asked."""
+    """A complete snapshot. `note`: the stream's last sequence before it was asked for; None if
+    others had asked.
+    """
 
     snapshot_id: str
     token: str
@@ -77,12 +80,15 @@ class Snapshots:
         self._dictionaries = DictionaryReader(self._js, state)
 
     async def take(self, token: str, progress: Progress, options: bytes = OPTIONS) -> Snapshot:
-        """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows meanwhile."""
+        """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows
+        meanwhile.
+        """
         request = _Request(token, progress)
         async with self._heard(request) as inbox:
             note = await self._last_seq(self._stream)
             after = await self._last_seq(self._init)
-            # With the inbox in a header the answer is to this very request, however late it is taken.
+            # With the inbox in a header the answer is to this very request, however late it is
+            # taken.
             await self._client.publish(
                 snapshot_request_subject(token), options, reply=inbox, headers={REPLY_HEADER: inbox}
             )
@@ -117,7 +123,9 @@ class Snapshots:
 
     async def _end(self, request: _Request, first: int) -> Mapping[str, Any]:
         """The meta message, as the stream has it behind the sequence from before the request."""
-        places = dict.fromkeys((meta_subject(request.token), snapshot_error_subject(request.token)), first)
+        places = dict.fromkeys(
+            (meta_subject(request.token), snapshot_error_subject(request.token)), first
+        )
         while True:
             await request.news_within(LOOK_S)
             heed_cancellation()
@@ -125,11 +133,15 @@ class Snapshots:
                 async for sequence, body in self._messages(subject, places[subject]):
                     places[subject] = sequence + 1
                     if body.get("snapshot_id") == request.snapshot_id and "error" in body:
-                        raise SnapshotError(f"the snapshot failed: {str(body['error']).rstrip('.')}")
+                        raise SnapshotError(
+                            f"the snapshot failed: {str(body['error']).rstrip('.')}"
+                        )
                     if body.get("snapshot_id") == request.snapshot_id:
                         return body
 
-    async def _messages(self, subject: str, first: int) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
+    async def _messages(
+        self, subject: str, first: int
+    ) -> AsyncIterator[tuple[int, Mapping[str, Any]]]:
         with contextlib.suppress(NotFoundError):
             while True:
                 message = await self._js.get_msg(self._init, first, subject=subject, next=True)
@@ -142,12 +154,16 @@ class Snapshots:
         try:
             message = await self._js.get_last_msg(self._init, subject, direct=True)
         except NotFoundError as error:
-            raise SnapshotError(f"chunk {number} of {snapshot.snapshot_id} is not in the stream any more") from error
+            raise SnapshotError(
+                f"chunk {number} of {snapshot.snapshot_id} is not in the stream any more"
+            ) from error
         payload = await whole(self._js, decode(message.data or b""))
         return exact.rows(payload)
 
     async def place(self, snapshot: Snapshot) -> int:
-        """The sequence behind which everything is that the snapshot lacks, in the stream as it is now."""
+        """The sequence behind which everything is that the snapshot lacks, in the stream as it is
+        now.
+        """
         if snapshot.note is not None:
             return snapshot.note
         first = int((await self._js.stream_info(self._stream)).state.first_seq)
@@ -155,10 +171,16 @@ class Snapshots:
             return 0
         with contextlib.suppress(NotFoundError):
             message = await self._js.get_msg(self._stream, first)
-            event = (await events_of(self._dictionaries, message.data or b"", message.subject or "", first))[0]
+            event = (
+                await events_of(
+                    self._dictionaries, message.data or b"", message.subject or "", first
+                )
+            )[0]
             if event.source == snapshot.source and event.position.lsn < snapshot.lsn:
                 return first - 1
-        raise SnapshotError("the stream does not reach back to a snapshot that others had asked for")
+        raise SnapshotError(
+            "the stream does not reach back to a snapshot that others had asked for"
+        )
 
 
 @dataclass(slots=True)
@@ -176,7 +198,9 @@ class _Request:
     async def answered(self, message: Msg) -> None:
         """An answer; another one where an interrupted snapshot began again."""
         if (message.headers or {}).get("Status"):
-            self.refusal = SnapshotError("no snapshot-responder answers", remedy="Start `headrace snapshot-responder`.")
+            self.refusal = SnapshotError(
+                "no snapshot-responder answers", remedy="Start `headrace snapshot-responder`."
+            )
         else:
             answer = decode(message.data)
             self.snapshot_id, self.status = str(answer["snapshot_id"]), str(answer["status"])
@@ -218,7 +242,11 @@ def _refusal(token: str, answer: Mapping[str, Any]) -> HeadraceError | None:
         return None
     reason = str(answer.get("reason")).rstrip(".")
     # Without an id nobody has judged it.
-    return RefusedError(f"no snapshot of {token}: {reason}") if answer.get("snapshot_id") else SnapshotError(reason)
+    return (
+        RefusedError(f"no snapshot of {token}: {reason}")
+        if answer.get("snapshot_id")
+        else SnapshotError(reason)
+    )
 
 
 async def _unsubscribed(subscription: Subscription) -> None:

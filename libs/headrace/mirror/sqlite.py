@@ -1,7 +1,9 @@
-"""A mirror in SQLite: one file, whose readers are never in the way and always see a committed moment.
+"""A mirror in SQLite: one file, whose readers are never in the way and always see a committed
+moment.
 
-Values are stored so that nothing is lost: integers, booleans (0 and 1) and bytes as SQLite's own, floats too (NaN as
-its name), all else as text; numbers of any length among it. A table outside `public` is called `schema.table`.
+Values are stored so that nothing is lost: integers, booleans (0 and 1) and bytes as SQLite's own,
+floats too (NaN as its name), all else as text; numbers of any length among it. A table outside
+`public` is called `schema.table`.
 """
 
 from __future__ import annotations
@@ -46,9 +48,17 @@ WRITER = "writer"
 BUSY_TIMEOUT_S = 30.0
 _NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` makes a mirror there."
 READ_ROWS = 5000
-_TYPES = {Kind.BOOL: "INTEGER", Kind.INTEGER: "INTEGER", Kind.FLOAT: "REAL", Kind.BYTES: "BLOB", Kind.UNKNOWN: ""}
+_TYPES = {
+    Kind.BOOL: "INTEGER",
+    Kind.INTEGER: "INTEGER",
+    Kind.FLOAT: "REAL",
+    Kind.BYTES: "BLOB",
+    Kind.UNKNOWN: "",
+}
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_PASSING = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
+)
 
 
 def quoted(name: str) -> str:
@@ -124,12 +134,17 @@ class SqliteTarget:
             connection.execute("PRAGMA journal_mode = WAL")
             # A power cut may cost the last commits, whole: the stream still has what they held.
             connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
+            )
             self._connection = connection
             connection.execute("BEGIN IMMEDIATE")
             if self._has_opened:
                 self._check_writer(connection)
-            connection.execute(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", [WRITER, self._writer])  # noqa: S608
+            connection.execute(
+                f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)",  # noqa: S608  # a constant
+                [WRITER, self._writer],
+            )
             marks = _marks(connection)
             connection.execute("COMMIT")
             self._has_opened = True
@@ -166,7 +181,9 @@ class SqliteTarget:
 
 def _connect(path: str) -> sqlite3.Connection:
     # Used by one thread at a time, though not always the same.
-    return sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
 
 
 def _marks(connection: sqlite3.Connection) -> dict[str, str]:
@@ -181,7 +198,9 @@ def _explained(path: str) -> Any:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         kind = TargetAwayError if code in _PASSING else TargetError
-        raise kind(f"SQLite file {path}: {error}", remedy="Check the file, its folder and its disk.") from error
+        raise kind(
+            f"SQLite file {path}: {error}", remedy="Check the file, its folder and its disk."
+        ) from error
 
 
 class _Writer:
@@ -198,7 +217,12 @@ class _Writer:
             case Update(table, where, data):
                 if data:
                     sets = ", ".join(f"{quoted(name)} = ?" for name in data)
-                    self._one(table, f"UPDATE {table_name(table)} SET {sets}", _stored(table, data), where)  # noqa: S608
+                    self._one(
+                        table,
+                        f"UPDATE {table_name(table)} SET {sets}",  # noqa: S608  # quoted
+                        _stored(table, data),
+                        where,
+                    )
             case Delete(table, where):
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)  # noqa: S608  # quoted
             case Truncate(table):
@@ -226,9 +250,15 @@ class _Writer:
             raise NameTakenError(f"{called} is what the mirror keeps for itself in a SQLite file")
         for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():  # noqa: S608  # a constant
             other = _plain_name(state.schema, state.name)
-            if state.token != table.token and state.phase is not Phase.GONE and _folded(other) == _folded(called):
+            if (
+                state.token != table.token
+                and state.phase is not Phase.GONE
+                and _folded(other) == _folded(called)
+            ):
                 both = f"{table.schema}.{table.name} and {state.schema}.{state.name}"
-                raise NameTakenError(f"{both} can't both be in a SQLite file: it has one table of this name")
+                raise NameTakenError(
+                    f"{both} can't both be in a SQLite file: it has one table of this name"
+                )
 
     def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
@@ -269,7 +299,10 @@ class _Writer:
         makers = [stored(column.data_type) for column in table.columns]
         pairs = list(zip(names, makers, strict=True))
         marks = ", ".join("?" * len(names))
-        values = ([None if (v := row.get(name)) is None else make(v) for name, make in pairs] for row in rows)
+        values = (
+            [None if (v := row.get(name)) is None else make(v) for name, make in pairs]
+            for row in rows
+        )
         columns = ", ".join(map(quoted, names))
         self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)  # noqa: S608  # quoted
 
@@ -279,9 +312,13 @@ class _Writer:
         named, rest = split(table, where)
         what, given = row_id, _stored(table, named)
         if rest:
-            # By its key where that is one row's; a deferrable key may be several rows' within a transaction.
+            # By its key where that is one row's; a deferrable key may be several rows' within a
+            # transaction.
             whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
-            what, given = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END", [*_stored(table, rest), *given]
+            what, given = (
+                f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END",
+                [*_stored(table, rest), *given],
+            )
         found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"  # noqa: S608  # quoted
         done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
@@ -306,7 +343,10 @@ def _definition(column: Column) -> str:
 
 
 def _stored(table: Table, values: Mapping[str, Any]) -> list[Any]:
-    return [None if value is None else stored(table.type_of(name))(value) for name, value in values.items()]
+    return [
+        None if value is None else stored(table.type_of(name))(value)
+        for name, value in values.items()
+    ]
 
 
 def _same(value: Any) -> Any:
@@ -346,13 +386,16 @@ class SqliteReading:
     """One moment of the file."""
 
     def __init__(self, path: str) -> None:
-        # SQLite would make the file, and a path with a slip of the pen would leave an empty one behind.
+        # SQLite would make the file, and a path with a slip of the pen would leave an empty one
+        # behind.
         if not Path(path).exists():
             raise TargetError(f"SQLite file {path} isn't there", remedy=_NO_MIRROR_REMEDY)
         with _explained(path):
             self._connection = _connect(path)
             self._connection.execute("PRAGMA query_only = 1")
-            if not self._connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]).fetchone():
+            if not self._connection.execute(
+                "SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]
+            ).fetchone():
                 self._connection.close()
                 raise TargetError(f"SQLite file {path} holds no mirror", remedy=_NO_MIRROR_REMEDY)
             self._connection.execute("BEGIN")
@@ -361,7 +404,9 @@ class SqliteReading:
     def close(self) -> None:
         self._connection.close()
 
-    async def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
+    async def rows(
+        self, table: Table, columns: Sequence[Column]
+    ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As they are kept."""
         names = ", ".join(quoted(column.name) for column in columns)
         query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted

@@ -21,8 +21,8 @@ NEW = "new"
 
 
 class Phase(StrEnum):
-    """A table's way: a snapshot is wanted, being loaded, followed unseen until it can be shown, followed; or the source
-    has it no more.
+    """A table's way: a snapshot is wanted, being loaded, followed unseen until it can be shown,
+    followed; or the source has it no more.
     """
 
     WANTED = "wanted"
@@ -44,7 +44,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the target. `staging`: it stands beside the one that is read, until it takes its place."""
+    """A table of the target. `staging`: it stands beside the one that is read, until it takes its
+    place.
+    """
 
     schema: str
     name: str
@@ -67,7 +69,9 @@ class Table:
 
     @property
     def finders(self) -> tuple[tuple[str, ...], ...]:
-        """What changes name their rows by and is worth an index: the key, and a replica identity beside it."""
+        """What changes name their rows by and is worth an index: the key, and a replica identity
+        beside it.
+        """
         by_index = self.identity if 0 < len(self.identity) < len(self.columns) else ()
         return tuple(dict.fromkeys(names for names in (self.key, by_index) if names))
 
@@ -77,7 +81,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One bootstrap: which snapshot, how much of it is loaded, how far its own reading of the stream is."""
+    """One bootstrap: which snapshot, how much of it is loaded, how far its own reading of the
+    stream is.
+    """
 
     snapshot_id: str
     lsn: int
@@ -93,7 +99,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table's place on its way; `live` is what readers see, and may be older while it is bootstrapped again."""
+    """A table's place on its way; `live` is what readers see, and may be older while it is
+    bootstrapped again.
+    """
 
     schema: str
     name: str
@@ -111,7 +119,8 @@ class TableState:
     until: int = 0
     # What the stream says of a table that is gone is outdated up to this sequence.
     outdated_seq: int = 0
-    # It is copied since the gap at this sequence, from where its source's LSNs mean something else; 0 where none is.
+    # It is copied since the gap at this sequence, from where its source's LSNs mean something else;
+    # 0 where none is.
     diverged_seq: int = 0
 
     @property

@@ -1,7 +1,8 @@
 """The port for a new target: what a mirror asks of the database that it writes.
 
-Owns the steps, which are all that ever changes in a target. A target keeps rows and marks, and makes what was written
-since the last commit visible all at once: with that, the mirror is exactly-once.
+Owns the steps, which are all that ever changes in a target. A target keeps rows and marks, and
+makes what was written since the last commit visible all at once: with that, the mirror is
+exactly-once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class TargetAwayError(TargetError):
 
 
 class TakenOverError(TargetError):
-    """Another mirror has opened the target since: what this one goes on from is not what the target holds."""
+    """Another mirror has opened the target since: what this one goes on from is not what the target
+    holds.
+    """
 
     remedy = "One mirror at a time writes to a target: stop one of them, or give it another target."
 
@@ -37,10 +40,14 @@ class TakenOverError(TargetError):
 
 
 class RowMissingError(TargetError):
-    """A change names a row that the target does not have exactly once: the table is not what the source's is."""
+    """A change names a row that the target does not have exactly once: the table is not what the
+    source's is.
+    """
 
     def __init__(self, table: Table, what: str) -> None:
-        super().__init__(f"{table.schema}.{table.name}: {what}", remedy="The mirror bootstraps the table again.")
+        super().__init__(
+            f"{table.schema}.{table.name}: {what}", remedy="The mirror bootstraps the table again."
+        )
         self.table = table
 
 
@@ -60,7 +67,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The value that all rows have in a column that is added: in the contract's form, and as PostgreSQL's text."""
+    """The value that all rows have in a column that is added: in the contract's form, and as
+    PostgreSQL's text.
+    """
 
     value: Any
     text: str
@@ -68,7 +77,8 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Alter:
-    """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as `after`.
+    """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as
+    `after`.
 
     An added column is NULL in all rows, or has the value that `filled` names for it.
     """
@@ -129,7 +139,9 @@ Step = Create | Drop | Alter | Swap | Insert | Update | Delete | Truncate
 
 
 def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What of `where` finds the row in an index, and what is left to tell several rows apart that have it."""
+    """What of `where` finds the row in an index, and what is left to tell several rows apart that
+    have it.
+    """
     for names in table.finders:
         if set(names) <= where.keys():
             rest = {name: value for name, value in where.items() if name not in names}
@@ -141,14 +153,18 @@ class Target(Protocol):
     """Three methods, called one at a time."""
 
     async def load(self) -> dict[str, str]:
-        """Open (or open again), forget what was written and not committed; the marks of the last commit.
+        """Open (or open again), forget what was written and not committed; the marks of the last
+        commit.
 
-        Whoever had it open before, and still runs, must write nothing from here on (`TakenOverError`).
+        Whoever had it open before, and still runs, must write nothing from here on
+        (`TakenOverError`).
         """
         ...
 
     async def write(self, steps: Sequence[Step]) -> None:
-        """Do these steps, in order; nobody sees them before the commit. `RowMissingError` where a row is not there."""
+        """Do these steps, in order; nobody sees them before the commit. `RowMissingError` where a
+        row is not there.
+        """
         ...
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
@@ -165,7 +181,9 @@ class TargetReading(Protocol):
         ...
 
     def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
-        """All rows, some at a time, in no particular order, with values as a mirror in SQLite keeps them."""
+        """All rows, some at a time, in no particular order, with values as a mirror in SQLite keeps
+        them.
+        """
         ...
 
 
@@ -173,7 +191,9 @@ class ReadableTarget(Target, Protocol):
     """A target that can be verified."""
 
     def reading(self, table: Table | None = None) -> AbstractAsyncContextManager[TargetReading]:
-        """One consistent moment of it, while it goes on; `table` is the one whose rows will be read."""
+        """One consistent moment of it, while it goes on; `table` is the one whose rows will be
+        read.
+        """
         ...
 
     async def close(self) -> None:
@@ -194,7 +214,8 @@ def target_of(url: str) -> ReadableTarget:
 
         return PostgresTarget(url)
     raise SettingError(
-        f"--to {scheme}{separator}… names no target", remedy="Write sqlite:///local.db or postgresql://user@host/name."
+        f"--to {scheme}{separator}… names no target",
+        remedy="Write sqlite:///local.db or postgresql://user@host/name.",
     )
 
 

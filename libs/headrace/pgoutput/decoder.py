@@ -1,12 +1,13 @@
 """Bytes of one pgoutput message (protocol version 1, text values) to its value.
 
-Stateless and pure. Promises that whatever the bytes are, the result is either the message they spell, to the last
-byte, or a `DecodeError`: never another exception, never a row built from bytes that weren't there. It doesn't look
-inside values.
+Stateless and pure. Promises that whatever the bytes are, the result is either the message they
+spell, to the last byte, or a `DecodeError`: never another exception, never a row built from bytes
+that weren't there. It doesn't look inside values.
 
-How bounds are kept on the hot path without a test per value: sizes are read as unsigned, so the offset only grows; a
-slice beyond the end is short, which leaves the offset past the end, where the next read raises `IndexError` or
-`struct.error`; and `decode` compares the last offset with the length.
+How bounds are kept on the hot path without a test per value: sizes are read as unsigned, so the
+offset only grows; a slice beyond the end is short, which leaves the offset past the end, where the
+next read raises `IndexError` or `struct.error`; and `decode` compares the last offset with the
+length.
 """
 
 from __future__ import annotations
@@ -60,9 +61,13 @@ def decode(data: bytes) -> PgoutputMessage:
     try:
         message, end = read(data)
     except (IndexError, struct.error) as error:
-        raise DecodeError(f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early") from error
+        raise DecodeError(
+            f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early"
+        ) from error
     if end != len(data):
-        fault = "ends too early" if end > len(data) else f"has {len(data) - end} bytes after its end"
+        fault = (
+            "ends too early" if end > len(data) else f"has {len(data) - end} bytes after its end"
+        )
         raise DecodeError(f"pgoutput message {data[:1]!r} of {len(data)} bytes {fault}")
     return message
 
@@ -104,7 +109,9 @@ def _bad_value_kind(data: bytes, at: int) -> DecodeError:
 def _read_string(data: bytes, at: int) -> tuple[str, int]:
     end = data.find(b"\0", at)
     if end < 0:
-        raise DecodeError(f"pgoutput message {data[:1]!r} ends too early: a name at byte {at} has no end")
+        raise DecodeError(
+            f"pgoutput message {data[:1]!r} ends too early: a name at byte {at} has no end"
+        )
     try:
         return data[at:end].decode(), end + 1
     except UnicodeDecodeError as error:
@@ -115,10 +122,14 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _read_bytes_as_text(data: bytes, at: int) -> tuple[str, int]:
-    """A text that a SQL_ASCII database may fill with any bytes; who needs it has to look whether it is one."""
+    """A text that a SQL_ASCII database may fill with any bytes; who needs it has to look whether it
+    is one.
+    """
     end = data.find(b"\0", at)
     if end < 0:
-        raise DecodeError(f"pgoutput message {data[:1]!r} ends too early: a text at byte {at} has no end")
+        raise DecodeError(
+            f"pgoutput message {data[:1]!r} ends too early: a text at byte {at} has no end"
+        )
     return data[at:end].decode(errors="surrogateescape"), end + 1
 
 
@@ -204,7 +215,10 @@ def _read_delete(data: bytes) -> tuple[Delete, int]:
 
 
 def _bad_row_kind(data: bytes, at: int) -> DecodeError:
-    return DecodeError(f"pgoutput message {data[:1]!r} has a row of unknown kind {data[at : at + 1]!r} at byte {at}")
+    return DecodeError(
+        f"pgoutput message {data[:1]!r} has a row of unknown kind {data[at : at + 1]!r} at byte "
+        f"{at}"
+    )
 
 
 def _read_truncate(data: bytes) -> tuple[Truncate, int]:
@@ -212,7 +226,9 @@ def _read_truncate(data: bytes) -> tuple[Truncate, int]:
     options = data[5]
     end = 6 + 4 * count
     if end > len(data):
-        raise DecodeError(f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early for {count} tables")
+        raise DecodeError(
+            f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early for {count} tables"
+        )
     relation_ids = tuple(_uint32(data, at)[0] for at in range(6, end, 4))
     return Truncate(relation_ids, bool(options & 1), bool(options & 2)), end
 

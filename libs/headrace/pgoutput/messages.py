@@ -1,8 +1,8 @@
 """What a pgoutput message says, as plain values.
 
-Owns the shape of every message of protocol version 1. Values of a row stay in PostgreSQL's text form, as the bytes that
-came: what they mean depends on the relation and on the consumer's options, and is decided by `headrace.contract`.
-Nothing here parses or does I/O.
+Owns the shape of every message of protocol version 1. Values of a row stay in PostgreSQL's text
+form, as the bytes that came: what they mean depends on the relation and on the consumer's options,
+and is decided by `headrace.contract`. Nothing here parses or does I/O.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as it is at this point of the stream; `is_key` says it is part of the replica identity."""
+    """A column as it is at this point of the stream; `is_key` says it is part of the replica
+    identity.
+    """
 
     is_key: bool
     name: str
@@ -97,7 +99,9 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `key` is the old key where it changed, `old` the old row under REPLICA IDENTITY FULL."""
+    """A changed row. `key` is the old key where it changed, `old` the old row under REPLICA
+    IDENTITY FULL.
+    """
 
     relation_id: int
     key: Row | None
@@ -127,7 +131,8 @@ class Truncate:
 class Message:
     """What `pg_logical_emit_message` wrote.
 
-    Of a SQL_ASCII database the prefix may be any bytes: those that are no UTF-8 are surrogates in it.
+    Of a SQL_ASCII database the prefix may be any bytes: those that are no UTF-8 are surrogates in
+    it.
     """
 
     transactional: bool
@@ -141,15 +146,21 @@ class Message:
         return self.prefix.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-PgoutputMessage: TypeAlias = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
+PgoutputMessage: TypeAlias = (
+    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
+)
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def pg_timestamp_iso(us: int) -> str:
-    """Microseconds since 2000-01-01 UTC as `2025-12-12T12:00:34.338547Z`: always six digits, so that text sorts."""
+    """Microseconds since 2000-01-01 UTC as `2025-12-12T12:00:34.338547Z`: always six digits, so
+    that text sorts.
+    """
     try:
         moment = _EPOCH + timedelta(microseconds=us)
     except OverflowError as error:
-        raise DecodeError(f"{us} microseconds since 2000-01-01 is not a commit time in the years 1 to 9999") from error
+        raise DecodeError(
+            f"{us} microseconds since 2000-01-01 is not a commit time in the years 1 to 9999"
+        ) from error
     return moment.isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"

@@ -11,7 +11,9 @@ from headrace.pgoutput.messages import UNCHANGED, Delete, Insert, Row, Update
 
 
 def without(data: bytes, columns: Collection[int]) -> bytes:
-    """The message with NULL in these columns, by their places; nothing of it where they can't be found."""
+    """The message with NULL in these columns, by their places; nothing of it where they can't be
+    found.
+    """
     try:
         message = decode(data)
     except DecodeError:
@@ -25,7 +27,9 @@ def without(data: bytes, columns: Collection[int]) -> bytes:
         rows = [(b"K", message.key), (b"O", message.old)]
     else:
         return b""
-    return data[:5] + b"".join(kind + _written(row, columns) for kind, row in rows if row is not None)
+    return data[:5] + b"".join(
+        kind + _written(row, columns) for kind, row in rows if row is not None
+    )
 
 
 def _written(row: Row, columns: Collection[int]) -> bytes:

@@ -1,9 +1,10 @@
-"""What the stream doesn't carry, read from the catalog: primary keys, types that aren't built in, nullability,
-defaults, and which tables a publication has.
+"""What the stream doesn't carry, read from the catalog: primary keys, types that aren't built in,
+nullability, defaults, and which tables a publication has.
 
-As of the moment of reading: the catalog may be newer than the place in the stream where it is needed, so a table that
-is gone gives empty facts, never an error. It must not be older: `table_facts` says whether a transaction of the stream
-can be seen yet, which comes a moment after its commit is decoded.
+As of the moment of reading: the catalog may be newer than the place in the stream where it is
+needed, so a table that is gone gives empty facts, never an error. It must not be older:
+`table_facts` says whether a transaction of the stream can be seen yet, which comes a moment after
+its commit is decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ import asyncpg
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
-from headrace.postgres.facts import ColumnFacts, PublishedTable, RelationNow, Snapshot, TableFacts, follows
+from headrace.postgres.facts import (
+    ColumnFacts,
+    PublishedTable,
+    RelationNow,
+    Snapshot,
+    TableFacts,
+    follows,
+)
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
@@ -36,7 +44,9 @@ FROM wanted w LEFT JOIN pg_type e ON e.oid = w.typelem
 
 
 def _index_columns(which: str) -> str:
-    """The columns of the index of the relation `of` that `which` chooses: in its order, without what it INCLUDEs."""
+    """The columns of the index of the relation `of` that `which` chooses: in its order, without
+    what it INCLUDEs.
+    """
     return f"""
 SELECT array_agg(a.attname::text ORDER BY k.ord) FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
@@ -50,7 +60,8 @@ _PRIMARY_KEY = _index_columns("i.indisprimary")
 _IDENTITY_INDEX = _index_columns("i.indisreplident")
 # What pgoutput flags, where `of` is pg_class: a deferrable primary key is no replica identity.
 _IDENTITY = _index_columns(
-    "CASE of.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident END"
+    "CASE of.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN "
+    "i.indisreplident END"
 )
 _ROW_KEYS = f"""
 SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_IDENTITY_INDEX}) AS identity_index
@@ -70,7 +81,8 @@ def base_type(oid: str) -> str:
 """  # noqa: S608  # of what the queries here name
 
 
-# Being published through a table list gives a row with an OID of its own, which a later membership doesn't share.
+# Being published through a table list gives a row with an OID of its own, which a later membership
+# doesn't share.
 _MEMBERSHIP = """
 SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
 WHERE p.pubname = $1 AND (r.prrelid = of.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(of.oid)))
@@ -80,8 +92,9 @@ JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $1 AND c.oid = o
 ORDER BY 1 LIMIT 1
 """
 
-# The value that rows have which are older than the column: a constant default fills it in without writing a row. As
-# bytes, since text of a SQL_ASCII database may be none. Names of objects have another text in another session.
+# The value that rows have which are older than the column: a constant default fills it in without
+# writing a row. As bytes, since text of a SQL_ASCII database may be none. Names of objects have
+# another text in another session.
 _MISSING = """
 CASE WHEN a.atthasmissing AND format_type(a.atttypid, NULL) NOT LIKE 'reg%' THEN
     convert_to(array_to_string(a.attmissingval, ''),
@@ -108,10 +121,11 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 """  # noqa: S608  # of the constants above
 
-# A rewrite gives a table (each partition of it) a new file and its column a new row in pg_attribute: what it means is
-# the publisher's to judge. The partitions follow by OID, with an `a` where one was not made as a partition: what it had
-# when it was attached has no events. A `u` comes first where the table may become unlogged, which no table of a list
-# may. In three parts, as an earlier version kept it and expects it when it is put back.
+# A rewrite gives a table (each partition of it) a new file and its column a new row in
+# pg_attribute: what it means is the publisher's to judge. The partitions follow by OID, with an `a`
+# where one was not made as a partition: what it had when it was attached has no events. A `u` comes
+# first where the table may become unlogged, which no table of a list may. In three parts, as an
+# earlier version kept it and expects it when it is put back.
 _STORAGE_OF = """
 CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END ||
 (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ',' ORDER BY p.oid) FROM pg_class p
@@ -156,9 +170,9 @@ SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSH
 FROM unnest($2::oid[]) AS of(oid)
 """  # noqa: S608  # of the constants above
 
-# The stream has the low half of a transaction's number; the nearest whole one is it. In the order of the log a
-# transaction ends with its commit record, for others only when it has left the list of those in progress: behind a
-# slow synchronous standby that may be much later.
+# The stream has the low half of a transaction's number; the nearest whole one is it. In the order
+# of the log a transaction ends with its commit record, for others only when it has left the list of
+# those in progress: behind a slow synchronous standby that may be much later.
 _SEES = """
 SELECT pg_visible_in_snapshot(
     (top + (($3::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
@@ -210,12 +224,20 @@ async def table_facts(
     publication: str,
     xid: int,
 ) -> tuple[TableFacts, bool]:
-    """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid` saw it.
+    """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid`
+    saw it.
 
-    And whether this reading has the effects of that transaction: without them the facts may be older than it.
+    And whether this reading has the effects of that transaction: without them the facts may be
+    older than it.
     """
     user_oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
-    arguments = (publication, relation_id, xid, [oid for oid, _ in column_types], [mod for _, mod in column_types])
+    arguments = (
+        publication,
+        relation_id,
+        xid,
+        [oid for oid, _ in column_types],
+        [mod for _, mod in column_types],
+    )
     if not user_oids:
         return _table_facts(await connection.fetch(_FACTS, *arguments), column_types, {}, xid)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -224,7 +246,10 @@ async def table_facts(
 
 
 def _table_facts(
-    rows: Sequence[asyncpg.Record], column_types: Sequence[tuple[int, int]], known: dict[int, TypeInfo], xid: int
+    rows: Sequence[asyncpg.Record],
+    column_types: Sequence[tuple[int, int]],
+    known: dict[int, TypeInfo],
+    xid: int,
 ) -> tuple[TableFacts, bool]:
     next_xid, key_by = rows[0]["next_xid"], rows[0]["key_defined_by"]
     facts = TableFacts(
@@ -244,10 +269,14 @@ def _table_facts(
             if row["name"] is not None
         },
         type_names={
-            of: name for of, name in zip(column_types, rows[0]["type_names"] or (), strict=True) if name is not None
+            of: name
+            for of, name in zip(column_types, rows[0]["type_names"] or (), strict=True)
+            if name is not None
         },
         base_types={
-            oid: name for (oid, _), name in zip(column_types, rows[0]["base_types"] or (), strict=True) if name
+            oid: name
+            for (oid, _), name in zip(column_types, rows[0]["base_types"] or (), strict=True)
+            if name
         },
         membership=rows[0]["membership"] or 0,
         last_number=rows[0]["last_number"] or 0,
@@ -262,11 +291,14 @@ def _table_facts(
 async def relations_now(
     connection: asyncpg.Connection, relation_ids: Iterable[int], xid: int
 ) -> tuple[dict[int, RelationNow], bool]:
-    """Those of the relations that exist, and whether this reading has the effects of transaction `xid`."""
+    """Those of the relations that exist, and whether this reading has the effects of transaction
+    `xid`.
+    """
     rows = await connection.fetch(_NOW, list(relation_ids), xid)
     there = [row for row in rows if row["name"] is not None]
     return {
-        row["relation_id"]: RelationNow(row["schema"], row["name"], row["storage"], row["lsn"]) for row in there
+        row["relation_id"]: RelationNow(row["schema"], row["name"], row["storage"], row["lsn"])
+        for row in there
     }, all(row["seen"] for row in rows)
 
 
@@ -299,7 +331,10 @@ async def keys(connection: asyncpg.Connection, relation_ids: Sequence[int]) -> d
     """The keys of these relations; none for one that is gone."""
     rows = await connection.fetch(_ROW_KEYS, relation_ids)
     return {
-        row["relation_id"]: Keys(tuple(row["primary_key"] or ()), tuple(row["identity_index"] or ())) for row in rows
+        row["relation_id"]: Keys(
+            tuple(row["primary_key"] or ()), tuple(row["identity_index"] or ())
+        )
+        for row in rows
     }
 
 
@@ -313,7 +348,9 @@ def delivered(tables: Iterable[PublishedTable], selection: Selection) -> list[Pu
     ]
 
 
-async def published_tables(connection: asyncpg.Connection, publication: str) -> tuple[PublishedTable, ...]:
+async def published_tables(
+    connection: asyncpg.Connection, publication: str
+) -> tuple[PublishedTable, ...]:
     rows = await connection.fetch(_PUBLISHED, publication)
     return tuple(
         PublishedTable(
@@ -338,7 +375,8 @@ class TableReading:
     primary_key: tuple[str, ...]
     membership: int
     storage: str
-    # The highest number that a column of the table ever had; 0 where the publication doesn't show all that are there.
+    # The highest number that a column of the table ever had; 0 where the publication doesn't show
+    # all that are there.
     last_number: int = 0
 
 
@@ -366,7 +404,9 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         for row in await connection.fetch(_SHAPES, oids):
             by_relation.setdefault(row["relation_id"], []).append(row)
         keys = {row["relation_id"]: row for row in await connection.fetch(_KEYS, publication, oids)}
-        storage = {row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)}
+        storage = {
+            row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)
+        }
         tables = [
             _table_reading(
                 table,
@@ -376,13 +416,24 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
             )
             for table in published
         ]
-        filled = {row["type_oid"] for table in tables for row in table.columns if row["missing"] is not None}
+        filled = {
+            row["type_oid"]
+            for table in tables
+            for row in table.columns
+            if row["missing"] is not None
+        }
         known = await types(connection, (oid for oid in filled if oid >= FIRST_USER_OID))
-    # Not in the snapshot: the list of published tables does not keep to it, and may lack one that was just dropped.
+    # Not in the snapshot: the list of published tables does not keep to it, and may lack one that
+    # was just dropped.
     existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
     lsn = await connection.fetchval(f"SELECT {_PLACE}")
     return PublicationReading(
-        int(lsn), tuple(tables), frozenset(row["oid"] for row in existing), snapshot, known, publishes or ""
+        int(lsn),
+        tuple(tables),
+        frozenset(row["oid"] for row in existing),
+        snapshot,
+        known,
+        publishes or "",
     )
 
 

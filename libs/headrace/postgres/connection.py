@@ -1,7 +1,7 @@
 """Ordinary connections to PostgreSQL, and what its refusals mean.
 
-Promises that every refusal a user can cause ends in one error with the remedy; what may pass by itself (a server that
-starts, a network that is down) is marked `retry`. Never logs a password.
+Promises that every refusal a user can cause ends in one error with the remedy; what may pass by
+itself (a server that starts, a network that is down) is marked `retry`. Never logs a password.
 """
 
 from __future__ import annotations
@@ -41,15 +41,20 @@ _REMEDIES = {
     "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
     "53300": "Raise max_connections, or end idle connections.",
 }
-_CERTIFICATE_REMEDY = "Check PGSSLROOTCERT, PGSSLMODE, and which names are in the server's certificate."
-# How asyncpg says that a connection is of no use any more; one that was cut in the middle of a cancelled query, too.
+_CERTIFICATE_REMEDY = (
+    "Check PGSSLROOTCERT, PGSSLMODE, and which names are in the server's certificate."
+)
+# How asyncpg says that a connection is of no use any more; one that was cut in the middle of a
+# cancelled query, too.
 BROKEN = (
     OSError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
 )
-_PASSING = frozenset({"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"})
+_PASSING = frozenset(
+    {"57P01", "57P02", "57P03", "08000", "08001", "08003", "08004", "08006", "53300"}
+)
 
 
 def where(settings: PostgresSettings) -> str:
@@ -63,8 +68,12 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
     text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
     if sqlstate is None or sqlstate in _PASSING:
         remedy = _CERTIFICATE_REMEDY if sqlstate is None and "certificate" in text.lower() else None
-        return PostgresUnreachableError(f"PostgreSQL at {where(settings)} can't be used now: {text}", remedy=remedy)
-    return PostgresRefusedError(f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate))
+        return PostgresUnreachableError(
+            f"PostgreSQL at {where(settings)} can't be used now: {text}", remedy=remedy
+        )
+    return PostgresRefusedError(
+        f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate)
+    )
 
 
 def _check_channel_binding() -> None:
@@ -72,12 +81,15 @@ def _check_channel_binding() -> None:
     if os.environ.get("PGCHANNELBINDING") == "require":
         raise PostgresRefusedError(
             "PGCHANNELBINDING=require can't be kept on ordinary connections",
-            remedy="Use PGSSLMODE=verify-full, which proves the server by its certificate, and leave PGCHANNELBINDING.",
+            remedy=(
+                "Use PGSSLMODE=verify-full, which proves the server by its certificate, and leave "
+                "PGCHANNELBINDING."
+            ),
         )
 
 
-# What lifts the limits that an administrator set for a role or a database. A startup packet may not name
-# transaction_timeout, since servers before 17 would refuse the connection.
+# What lifts the limits that an administrator set for a role or a database. A startup packet may not
+# name transaction_timeout, since servers before 17 would refuse the connection.
 NO_TIME_LIMITS: Final[Mapping[str, str]] = MappingProxyType(
     {"idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0"}
 )
@@ -89,7 +101,9 @@ def has_transaction_timeout(major_version: int) -> bool:
     return major_version >= _TRANSACTION_TIMEOUT_SINCE
 
 
-async def connect_lastingly(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:
+async def connect_lastingly(
+    settings: PostgresSettings, application: str, **session: str
+) -> asyncpg.Connection:
     """`connect`, for transactions that take as long as a table's copy does."""
     connection = await connect(settings, application, **{**NO_TIME_LIMITS, **session})
     if has_transaction_timeout(connection.get_server_version().major):
@@ -97,7 +111,9 @@ async def connect_lastingly(settings: PostgresSettings, application: str, **sess
     return connection
 
 
-async def connect(settings: PostgresSettings, application: str, **session: str) -> asyncpg.Connection:
+async def connect(
+    settings: PostgresSettings, application: str, **session: str
+) -> asyncpg.Connection:
     """An ordinary connection, in the session that the contract's text forms assume."""
     _check_channel_binding()
     given: dict[str, Any] = {

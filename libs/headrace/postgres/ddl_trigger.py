@@ -1,7 +1,9 @@
-"""An optional event trigger that writes into the WAL what DDL leaves no other trace of: drops, renames, rewrites.
+"""An optional event trigger that writes into the WAL what DDL leaves no other trace of: drops,
+renames, rewrites.
 
-With it a consumer hears of these in their place among the rows; without it, when the catalog is read next. The trigger
-only calls `pg_logical_emit_message`: it never fails a DDL statement for lack of a suite, and reads no row.
+With it a consumer hears of these in their place among the rows; without it, when the catalog is
+read next. The trigger only calls `pg_logical_emit_message`: it never fails a DDL statement for lack
+of a suite, and reads no row.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class Ddl:
 
 
 def claim(message: Message) -> Ddl | None:
-    """What a message claims to be the trigger's; None where it is none, or nothing that the trigger writes."""
+    """What a message claims to be the trigger's; None where it is none, or nothing that the trigger
+    writes.
+    """
     if not message.transactional or message.prefix != PREFIX:
         return None
     try:
@@ -94,7 +98,9 @@ def parse(content: bytes) -> Ddl:
     try:
         body: Mapping[str, Any] = orjson.loads(content)
         tables = tuple(
-            DdlTable(int(table["relation"]), str(table.get("schema", "")), str(table.get("table", "")))
+            DdlTable(
+                int(table["relation"]), str(table.get("schema", "")), str(table.get("table", ""))
+            )
             for table in body["tables"]
         )
         return Ddl(str(body["event"]), tables)

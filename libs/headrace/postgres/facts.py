@@ -1,4 +1,6 @@
-"""What is known of tables and transactions from the catalog: plain records. Pure; `catalog` reads them."""
+"""What is known of tables and transactions from the catalog: plain records. Pure; `catalog` reads
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ _XID_MASK = 0xFFFFFFFF
 
 
 def precedes(xid: int, other: int) -> bool:
-    """Whether a transaction id was given out before another, by the 32 bits that the stream has of them."""
+    """Whether a transaction id was given out before another, by the 32 bits that the stream has of
+    them.
+    """
     return (xid - other) & _XID_MASK >= 1 << 31
 
 
 def follows(defined_by: int, xid: int, next_xid: int) -> bool:
-    """Whether a row of the catalog is of a later transaction than `xid`; `next_xid` was to be given out next.
+    """Whether a row of the catalog is of a later transaction than `xid`; `next_xid` was to be given
+    out next.
 
-    Only those between can be. A row keeps the number of the transaction that wrote it for good: beyond two thousand
-    million transactions such a number may look later than any.
+    Only those between can be. A row keeps the number of the transaction that wrote it for good:
+    beyond two thousand million transactions such a number may look later than any.
     """
     between = (next_xid - xid) & _XID_MASK
     return between < 1 << 31 and 0 < (defined_by - xid) & _XID_MASK < between
@@ -28,9 +33,9 @@ def follows(defined_by: int, xid: int, next_xid: int) -> bool:
 class ColumnFacts:
     """What only the catalog knows of a column.
 
-    `number`: its place in the table's history; 0 where the catalog is newer than the stream and can't say which column
-    this was. `filled`: adding it may have given existing rows a value; `missing` is that value as PostgreSQL's text,
-    where it is one for all of them.
+    `number`: its place in the table's history; 0 where the catalog is newer than the stream and
+    can't say which column this was. `filled`: adding it may have given existing rows a value;
+    `missing` is that value as PostgreSQL's text, where it is one for all of them.
     """
 
     number: int
@@ -55,7 +60,8 @@ class TableFacts:
     membership: int = 0
     # The highest number that a column of the table ever had.
     last_number: int = 0
-    # Where its rows lie, what the publication publishes, and the place in the log that the reading is not beyond.
+    # Where its rows lie, what the publication publishes, and the place in the log that the reading
+    # is not beyond.
     storage: str = ""
     publication: str = ""
     lsn: int = 0
@@ -65,7 +71,9 @@ class TableFacts:
 
 @dataclass(frozen=True, slots=True)
 class RelationNow:
-    """A relation as a reading of the catalog has it, which is not beyond the place `lsn` of the log."""
+    """A relation as a reading of the catalog has it, which is not beyond the place `lsn` of the
+    log.
+    """
 
     schema: str
     name: str
@@ -111,7 +119,11 @@ class Snapshot:
     def parse(cls, text: str) -> Snapshot:
         """PostgreSQL's `xmin:xmax:running,…`."""
         xmin, xmax, running = text.split(":")
-        return cls(int(xmin), int(xmax), frozenset(int(xid) & _XID_MASK for xid in running.split(",") if xid))
+        return cls(
+            int(xmin),
+            int(xmax),
+            frozenset(int(xid) & _XID_MASK for xid in running.split(",") if xid),
+        )
 
     def sees(self, xid: int) -> bool:
         """Whether a transaction that has committed is part of what was read; 0 is one of long ago."""

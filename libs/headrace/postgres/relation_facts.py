@@ -1,8 +1,9 @@
-"""What only the catalog knows of a relation that the stream describes: its key, and types that are not built in.
+"""What only the catalog knows of a relation that the stream describes: its key, and types that are
+not built in.
 
-Waits for PostgreSQL as long as it takes: without the facts a change can't be written, and the frames wait on the bus.
-Never reads a catalog older than the change at hand, as long as PostgreSQL shows the change's transaction in
-`VISIBLE_TIMEOUT_S`.
+Waits for PostgreSQL as long as it takes: without the facts a change can't be written, and the
+frames wait on the bus. Never reads a catalog older than the change at hand, as long as PostgreSQL
+shows the change's transaction in `VISIBLE_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ T = TypeVar("T")
 _Read = Callable[[asyncpg.Connection], Awaitable[tuple[T, bool]]]
 
 RETRY_S = 0.5
-# Not without end: where this very slot counts as a synchronous standby, the transaction waits for it.
+# Not without end: where this very slot counts as a synchronous standby, the transaction waits for
+# it.
 VISIBLE_TIMEOUT_S = 10.0
 VISIBLE_POLL_S = 0.002
 
@@ -45,16 +47,26 @@ class RelationFacts:
         self._unseen: int | None = None
 
     async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts | None:
-        """The facts as transaction `xid` saw them; None when the service stops before the catalog could be asked."""
+        """The facts as transaction `xid` saw them; None when the service stops before the catalog
+        could be asked.
+        """
         types = [(column.type_oid, column.type_modifier) for column in relation.columns]
         publication = self._settings.source.publication
         return await self._asked(
-            scope, xid, lambda session: catalog.table_facts(session, relation.relation_id, types, publication, xid)
+            scope,
+            xid,
+            lambda session: catalog.table_facts(
+                session, relation.relation_id, types, publication, xid
+            ),
         )
 
-    async def now(self, scope: Scope, relation_ids: Collection[int], xid: int) -> dict[int, RelationNow] | None:
+    async def now(
+        self, scope: Scope, relation_ids: Collection[int], xid: int
+    ) -> dict[int, RelationNow] | None:
         """Those of the relations that exist, read after transaction `xid`; None as above."""
-        return await self._asked(scope, xid, lambda session: catalog.relations_now(session, relation_ids, xid))
+        return await self._asked(
+            scope, xid, lambda session: catalog.relations_now(session, relation_ids, xid)
+        )
 
     async def _asked(self, scope: Scope, xid: int, read: _Read[T]) -> T | None:
         while not scope.stopping.is_set():
@@ -71,15 +83,21 @@ class RelationFacts:
     async def _read(self, xid: int, read: _Read[T]) -> T:
         try:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await connection.connect(self._settings.postgres, self._application_name)
-            async with asyncio.timeout(VISIBLE_TIMEOUT_S + self._settings.postgres.connect_timeout_s):
+                self._connection = await connection.connect(
+                    self._settings.postgres, self._application_name
+                )
+            async with asyncio.timeout(
+                VISIBLE_TIMEOUT_S + self._settings.postgres.connect_timeout_s
+            ):
                 return await self._seeing(self._connection, xid, read)
         except connection.BROKEN as error:
             await self.close()
             raise PostgresUnreachableError(f"the catalog can't be read: {error}") from error
         except asyncpg.PostgresError as error:
             await self.close()
-            raise connection.explained(error.sqlstate, str(error), self._settings.postgres) from error
+            raise connection.explained(
+                error.sqlstate, str(error), self._settings.postgres
+            ) from error
 
     async def _seeing(self, session: asyncpg.Connection, xid: int, read: _Read[T]) -> T:
         """All from one snapshot, which has the transaction that it is about."""

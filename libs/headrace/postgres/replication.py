@@ -1,7 +1,8 @@
 """The replication stream, over libpq: asyncpg has no replication mode (docs/adr/0003).
 
-Promises raw pgoutput messages in the order PostgreSQL sends them, with their LSN, and keepalives as marks. Tells
-PostgreSQL only the LSN that it is given. Blocks nowhere: the socket is watched by the event loop.
+Promises raw pgoutput messages in the order PostgreSQL sends them, with their LSN, and keepalives as
+marks. Tells PostgreSQL only the LSN that it is given. Blocks nowhere: the socket is watched by the
+event loop.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
 _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
-# What answers at once, or not at all: over a connection that is dead on one side nothing would ever end the wait.
+# What answers at once, or not at all: over a connection that is dead on one side nothing would ever
+# end the wait.
 _ANSWER_TIMEOUT_S = 30.0
 
 # A slot is made when older transactions have ended, which is a wait for their locks.
@@ -53,14 +55,18 @@ class SlotBusyError(PostgresError):
 
 
 class SnapshotTooLargeError(PostgresError):
-    """More transactions were open or undone while a slot was made than PostgreSQL puts into one snapshot."""
+    """More transactions were open or undone while a slot was made than PostgreSQL puts into one
+    snapshot.
+    """
 
     retry = True
     remedy = "Ask again when fewer transactions run at once, or raise max_connections: the limit follows it."
 
 
 class StandbyError(PostgresError):
-    """The server is a standby: read there, changes would outlive a promotion on a timeline that nobody noted."""
+    """The server is a standby: read there, changes would outlive a promotion on a timeline that
+    nobody noted.
+    """
 
     retry = True
     remedy = "It is read once it is promoted; else set PG_HOST to the primary."
@@ -76,7 +82,8 @@ class SlotLostError(PostgresError):
     """PostgreSQL can't serve the slot any more."""
 
     remedy = (
-        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`) and make a new one, or let "
+        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`) and make a new "
+        "one, or let "
         "wal-reader do both (HEADRACE_RECREATE_SLOT=true); then bootstrap consumers again."
     )
 
@@ -107,7 +114,9 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that holds exactly the transactions committed before `lsn`, by the name to import it under."""
+    """A snapshot that holds exactly the transactions committed before `lsn`, by the name to import
+    it under.
+    """
 
     lsn: int
     name: str
@@ -191,12 +200,16 @@ class ReplicationConnection:
                 await self._writable()
 
     async def _take_bytes_as_they_are(self) -> None:
-        """A SQL_ASCII database has no encoding: asked for UTF-8, PostgreSQL would end the stream at other bytes."""
+        """A SQL_ASCII database has no encoding: asked for UTF-8, PostgreSQL would end the stream at
+        other bytes.
+        """
         if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
             await self._query("SET client_encoding TO 'SQL_ASCII'")
 
     async def _take_as_long_as_it_takes(self) -> None:
-        """A walsender decodes each transaction inside one of its own, which the server would end for its age."""
+        """A walsender decodes each transaction inside one of its own, which the server would end
+        for its age.
+        """
         if has_transaction_timeout(self._pg.server_version // 10_000):
             await self._query(NO_TRANSACTION_TIMEOUT)
 
@@ -216,7 +229,11 @@ class ReplicationConnection:
             return ()
         content = (await self._query(f"TIMELINE_HISTORY {timeline}"))[0][1] or ""
         lines = (line.split() for line in content.splitlines())
-        return tuple((int(words[0]), parse_lsn(words[1])) for words in lines if len(words) > 1 and words[0].isdigit())
+        return tuple(
+            (int(words[0]), parse_lsn(words[1]))
+            for words in lines
+            if len(words) > 1 and words[0].isdigit()
+        )
 
     async def slot(self, slot: str) -> SlotState | None:
         """The slot as PostgreSQL shows it; None when it isn't there."""
@@ -228,7 +245,9 @@ class ReplicationConnection:
         if not rows:
             return None
         lsn, plugin, database, wal_status = rows[0]
-        return SlotState(parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or "")
+        return SlotState(
+            parse_lsn(lsn) if lsn else 0, plugin or "", database or "", wal_status or ""
+        )
 
     async def slot_reader(self, slot: str) -> SlotReader | None:
         """Which connection holds the slot; None when none does."""
@@ -243,7 +262,9 @@ class ReplicationConnection:
         return (await self._query("SELECT pg_catalog.pg_is_in_recovery()"))[0][0] == "t"
 
     async def has_publication(self, publication: str) -> bool:
-        """Asked beforehand, since PostgreSQL notices a missing publication only at the first change, or never."""
+        """Asked beforehand, since PostgreSQL notices a missing publication only at the first
+        change, or never.
+        """
         name = quote_literal(publication)
         query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {name}"  # noqa: S608  # takes no parameters
         return bool(await self._query(query))
@@ -252,13 +273,18 @@ class ReplicationConnection:
         """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
         # It waits for transactions that run, however long they do.
-        await self._query(f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})", timeout_s=None)
+        await self._query(
+            f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})",
+            timeout_s=None,
+        )
 
     async def drop_slot(self, slot: str) -> None:
         await self._query(f"DROP_REPLICATION_SLOT {quote_name(slot)}")
 
     async def export_snapshot(self, slot: str) -> ExportedSnapshot:
-        """A snapshot with its exact LSN, from a temporary slot; both live as long as this connection."""
+        """A snapshot with its exact LSN, from a temporary slot; both live as long as this
+        connection.
+        """
         command = f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
         _, lsn, name, _ = (await self._query(command, timeout_s=None))[0]
         return ExportedSnapshot(parse_lsn(lsn or ""), name or "")
@@ -281,7 +307,9 @@ class ReplicationConnection:
             raise self._error(result)
 
     async def read(self, wait_s: float) -> list[Message]:
-        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out or `interrupt`."""
+        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out
+        or `interrupt`.
+        """
         messages = self.read_now()
         if messages or wait_s <= 0:
             return messages
@@ -331,15 +359,23 @@ class ReplicationConnection:
         try:
             self._pg.consume_input()
         except Exception as error:
-            raise PostgresUnreachableError(f"the replication connection broke: {str(error).strip()}") from error
+            raise PostgresUnreachableError(
+                f"the replication connection broke: {str(error).strip()}"
+            ) from error
 
     async def status(self, received: int, confirmed: int, *, answer: bool = False) -> None:
-        """Tell PostgreSQL what was received and what is durable; ask for an `answer`, which is a keepalive."""
+        """Tell PostgreSQL what was received and what is durable; ask for an `answer`, which is a
+        keepalive.
+        """
         now_us = time.time_ns() // 1000 - _PG_EPOCH_US
-        self._pg.put_copy_data(_STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, int(answer)))
+        self._pg.put_copy_data(
+            _STATUS.pack(b"r", max(received, confirmed), confirmed, confirmed, now_us, int(answer))
+        )
         await self._flush()
 
-    async def _query(self, command: str, timeout_s: float | None = _ANSWER_TIMEOUT_S) -> list[tuple[str | None, ...]]:
+    async def _query(
+        self, command: str, timeout_s: float | None = _ANSWER_TIMEOUT_S
+    ) -> list[tuple[str | None, ...]]:
         async with self._in_time(timeout_s):
             return await self._answered(command)
 
@@ -358,7 +394,10 @@ class ReplicationConnection:
         if result is not None:
             while await self._result() is not None:
                 pass
-        if result is None or result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        if result is None or result.status not in (
+            pq.ExecStatus.TUPLES_OK,
+            pq.ExecStatus.COMMAND_OK,
+        ):
             raise self._error(result)
         return [
             tuple(_decoded(result.get_value(row, column)) for column in range(result.nfields))
@@ -380,7 +419,9 @@ class ReplicationConnection:
             raise PostgresUnreachableError(f"the replication connection broke: {error}") from error
         except Exception as error:
             if self._pg.status != pq.ConnStatus.OK:
-                raise PostgresUnreachableError(f"the replication connection broke: {str(error).strip()}") from error
+                raise PostgresUnreachableError(
+                    f"the replication connection broke: {str(error).strip()}"
+                ) from error
             raise
 
     async def _readable(self) -> None:
@@ -402,13 +443,19 @@ class ReplicationConnection:
     def _error(self, result: pq.abc.PGresult | None) -> PostgresError:
         if result is None:
             text = self._pg.get_error_message().strip()
-            return PostgresUnreachableError(f"the replication stream ended: {text or 'the server closed it'}")
+            return PostgresUnreachableError(
+                f"the replication stream ended: {text or 'the server closed it'}"
+            )
         state = _decoded(result.error_field(pq.DiagnosticField.SQLSTATE))
-        text = _decoded(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or result.get_error_message()
+        text = (
+            _decoded(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY))
+            or result.get_error_message()
+        )
         return refusal(state, text, self._settings)
 
 
-# What a refused replication command means: SQLSTATE (None: any), words in the message, error, remedy (None: its own).
+# What a refused replication command means: SQLSTATE (None: any), words in the message, error,
+# remedy (None: its own).
 _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] = (
     (_SLOT_BUSY, "", SlotBusyError, None),
     (
@@ -418,7 +465,12 @@ _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] =
         "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
     ),
     (_MISSING, "", SlotMissingError, None),
-    (None, "wal_level", ReplicationRefusedError, "Set wal_level = logical in postgresql.conf and restart PostgreSQL."),
+    (
+        None,
+        "wal_level",
+        ReplicationRefusedError,
+        "Set wal_level = logical in postgresql.conf and restart PostgreSQL.",
+    ),
     ("55000", "slot", SlotLostError, None),
     ("58P01", "", SlotLostError, None),
     ("53400", "", ReplicationRefusedError, "Free a slot, or raise max_replication_slots."),

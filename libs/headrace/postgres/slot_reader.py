@@ -1,8 +1,8 @@
 """Which connection reads a slot, and whether it belongs to this suite.
 
-A suite has an identity, kept in its state bucket. Its wal-reader connects under a name that contains it, so that
-nothing but this suite ever ends that connection: another suite on the same slot has another NATS, where the silence of
-this one proves nothing.
+A suite has an identity, kept in its state bucket. Its wal-reader connects under a name that
+contains it, so that nothing but this suite ever ends that connection: another suite on the same
+slot has another NATS, where the silence of this one proves nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ WAL_READER = f"{_HEADRACE}wal-reader"
 # PostgreSQL cuts an application's name at 63 bytes.
 IDENTITY = re.compile(r"[0-9a-f]{1,32}")
 # Where a walsender waits that has nothing else to do: there it has read whatever we sent it.
-_IDLE_WAITS = frozenset({"WalSenderMain", "WalSenderWaitForWAL", "WalSenderWaitForWal", "WalSenderWriteData"})
+_IDLE_WAITS = frozenset(
+    {"WalSenderMain", "WalSenderWaitForWAL", "WalSenderWaitForWal", "WalSenderWriteData"}
+)
 
-# A role without pg_read_all_stats sees only the name of another role's connection. Who makes the slot, which may wait
-# for long transactions, reads nothing yet; and one that has ended since its number was read no longer does. The slot's
-# name, a literal or a parameter, belongs at the end.
+# A role without pg_read_all_stats sees only the name of another role's connection. Who makes the
+# slot, which may wait for long transactions, reads nothing yet; and one that has ended since its
+# number was read no longer does. The slot's name, a literal or a parameter, belongs at the end.
 QUERY = """
 SELECT s.active_pid, a.application_name, pg_catalog.host(a.client_addr),
        pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), a.wait_event
 FROM pg_catalog.pg_replication_slots s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.confirmed_flush_lsn IS NOT NULL AND s.slot_name = """
 
-REMEDY = "A slot has one reader: choose another HEADRACE_SLOT and HEADRACE_PUB, or stop that reader."
+REMEDY = (
+    "A slot has one reader: choose another HEADRACE_SLOT and HEADRACE_PUB, or stop that reader."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class SlotReader:
         return bool(identity) and self.application == application_name(identity)
 
     def is_foreign(self, identity: str) -> bool:
-        """Whether it is another suite's wal-reader, or another program. An older wal-reader bears no identity.
+        """Whether it is another suite's wal-reader, or another program. An older wal-reader bears
+        no identity.
 
         A command of Headrace's is neither: it makes a slot, and holds it until that is on disk.
         """

@@ -1,6 +1,8 @@
-"""What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a `Selection` out. Pure.
+"""What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a
+`Selection` out. Pure.
 
-Promises a selection that leaves out no row that the filters want. It may leave more: Spark applies its filters itself.
+Promises a selection that leaves out no row that the filters want. It may leave more: Spark applies
+its filters itself.
 """
 
 from __future__ import annotations

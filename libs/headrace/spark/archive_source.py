@@ -1,18 +1,21 @@
 """An archive as a Spark DataFrame, or as a stream of changes.
 
     spark.dataSource.register(ArchiveSource)
-    changes = spark.read.format("headrace.archive").option("tables", "public.orders").load("s3://bucket/archive")
+    changes = spark.read.format("headrace.archive").option("tables",
+    "public.orders").load("s3://bucket/archive")
     stream = spark.readStream.format("headrace.archive").load("s3://bucket/archive")
 
-Options: `tables` and `columns` (comma-separated), `fromId`, `fromLsn`, `fromTime`, `toId` (exclusive; batch alone),
-`gaps` (`fail`, or `tell` for rows with the operation `gap`), `tasks` (how many at least, where there is enough to read;
-by default the planning machine's cores) and `filesPerTask`, for streams `maxFilesPerTrigger` and `reader` (a name to
-register, so that garbage collection leaves what the stream has not read), `store.…` (obstore's options, such as
-`store.endpoint`). Credentials come from the environment of Spark's Python workers. Rows of one task are in commit
-order; no row passes through the driver.
+Options: `tables` and `columns` (comma-separated), `fromId`, `fromLsn`, `fromTime`, `toId`
+(exclusive; batch alone), `gaps` (`fail`, or `tell` for rows with the operation `gap`), `tasks` (how
+many at least, where there is enough to read; by default the planning machine's cores) and
+`filesPerTask`, for streams `maxFilesPerTrigger` and `reader` (a name to register, so that garbage
+collection leaves what the stream has not read), `store.…` (obstore's options, such as
+`store.endpoint`). Credentials come from the environment of Spark's Python workers. Rows of one task
+are in commit order; no row passes through the driver.
 
-Spark does not tell a Python Data Source which columns a query needs: name them. What it filters by, it tells where
-`spark.sql.python.filterPushdown.enabled` is set; files and row groups without such rows are then not read.
+Spark does not tell a Python Data Source which columns a query needs: name them. What it filters by,
+it tells where `spark.sql.python.filterPushdown.enabled` is set; files and row groups without such
+rows are then not read.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ TYPES = dict.fromkeys(NAMES, "bigint") | {
 }
 # As Spark has them: everything may be null, and a list's items are called elements.
 _LIST = pa.list_(pa.field("element", pa.string()))
-_SPARK = pa.schema([(field.name, _LIST if field.name == "unchanged" else field.type) for field in SCHEMA])
+_SPARK = pa.schema(
+    [(field.name, _LIST if field.name == "unchanged" else field.type) for field in SCHEMA]
+)
 FILES_PER_TASK = 16
 # A task's files are as large together; fewer, where cores would have nothing to do.
 TASK_BYTES, TASK_BYTES_MIN = 32 * 1024 * 1024, 512 * 1024
@@ -69,15 +74,23 @@ class SourceOptions:
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         options = {name.lower(): value for name, value in given.items()}
         if not options.get("path"):
-            raise ArchiveError("no archive is named", remedy="Give its URL to load(), or as the option path.")
+            raise ArchiveError(
+                "no archive is named", remedy="Give its URL to load(), or as the option path."
+            )
         gaps = options.get("gaps", "fail")
         if gaps not in ("fail", "tell"):
             raise ArchiveError(f"the option gaps is {gaps!r}", remedy="Set it to fail or tell.")
-        store = {name.removeprefix("store."): value for name, value in options.items() if name.startswith("store.")}
+        store = {
+            name.removeprefix("store."): value
+            for name, value in options.items()
+            if name.startswith("store.")
+        }
         tables, columns = _listed(options, "tables"), _listed(options, "columns") or NAMES
         unknown = [name for name in columns if name not in NAMES]
         if unknown:
-            raise ArchiveError(f"an archive has no column {unknown[0]}", remedy=f"It has {', '.join(NAMES)}.")
+            raise ArchiveError(
+                f"an archive has no column {unknown[0]}", remedy=f"It has {', '.join(NAMES)}."
+            )
         lsn, moment = options.get("fromlsn"), options.get("fromtime")
         return cls(
             options["path"],
@@ -119,7 +132,9 @@ class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no t
         return "headrace.archive"
 
     def schema(self) -> str:
-        return ", ".join(f"`{name}` {TYPES[name]}" for name in SourceOptions.parse(dict(self.options)).columns)
+        return ", ".join(
+            f"`{name}` {TYPES[name]}" for name in SourceOptions.parse(dict(self.options)).columns
+        )
 
     def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always that of `schema`
         # Without pushdown, Spark refuses a reader that could take filters.
@@ -143,7 +158,9 @@ class FilesPartition(InputPartition):  # type: ignore[misc]  # as above
     follows: bool = False
 
 
-def partitions(options: SourceOptions, reader: WalReader, first: int, stop: int | None) -> list[FilesPartition]:
+def partitions(
+    options: SourceOptions, reader: WalReader, first: int, stop: int | None
+) -> list[FilesPartition]:
     """Tasks of some files each, small ones together; raises where a file is missing, naming it."""
     listed = reader.list(first, stop)
     there = {file.id for file in listed}
@@ -176,19 +193,24 @@ def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> li
     return made
 
 
-def rows(options: SourceOptions, partition: FilesPartition, selection: Selection) -> Iterator[pa.RecordBatch]:
+def rows(
+    options: SourceOptions, partition: FilesPartition, selection: Selection
+) -> Iterator[pa.RecordBatch]:
     """A task's rows, as Spark has them."""
     reader = options.wal_reader()
     chosen = reader.reading.chosen(selection)
     shape = pa.schema([_SPARK.field(name) for name in options.columns])
     if partition.follows:
-        # What is wrong with that file is its own task's to say; here it only must be the one before.
+        # What is wrong with that file is its own task's to say; here it only must be the one
+        # before.
         with contextlib.suppress(ArchiveError):
             reader.get(partition.first - 1)
     for file_id in range(partition.first, partition.stop):
         file = reader.get(file_id)
         if file is None:
-            raise WalFileMissingError(f"{layout.described(file_id)} was there when the query was planned")
+            raise WalFileMissingError(
+                f"{layout.described(file_id)} was there when the query was planned"
+            )
         if steps.interesting(file.info, chosen):
             reader.reading.check(file.info)
         for batch in file.batches(chosen, options.columns):
@@ -223,17 +245,22 @@ class FilteringReader(ArchiveReader):
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
         self._selection = narrowed(self._selection, filters)
-        # Spark filters again: what is read is what may be wanted, and not more exact than it must be.
+        # Spark filters again: what is read is what may be wanted, and not more exact than it must
+        # be.
         return filters
 
     def _first_id(self, reader: WalReader) -> int:
-        """The first file that may have what is wanted, never one before the place that was asked for."""
+        """The first file that may have what is wanted, never one before the place that was asked
+        for.
+        """
         asked, first = self._selection, super()._first_id(reader)
         if asked.after is None and asked.from_time_us is None:
             return first
         found, _ = reader.run(
             steps.find(
-                lambda info: steps.interesting(info, Selection(after=asked.after, from_time_us=asked.from_time_us)),
+                lambda info: steps.interesting(
+                    info, Selection(after=asked.after, from_time_us=asked.from_time_us)
+                ),
                 reader.reading.options,
                 reader.reading.seen,
             )

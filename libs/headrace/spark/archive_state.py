@@ -3,12 +3,13 @@
     changes = spark.read.format("headrace.archive").option("tables", "public.orders").load(url)
     orders = current_state(changes, "id bigint, n int, note string")
 
-Promises the table as of the last change, if the changes reach back to the table's beginning (or to a TRUNCATE). A
-TOASTed value that PostgreSQL did not send is taken from the row's earlier change, also where its key was another then:
-such rows, and they alone, are put together in one task. Changes without a key can't be folded.
+Promises the table as of the last change, if the changes reach back to the table's beginning (or to
+a TRUNCATE). A TOASTed value that PostgreSQL did not send is taken from the row's earlier change,
+also where its key was another then: such rows, and they alone, are put together in one task.
+Changes without a key can't be folded.
 
-Values are exact, bytea as `binary` too. A document is PostgreSQL's text where its JSON is not all of it (`null`,
-`1.50`); the spaces of others Spark writes its own way.
+Values are exact, bytea as `binary` too. A document is PostgreSQL's text where its JSON is not all
+of it (`null`, `1.50`); the spaces of others Spark writes its own way.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ _MAP = "map<string,string>"
 def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     """The rows that are left after `changes` of one table.
 
-    With a schema, its columns with their types; without, `key` and `row` as maps of texts, and `unknown`: columns whose
-    values the changes at hand never had.
+    With a schema, its columns with their types; without, `key` and `row` as maps of texts, and
+    `unknown`: columns whose values the changes at hand never had.
     """
     if "exact" not in changes.columns:
         changes = changes.withColumn("exact", F.lit(None).cast("string"))
     at = F.struct("commit_lsn", "ordinal")
     last_truncate = changes.where("operation = 'truncate'").agg(F.max(at).alias("truncated"))
-    rows = changes.where("operation IN ('insert', 'update', 'delete') AND key IS NOT NULL").crossJoin(
-        F.broadcast(last_truncate)
-    )
+    rows = changes.where(
+        "operation IN ('insert', 'update', 'delete') AND key IS NOT NULL"
+    ).crossJoin(F.broadcast(last_truncate))
     rows = rows.where(F.col("truncated").isNull() | (at > F.col("truncated")))
     steps = rows.select(F.explode(_steps(at)).alias("step")).select("step.*")
     folded = (
         steps.groupBy("key")
         .agg(
-            F.array_sort(F.collect_list(F.struct("place", "gone", "row", "unchanged", "move")), _earlier).alias(
-                "history"
-            )
+            F.array_sort(
+                F.collect_list(F.struct("place", "gone", "row", "unchanged", "move")), _earlier
+            ).alias("history")
         )
         .select("key", F.expr(_FOLD).alias("state"))
     )
@@ -49,14 +50,20 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
     if schema is None:
         key = F.from_json("key", _MAP).alias("key")
         unknown = F.expr("filter(map_keys(row), name -> row[name] = chr(0))").alias("unknown")
-        return folded.select(key, F.expr("map_filter(row, (name, text) -> NOT text <=> chr(0))").alias("row"), unknown)
+        return folded.select(
+            key,
+            F.expr("map_filter(row, (name, text) -> NOT text <=> chr(0))").alias("row"),
+            unknown,
+        )
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     return folded.select(*(_value(field.name, field.dataType) for field in wanted.fields))
 
 
 def _value(name: str, kind: DataType) -> Any:
     text = F.col("row").getItem(name)
-    unknown = F.raise_error(F.lit(f"the changes at hand never had the value of column {name}: begin earlier"))
+    unknown = F.raise_error(
+        F.lit(f"the changes at hand never had the value of column {name}: begin earlier")
+    )
     known = F.when(text == F.lit("\0"), unknown).otherwise(text)
     # The archive has bytea in base64.
     return (F.unbase64(known) if isinstance(kind, BinaryType) else known.cast(kind)).alias(name)
@@ -72,15 +79,23 @@ def _steps(at: Any) -> Any:
     texts = F.from_json("exact", f"struct<after: {_MAP}, before: {_MAP}>")
     key, before = F.from_json("key", _MAP), _exactly(F.from_json("before", _MAP), texts["before"])
     names = F.map_keys(key)
-    old_key = F.map_filter(F.from_json("before", _MAP), lambda name, _: F.array_contains(names, name))
-    moved = before.isNotNull() & (F.size(old_key) == F.size(key)) & (_canonical(old_key) != _canonical(key))
+    old_key = F.map_filter(
+        F.from_json("before", _MAP), lambda name, _: F.array_contains(names, name)
+    )
+    moved = (
+        before.isNotNull()
+        & (F.size(old_key) == F.size(key))
+        & (_canonical(old_key) != _canonical(key))
+    )
     unchanged = F.coalesce("unchanged", F.array().cast("array<string>"))
     # REPLICA IDENTITY FULL sends in the old row what it left out of the new one.
     kept = F.map_filter(before, lambda name, _: F.array_contains(unchanged, name))
     new = _exactly(F.from_json("after", _MAP), texts["after"])
     after = F.map_concat(new, F.coalesce(kept, F.create_map().cast(_MAP)))
     left = F.array_except(unchanged, F.coalesce(F.map_keys(kept), F.array().cast("array<string>")))
-    move = F.when(moved & (F.size(left) > 0), F.format_string("%020d:%020d", "commit_lsn", "ordinal"))
+    move = F.when(
+        moved & (F.size(left) > 0), F.format_string("%020d:%020d", "commit_lsn", "ordinal")
+    )
     old = _step(at, 0, F.lit(True), _canonical(old_key), F.lit(None).cast(_MAP), left, move)
     gone = F.col("operation") == "delete"
     last = _step(at, 1, gone, _canonical(key), after, left, move)
@@ -95,7 +110,11 @@ def _exactly(row: Any, texts: Any) -> Any:
 
 def _earlier(step: Any, other: Any) -> Any:
     """Maps have no order, so that the steps' places are compared alone."""
-    return F.when(step["place"] < other["place"], -1).when(step["place"] > other["place"], 1).otherwise(0)
+    return (
+        F.when(step["place"] < other["place"], -1)
+        .when(step["place"] > other["place"], 1)
+        .otherwise(0)
+    )
 
 
 def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any, move: Any) -> Any:
@@ -110,10 +129,18 @@ def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any, mov
 
 
 def _put_together(folded: Any) -> Any:
-    """Rows with every value that the changes have: what a row had under an earlier key comes from there."""
-    records = folded.select("key", F.explode(F.expr(_RECORDS)).alias("record")).select("key", "record.*")
-    moved = F.expr("move IS NOT NULL OR exists(map_values(row), text -> startswith(text, chr(0)) AND length(text) > 1)")
-    # Those that have to do with each other meet in one partition, moves in their order and before the rows.
+    """Rows with every value that the changes have: what a row had under an earlier key comes from
+    there.
+    """
+    records = folded.select("key", F.explode(F.expr(_RECORDS)).alias("record")).select(
+        "key", "record.*"
+    )
+    moved = F.expr(
+        "move IS NOT NULL OR exists(map_values(row), text -> startswith(text, chr(0)) AND "
+        "length(text) > 1)"
+    )
+    # Those that have to do with each other meet in one partition, moves in their order and before
+    # the rows.
     together = (
         records.withColumn("moved", moved)
         .repartition(F.when(F.col("moved"), F.lit("")).otherwise(F.col("key")))
@@ -123,7 +150,9 @@ def _put_together(folded: Any) -> Any:
 
 
 def _resolver() -> Any:
-    """What fills in the values that moves carried; made here, so that workers need no Headrace for it."""
+    """What fills in the values that moves carried; made here, so that workers need no Headrace for
+    it.
+    """
 
     def resolved(batches: Any) -> Any:
         import pyarrow as pa  # noqa: PLC0415  # it runs in Spark's workers
@@ -150,15 +179,17 @@ def _resolver() -> Any:
                 else:
                     carried[move] = values
             fields = [batch.schema.field(name) for name in ("key", "row")]
-            arrays = [pa.array(made, field.type) for made, field in zip((keys, rows), fields, strict=True)]
+            arrays = [
+                pa.array(made, field.type) for made, field in zip((keys, rows), fields, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
     return resolved
 
 
 _MOVES = f"array<struct<move:string,row:{_MAP}>>"
-# NUL, which no text of PostgreSQL has, stands for a value that nobody sent; NUL and a move for the one that the row had
-# when it was moved to its present key.
+# NUL, which no text of PostgreSQL has, stands for a value that nobody sent; NUL and a move for the
+# one that the row had when it was moved to its present key.
 _HAD = "CASE WHEN map_contains_key(state.row, name) THEN state.row[name] ELSE chr(0) END"
 _FOLD = f"""
 aggregate(

@@ -1,7 +1,8 @@
-"""The archive as a stream: the offset is the id of the next file, so that a checkpoint says all there is to say.
+"""The archive as a stream: the offset is the id of the next file, so that a checkpoint says all
+there is to say.
 
-A batch's files are those from one offset to before another, always with the same rows: what Spark runs again after a
-kill is what it ran. Admission is by files. Needs Spark 4.2 or newer.
+A batch's files are those from one offset to before another, always with the same rows: what Spark
+runs again after a kill is what it ran. Admission is by files. Needs Spark 4.2 or newer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxFiles, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
 
 from headrace.archive.chain import Trail
 from headrace.archive.layout import FIRST_ID
@@ -63,7 +69,8 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return made
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-        # What is before the place that was asked for can only be in the first files; it is left out wherever it is.
+        # What is before the place that was asked for can only be in the first files; it is left out
+        # wherever it is.
         return rows(self._options, partition, self._options.start.selection)
 
     def commit(self, end: Offset) -> None:

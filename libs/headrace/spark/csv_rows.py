@@ -1,7 +1,8 @@
 """COPY's CSV to rows with values in the contract's forms, column by column.
 
-Promises the same values as `headrace.contract.values` gives for the same text, one by one; common types take a
-shortcut that works on a whole column. NULL and the empty string stay apart. Runs in Spark's tasks: needs pyarrow.
+Promises the same values as `headrace.contract.values` gives for the same text, one by one; common
+types take a shortcut that works on a whole column. NULL and the empty string stay apart. Runs in
+Spark's tasks: needs pyarrow.
 """
 
 from __future__ import annotations
@@ -131,20 +132,29 @@ def _numbers(filler: float) -> Reader:
 def iso_timestamps(column: Array, converter: Converter) -> Array | None:
     """A column rewritten as a whole; None where a year has not four digits."""
     ending, replaced = _TIMESTAMP_ENDINGS[converter]
-    plain = pc.and_(pc.starts_with(pc.binary_slice(column.cast(pa.binary()), 10, 11), " "), _ends(column, ending))
+    plain = pc.and_(
+        pc.starts_with(pc.binary_slice(column.cast(pa.binary()), 10, 11), " "),
+        _ends(column, ending),
+    )
     if pc.all(plain).as_py() is False:
         return None
     with_t = pc.binary_replace_slice(column, 10, 11, "T")
-    return pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t
+    return (
+        pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t
+    )
 
 
 def _timestamps(converter: Converter) -> Reader:
-    """A column whose years all have four digits is rewritten as a whole; any other goes value by value."""
+    """A column whose years all have four digits is rewritten as a whole; any other goes value by
+    value.
+    """
 
     def read(array: Array) -> Values:
         iso = iso_timestamps(array, converter)
         if iso is None:
-            return [None if value is None else converter(value.encode()) for value in _objects(array)]
+            return [
+                None if value is None else converter(value.encode()) for value in _objects(array)
+            ]
         return _objects(iso)
 
     return read

@@ -1,4 +1,5 @@
-"""The plan of one snapshot, as the driver and the tasks get it: what to copy, in which ranges, into which messages.
+"""The plan of one snapshot, as the driver and the tasks get it: what to copy, in which ranges, into
+which messages.
 
 Never holds a secret: tasks take credentials from their own environment.
 """
@@ -83,7 +84,9 @@ class SnapshotPlan:
                         [oid, info.kind, info.base_oid, info.element_oid, info.delimiter]
                         for oid, info in self.types.items()
                     ],
-                    "tasks": [[[r.index, r.relation, r.first, r.end] for r in task] for task in self.tasks],
+                    "tasks": [
+                        [[r.index, r.relation, r.first, r.end] for r in task] for task in self.tasks
+                    ],
                 }
             )
         )
@@ -99,9 +102,12 @@ class SnapshotPlan:
             values=SnapshotValues(body["values"]),
             columns=tuple(PlannedColumn(*column) for column in body["columns"]),
             types={
-                oid: TypeInfo(TypeKind(kind), base, element, mark) for oid, kind, base, element, mark in body["types"]
+                oid: TypeInfo(TypeKind(kind), base, element, mark)
+                for oid, kind, base, element, mark in body["types"]
             },
-            tasks=tuple(tuple(PageRange(*page_range) for page_range in task) for task in body["tasks"]),
+            tasks=tuple(
+                tuple(PageRange(*page_range) for page_range in task) for task in body["tasks"]
+            ),
         )
 
 

@@ -1,8 +1,8 @@
 """The cut of a table's storage into ranges, and of ranges into tasks.
 
-A range is the unit of numbering: its rows come in the order of their place in the storage, so under one snapshot its
-chunks are the same at every attempt. Promises that every page is in exactly one range, and that the last range of a
-storage has no end, since the table may have grown. Pure.
+A range is the unit of numbering: its rows come in the order of their place in the storage, so under
+one snapshot its chunks are the same at every attempt. Promises that every page is in exactly one
+range, and that the last range of a storage has no end, since the table may have grown. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A consumer's request for a snapshot: which table, and which of its columns and rows, as data.
 
-Owns the form of the request's payload. Promises that nothing of a request reaches SQL unquoted, and that a request
-that can't be understood raises `RequestError` with what is wrong with it.
+Owns the form of the request's payload. Promises that nothing of a request reaches SQL unquoted, and
+that a request that can't be understood raises `RequestError` with what is wrong with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class RequestError(HeadraceError):
     """A snapshot request that can't be understood."""
 
     remedy = (
-        "Send nothing, or a map in MessagePack or JSON of columns (a list of names), filter (a list of "
+        "Send nothing, or a map in MessagePack or JSON of columns (a list of names), filter (a "
+        "list of "
         "[column, operator, value]) and values (typed or text)."
     )
 
@@ -77,14 +78,20 @@ def parse_request(subject: str, payload: bytes) -> SnapshotRequest:
     except DecodeError as error:
         raise RequestError(
             str(error),
-            remedy="Ask on snapshot.request.{table}, for a schema other than public on snapshot.request.{schema}=2F"
+            remedy="Ask on snapshot.request.{table}, for a schema other than public on "
+            "snapshot.request.{schema}=2F"
             "{table}; any byte outside A-Z a-z 0-9 _ - is written =XX.",
         ) from error
     if len(payload) > REQUEST_BYTES_MAX:
         raise RequestError(f"a request of {len(payload)} bytes, more than {REQUEST_BYTES_MAX}")
     options = _options(payload) if payload else {}
     return SnapshotRequest(
-        token, schema, table, _columns(options), _conditions(options.get("filter")), _values(options.get("values"))
+        token,
+        schema,
+        table,
+        _columns(options),
+        _conditions(options.get("filter")),
+        _values(options.get("values")),
     )
 
 
@@ -105,7 +112,11 @@ def _columns(options: dict[str, Any]) -> tuple[str, ...] | None:
     columns = options.get("columns")
     if columns is None:
         return None
-    if not isinstance(columns, list) or not columns or not all(_is_name(column) for column in columns):
+    if (
+        not isinstance(columns, list)
+        or not columns
+        or not all(_is_name(column) for column in columns)
+    ):
         raise RequestError("columns is not a list of names")
     if len(set(columns)) != len(columns):
         raise RequestError("columns names one column twice")
@@ -139,7 +150,8 @@ def _condition(condition: Any) -> Condition:
             return Condition(column, "in", tuple(_scalar(value) for value in values))
         case _:
             raise RequestError(
-                "a condition of filter is not [column, operator, value] with one of = <> < <= > >= in, nor "
+                "a condition of filter is not [column, operator, value] with one of = <> < <= > >= "
+                "in, nor "
                 "[column, 'is null'] or [column, 'is not null']"
             )
 

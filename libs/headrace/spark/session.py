@@ -1,8 +1,8 @@
 """Session settings of the connections that read a table for a snapshot.
 
-The order of the storage must be the order of the rows, at every attempt, so only a TID range scan is left to the
-planner; no statement may run without end; names resolve in pg_catalog alone. That the server doesn't end the long
-transactions is `headrace.postgres.connection.connect_lastingly`'s.
+The order of the storage must be the order of the rows, at every attempt, so only a TID range scan
+is left to the planner; no statement may run without end; names resolve in pg_catalog alone. That
+the server doesn't end the long transactions is `headrace.postgres.connection.connect_lastingly`'s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ COPY_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "enable_bitmapscan": "off",
         "max_parallel_workers_per_gather": "0",
         "synchronize_seqscans": "off",
-        # An ALTER or TRUNCATE that waits for the holder has every later reader wait behind it, tasks included.
+        # An ALTER or TRUNCATE that waits for the holder has every later reader wait behind it,
+        # tasks included.
         "lock_timeout": "3s",
     }
 )

@@ -1,8 +1,9 @@
-"""The source of one snapshot: its table as the publication shows it, and the transaction that holds it.
+"""The source of one snapshot: its table as the publication shows it, and the transaction that holds
+it.
 
-Promises an LSN before which every committed transaction is in the snapshot and after which none is, and that neither
-the slot that gave it nor any WAL is held while the copy takes its time. Refuses what can't be copied faithfully:
-tables outside the publication, views, rows that a policy hides.
+Promises an LSN before which every committed transaction is in the snapshot and after which none is,
+and that neither the slot that gave it nor any WAL is held while the copy takes its time. Refuses
+what can't be copied faithfully: tables outside the publication, views, rows that a policy hides.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ ATTEMPTS = 3
 _APPLICATION = "headrace snapshot"
 _TOO_LARGE_MAX, _TOO_LARGE_PAUSE_S = 10, 0.2
 
-# The relations that hold the table's rows, with their files in the snapshot and now: they differ after a rewrite.
+# The relations that hold the table's rows, with their files in the snapshot and now: they differ
+# after a rewrite.
 _STORAGES = """
 WITH RECURSIVE family AS (
     SELECT $1::oid AS oid
@@ -88,7 +90,13 @@ _PREPARED = """
 SELECT gid, owner AS role, extract(epoch FROM clock_timestamp() - prepared)::int8 AS age_s
 FROM pg_prepared_xacts WHERE database = current_database() AND 0 = ANY(pg_blocking_pids($1)) ORDER BY prepared
 """
-_KIND_NAMES = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
+_KIND_NAMES = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+}
 
 
 class RefusedError(HeadraceError):
@@ -160,18 +168,29 @@ async def _whole_table(connection: asyncpg.Connection, request: SnapshotRequest)
     if row is None:
         raise RefusedError(
             f"{request.schema}.{request.table} is not a table",
-            remedy="Name an ordinary or partitioned table by its raw name, and its schema beside it.",
+            remedy=(
+                "Name an ordinary or partitioned table by its raw name, and its schema beside it."
+            ),
         )
     return PublishedTable(
-        row["relation_id"], request.schema, request.table, row["identity"], tuple(row["columns"]), None, row["kind"]
+        row["relation_id"],
+        request.schema,
+        request.table,
+        row["identity"],
+        tuple(row["columns"]),
+        None,
+        row["kind"],
     )
 
 
-async def _find_table(connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest) -> PublishedTable:
+async def _find_table(
+    connection: asyncpg.Connection, settings: Settings, request: SnapshotRequest
+) -> PublishedTable:
     if not settings.source.publication:
         return await _whole_table(connection, request)
     tables = catalog.delivered(
-        await catalog.published_tables(connection, settings.source.publication), _selection(settings)
+        await catalog.published_tables(connection, settings.source.publication),
+        _selection(settings),
     )
     for table in tables:
         if (table.schema, table.name) == (request.schema, request.table):
@@ -181,7 +200,9 @@ async def _find_table(connection: asyncpg.Connection, settings: Settings, reques
     kind = await connection.fetchval(_KIND, request.schema, request.table)
     raise RefusedError(
         f"{request.schema}.{request.table} {_why(kind)}",
-        remedy=f"Ask for a table of the publication {settings.source.publication}, or add it there.",
+        remedy=(
+            f"Ask for a table of the publication {settings.source.publication}, or add it there."
+        ),
         available=available,
     )
 
@@ -209,11 +230,17 @@ def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
             available=[display_name(table)],
         )
     if not table.columns:
-        raise RefusedError(f"{display_name(table)} has no columns", remedy="Add one.", available=[display_name(table)])
+        raise RefusedError(
+            f"{display_name(table)} has no columns",
+            remedy="Add one.",
+            available=[display_name(table)],
+        )
 
 
 @contextlib.asynccontextmanager
-async def held_snapshot(settings: Settings, request: SnapshotRequest) -> AsyncIterator[HeldSnapshot]:
+async def held_snapshot(
+    settings: Settings, request: SnapshotRequest
+) -> AsyncIterator[HeldSnapshot]:
     """The table's snapshot, for as long as the block lasts."""
     for attempt in range(1, ATTEMPTS + 1):
         async with contextlib.AsyncExitStack() as stack:
@@ -227,7 +254,9 @@ async def held_snapshot(settings: Settings, request: SnapshotRequest) -> AsyncIt
             return
 
 
-async def _hold(stack: contextlib.AsyncExitStack, settings: Settings, request: SnapshotRequest) -> HeldSnapshot:
+async def _hold(
+    stack: contextlib.AsyncExitStack, settings: Settings, request: SnapshotRequest
+) -> HeldSnapshot:
     connection = await connect_lastingly(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     stack.callback(connection.terminate)
     lost = asyncio.Event()
@@ -239,7 +268,9 @@ async def _hold(stack: contextlib.AsyncExitStack, settings: Settings, request: S
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
-        raise PostgresUnreachableError(f"the connection that holds the snapshot broke: {error}") from error
+        raise PostgresUnreachableError(
+            f"the connection that holds the snapshot broke: {error}"
+        ) from error
     log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(held.storages))
     return held
 
@@ -270,7 +301,9 @@ async def _patiently_exported(
     return await _export(slot, connection, settings)
 
 
-async def _export(slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings) -> ExportedSnapshot:
+async def _export(
+    slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings
+) -> ExportedSnapshot:
     wait_s = settings.snapshot.slot_wait_s
     export = asyncio.create_task(
         slot.export_snapshot(f"headrace_snapshot_{secrets.token_hex(8)}"), name="export-snapshot"
@@ -298,11 +331,18 @@ def held_up(
             f"open for {row['age_s']} s)"
             for row in waited_for
         ]
-        + [f"prepared transaction {row['gid']} ({row['role']}, for {row['age_s']} s)" for row in prepared]
+        + [
+            f"prepared transaction {row['gid']} ({row['role']}, for {row['age_s']} s)"
+            for row in prepared
+        ]
     )
     return SnapshotHeldUpError(
-        f"the snapshot waited {wait_s:g} s for older transactions: {who or 'which have just ended'}",
-        remedy="End them (pg_terminate_backend, or ROLLBACK PREPARED), or raise HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask "
+        (
+            f"the snapshot waited {wait_s:g} s for older transactions: "
+            f"{who or 'which have just ended'}"
+        ),
+        remedy="End them (pg_terminate_backend, or ROLLBACK PREPARED), or raise "
+        "HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask "
         "again.",
     )
 
@@ -339,11 +379,17 @@ async def _describe(
     )
 
 
-async def _locked_storages(connection: asyncpg.Connection, table: PublishedTable) -> list[asyncpg.Record]:
-    """The relations that hold the rows, kept from being truncated or rewritten, which no snapshot would survive."""
+async def _locked_storages(
+    connection: asyncpg.Connection, table: PublishedTable
+) -> list[asyncpg.Record]:
+    """The relations that hold the rows, kept from being truncated or rewritten, which no snapshot
+    would survive.
+    """
     rows = await connection.fetch(_STORAGES, table.relation_id)
     await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
-    names = {row["relation"] for row in rows} | {f"{quote_name(table.schema)}.{quote_name(table.name)}"}
+    names = {row["relation"] for row in rows} | {
+        f"{quote_name(table.schema)}.{quote_name(table.name)}"
+    }
     try:
         for name in sorted(names):
             await connection.execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
@@ -356,7 +402,9 @@ async def _locked_storages(connection: asyncpg.Connection, table: PublishedTable
         raise ChangedMeanwhileError(f"{table.schema}.{table.name} was dropped") from error
     rows = await connection.fetch(_STORAGES, table.relation_id)
     if any(row["file"] != row["file_now"] for row in rows):
-        raise ChangedMeanwhileError(f"{table.schema}.{table.name} was rewritten or truncated just now")
+        raise ChangedMeanwhileError(
+            f"{table.schema}.{table.name} was rewritten or truncated just now"
+        )
     return list(rows)
 
 
@@ -365,7 +413,9 @@ async def _columns(
 ) -> tuple[PlannedColumn, ...]:
     wanted = set(table.columns) if request.columns is None else set(request.columns)
     rows = await connection.fetch(_COLUMN_TYPES, table.relation_id)
-    return tuple(PlannedColumn(row["name"], row["type_oid"]) for row in rows if row["name"] in wanted)
+    return tuple(
+        PlannedColumn(row["name"], row["type_oid"]) for row in rows if row["name"] in wanted
+    )
 
 
 async def _check_query(
@@ -374,7 +424,9 @@ async def _check_query(
     columns: Sequence[PlannedColumn],
     conditions: Sequence[str],
 ) -> None:
-    """Let PostgreSQL judge the query before Spark is asked: rights, policies, values that don't fit their columns."""
+    """Let PostgreSQL judge the query before Spark is asked: rights, policies, values that don't fit
+    their columns.
+    """
     if not storages:
         return
     names = ", ".join(quote_name(column.name) for column in columns)
@@ -385,7 +437,8 @@ async def _check_query(
     except asyncpg.InsufficientPrivilegeError as error:
         raise RefusedError(
             f"the role may not read every row: {error}",
-            remedy="GRANT SELECT on the table; where row-level security hides rows from the role, which the stream of "
+            remedy="GRANT SELECT on the table; where row-level security hides rows from the role, which "
+            "the stream of "
             "changes has, ALTER ROLE … BYPASSRLS.",
         ) from error
     except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:

@@ -1,7 +1,9 @@
-"""The process that holds a DataFrame's snapshot while Spark reads it: `python -m …table_holder OPTIONS`.
+"""The process that holds a DataFrame's snapshot while Spark reads it: `python -m …table_holder
+OPTIONS`.
 
-Spark's planning worker ends before the tasks begin, so the transaction needs a process of its own. It ends when Spark
-does, and `hold_s` after its last reader: readers are seen in pg_stat_activity, by the name of their application.
+Spark's planning worker ends before the tasks begin, so the transaction needs a process of its own.
+It ends when Spark does, and `hold_s` after its last reader: readers are seen in pg_stat_activity,
+by the name of their application.
 """
 
 from __future__ import annotations
@@ -43,7 +45,14 @@ def start(options: TableOptions) -> Held:
     """A holder, with its snapshot taken."""
     application = f"headrace table {secrets.token_hex(6)}"
     request = options.request
-    given = [request.table, request.schema, options.publication, str(options.hold_s), application, str(_spark_pid())]
+    given = [
+        request.table,
+        request.schema,
+        options.publication,
+        str(options.hold_s),
+        application,
+        str(_spark_pid()),
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace.spark.table_holder", *given],
         stdin=subprocess.DEVNULL,
@@ -51,7 +60,9 @@ def start(options: TableOptions) -> Held:
         start_new_session=True,
     )
     assert process.stdout is not None
-    answer = json.loads(process.stdout.readline() or b'{"error": "the process that takes it ended"}')
+    answer = json.loads(
+        process.stdout.readline() or b'{"error": "the process that takes it ended"}'
+    )
     process.stdout.close()
     # It outlives most processes that start it; one that stays must not keep its zombie.
     threading.Thread(target=process.wait, name="headrace-holder", daemon=True).start()
@@ -80,7 +91,11 @@ async def hold(options: TableOptions, application: str, spark_pid: int) -> None:
         _answer({"plan": base64.b64encode(plan_of(held, settings).pack()).decode()})
         watch = await connect(settings.postgres, "headrace table watch")
         last_seen = time.monotonic()
-        while _alive(spark_pid) and not held.lost.is_set() and time.monotonic() - last_seen < options.hold_s:
+        while (
+            _alive(spark_pid)
+            and not held.lost.is_set()
+            and time.monotonic() - last_seen < options.hold_s
+        ):
             await asyncio.sleep(POLL_S)
             if await watch.fetchval(_READERS, application):
                 last_seen = time.monotonic()
@@ -102,7 +117,9 @@ def _answer(body: dict[str, str]) -> None:
 
 def main() -> int:
     table, schema, publication, hold_s, application, spark_pid = sys.argv[1:]
-    options = TableOptions.parse({"table": table, "schema": schema, "publication": publication, "hold_s": hold_s})
+    options = TableOptions.parse(
+        {"table": table, "schema": schema, "publication": publication, "hold_s": hold_s}
+    )
     try:
         asyncio.run(hold(options, application, int(spark_pid)))
     except HeadraceError as error:

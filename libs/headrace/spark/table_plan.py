@@ -1,4 +1,6 @@
-"""What a DataFrame's reader was asked for, and the plan of its copy. Pure, but for the environment that it reads."""
+"""What a DataFrame's reader was asked for, and the plan of its copy. Pure, but for the environment
+that it reads.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class TableOptions:
     def parse(cls, options: dict[str, str]) -> TableOptions:
         name = options.get("table")
         if not name:
-            raise TableOptionError("headrace.table has no table", remedy='Add .option("table", "users").')
+            raise TableOptionError(
+                "headrace.table has no table", remedy='Add .option("table", "users").'
+            )
         try:
             hold_s = float(options.get("hold_s", HOLD_S))
         except ValueError as error:

@@ -3,10 +3,11 @@
     spark.dataSource.register(TableSource)
     spark.read.format("headrace.table").option("table", "users").load()
 
-Options: `table` (raw name), `schema` (`public`), `publication` (its columns and rows alone; without one the whole
-table), `hold_s` (how long the snapshot waits for its next reader). Promises that all partitions read one snapshot.
-Values have the forms that a chunk's have: numbers, booleans and bytes as such, all else as text. Where PostgreSQL is,
-and its credentials, come from the environment of Spark's Python workers, never from options.
+Options: `table` (raw name), `schema` (`public`), `publication` (its columns and rows alone; without
+one the whole table), `hold_s` (how long the snapshot waits for its next reader). Promises that all
+partitions read one snapshot. Values have the forms that a chunk's have: numbers, booleans and bytes
+as such, all else as text. Where PostgreSQL is, and its credentials, come from the environment of
+Spark's Python workers, never from options.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class TableSource(DataSource):  # type: ignore[misc]  # pyspark publishes no typ
         described = asyncio.run(describe_table(options.settings(), options.request))
         plan = plan_of(described, Settings())
         names = [column.name.replace("`", "``") for column in plan.columns]
-        return ", ".join(f"`{name}` {kind}" for name, (kind, _) in zip(names, column_kinds(plan), strict=True))
+        return ", ".join(
+            f"`{name}` {kind}" for name, (kind, _) in zip(names, column_kinds(plan), strict=True)
+        )
 
     def reader(self, schema: Any) -> TableReader:  # noqa: ARG002  # Spark's, which asked `schema` for it
         return TableReader(TableOptions.parse(dict(self.options)))
@@ -72,7 +75,9 @@ class TableSource(DataSource):  # type: ignore[misc]  # pyspark publishes no typ
 class SnapshotGoneError(HeadraceError):
     """The snapshot that a DataFrame was planned on is held no longer."""
 
-    remedy = "Load the DataFrame anew; raise the option hold_s where tasks wait long for their turn."
+    remedy = (
+        "Load the DataFrame anew; raise the option hold_s where tasks wait long for their turn."
+    )
 
 
 @dataclass
@@ -93,9 +98,10 @@ class TableReader(DataSourceReader):  # type: ignore[misc]  # as above
     def partitions(self) -> list[TablePartition]:
         held = table_holder.start(self._options)
         plan = SnapshotPlan.unpack(held.packed_plan)
-        return [TablePartition(held.packed_plan, task, held.application) for task in range(len(plan.tasks))] or [
-            TablePartition(b"", 0, "")
-        ]
+        return [
+            TablePartition(held.packed_plan, task, held.application)
+            for task in range(len(plan.tasks))
+        ] or [TablePartition(b"", 0, "")]
 
     def read(self, partition: TablePartition) -> Iterator[pa.RecordBatch]:
         """The rows of a range; an empty table has one partition without a plan."""
@@ -106,7 +112,10 @@ class TableReader(DataSourceReader):  # type: ignore[misc]  # as above
         kinds = [kind for _, kind in column_kinds(plan)]
         names = [column.name for column in plan.columns]
         for data in _blocks(plan, partition):
-            arrays = [_typed(rows, place, column, kinds[place]) for place, column in enumerate(rows.columns(data))]
+            arrays = [
+                _typed(rows, place, column, kinds[place])
+                for place, column in enumerate(rows.columns(data))
+            ]
             yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
@@ -119,7 +128,11 @@ def column_kinds(plan: SnapshotPlan) -> list[tuple[str, pa.DataType]]:
 
 
 def _typed(rows: CsvRows, place: int, column: Any, kind: pa.DataType) -> Any:
-    return column.cast(kind) if pa.types.is_integer(kind) else pa.array(rows.values(place, column), kind)
+    return (
+        column.cast(kind)
+        if pa.types.is_integer(kind)
+        else pa.array(rows.values(place, column), kind)
+    )
 
 
 def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
@@ -151,7 +164,10 @@ def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
 
 
 async def _copy(
-    plan: SnapshotPlan, partition: TablePartition, give: Callable[[bytes], None], over: threading.Event
+    plan: SnapshotPlan,
+    partition: TablePartition,
+    give: Callable[[bytes], None],
+    over: threading.Event,
 ) -> None:
     settings = load(os.environ)
     # Without a bound: COPY waits for as long as Spark takes with what it has.
@@ -160,7 +176,9 @@ async def _copy(
     received = bytearray()
 
     async def receive(data: bytes) -> None:
-        """Whole rows, as asyncpg gives them; blocks while the parser is behind, and PostgreSQL with it."""
+        """Whole rows, as asyncpg gives them; blocks while the parser is behind, and PostgreSQL with
+        it.
+        """
         if over.is_set():
             raise asyncio.CancelledError
         received.extend(data)
@@ -172,7 +190,9 @@ async def _copy(
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
         for page_range in plan.tasks[partition.task]:
-            await connection.copy_from_query(plan.copy_query(page_range), output=receive, format="csv", encoding="utf8")
+            await connection.copy_from_query(
+                plan.copy_query(page_range), output=receive, format="csv", encoding="utf8"
+            )
         if received:
             give(bytes(received))
     except asyncpg.UndefinedObjectError as error:

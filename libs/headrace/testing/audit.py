@@ -1,7 +1,8 @@
-"""A second audit, in plain SQL, that the audit trail is held against: triggers that write what happened to each row.
+"""A second audit, in plain SQL, that the audit trail is held against: triggers that write what
+happened to each row.
 
-Its table lies in a schema of its own, outside the publication. Promises the same facts as the trail has, in the order
-in which they happened: operation, table, key, row before and after, transaction.
+Its table lies in a schema of its own, outside the publication. Promises the same facts as the trail
+has, in the order in which they happened: operation, table, key, row before and after, transaction.
 """
 
 from __future__ import annotations
@@ -44,20 +45,26 @@ Fact = tuple[str, str, str | None, Any, Any, int]
 class AuditOracle:
     """The triggers, and the comparison."""
 
-    def __init__(self, database: Database, destination: Database | None = None, table: str = "changes") -> None:
+    def __init__(
+        self, database: Database, destination: Database | None = None, table: str = "changes"
+    ) -> None:
         self._database = database
         self._destination = destination or database
         self._table = table
 
     async def begin(self, *tables: str) -> None:
-        """From here on what happens to these tables is noted; each has a key `id` and REPLICA IDENTITY FULL."""
+        """From here on what happens to these tables is noted; each has a key `id` and REPLICA
+        IDENTITY FULL.
+        """
         await self._database.execute(_ORACLE)
         for table in tables:
             await self.also(table)
 
     async def also(self, table: str) -> None:
         """Note this one too."""
-        await self._database.execute(_AUDITED.replace("{table}", table) + f"ALTER TABLE {table} REPLICA IDENTITY FULL;")
+        await self._database.execute(
+            _AUDITED.replace("{table}", table) + f"ALTER TABLE {table} REPLICA IDENTITY FULL;"
+        )
 
     async def expected(self) -> list[Fact]:
         """What PostgreSQL committed, in order."""
@@ -68,7 +75,9 @@ class AuditOracle:
         """What the audit wrote, in the order of its positions."""
         facts = _FACTS.format(key="primary_key", xid="transaction_id")
         return _facts(
-            await self._destination.fetch(f"SELECT {facts} FROM {self._table} ORDER BY position, ordinal")  # noqa: S608  # constants
+            await self._destination.fetch(
+                f"SELECT {facts} FROM {self._table} ORDER BY position, ordinal"  # noqa: S608  # constants
+            )
         )
 
     async def _rows(self) -> int:
@@ -82,7 +91,9 @@ class AuditOracle:
         expected = await self.expected()
         deadline = time.monotonic() + timeout_s
         while (found := await self._rows()) < len(expected):
-            assert time.monotonic() < deadline, f"{found} of {len(expected)} changes are in the trail"
+            assert time.monotonic() < deadline, (
+                f"{found} of {len(expected)} changes are in the trail"
+            )
             await asyncio.sleep(0.05)
         trail = await self.trail()
         wrong = [(one, other) for one, other in zip(expected, trail, strict=False) if one != other]
@@ -93,6 +104,13 @@ class AuditOracle:
 
 def _facts(rows: list[Any]) -> list[Fact]:
     return [
-        (row["operation"], row["table"], row["key"], json.loads(row["before"]), json.loads(row["after"]), row["xid"])
+        (
+            row["operation"],
+            row["table"],
+            row["key"],
+            json.loads(row["before"]),
+            json.loads(row["after"]),
+            row["xid"],
+        )
         for row in rows
     ]

@@ -1,7 +1,7 @@
 """A headless Chromium on one page, for tests of what people see.
 
-Speaks Chromium's own DevTools protocol, and of it only what reads a page. The process and its children end with the
-block; everything it writes is in the profile's folder.
+Speaks Chromium's own DevTools protocol, and of it only what reads a page. The process and its
+children end with the block; everything it writes is in the profile's folder.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ class Browser:
 
     async def text(self, selector: str) -> str:
         """The text of the first element that matches; empty without one."""
-        return str(await self.evaluate(f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"))
+        return str(
+            await self.evaluate(
+                f"document.querySelector({json.dumps(selector)})?.textContent ?? ''"
+            )
+        )
 
     async def shows(self, words: str) -> None:
         """Wait until the page shows these words."""
@@ -118,7 +122,9 @@ async def browser(profile: Path, url: str) -> AsyncIterator[Browser]:
     try:
         async with (
             aiohttp.ClientSession() as http,
-            http.ws_connect(await _page(http, profile, url), max_msg_size=_ANSWER_BYTES_MAX) as page,
+            http.ws_connect(
+                await _page(http, profile, url), max_msg_size=_ANSWER_BYTES_MAX
+            ) as page,
         ):
             yield Browser(page)
     finally:

@@ -1,4 +1,6 @@
-"""Certificates of a test's own: an authority, and what it signed. For tests alone: keys are small and unencrypted."""
+"""Certificates of a test's own: an authority, and what it signed. For tests alone: keys are small
+and unencrypted.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,35 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(self._name, self._key).issuer_name(self._name)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
         signed = builder.add_extension(_ca_usage(), critical=True).sign(self._key, hashes.SHA256())
         self.certificate = folder / f"{name}.pem"
         self.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def server(self, name: str = "server", *, hosts: tuple[str, ...] = ("localhost",), addresses: bool = True) -> Pair:
+    def server(
+        self,
+        name: str = "server",
+        *,
+        hosts: tuple[str, ...] = ("localhost",),
+        addresses: bool = True,
+    ) -> Pair:
         """A server's certificate for these host names, and 127.0.0.1 unless told otherwise."""
         names: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
         if addresses:
             names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
-        return self._issue(name, ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names))
+        return self._issue(
+            name, ExtendedKeyUsageOID.SERVER_AUTH, x509.SubjectAlternativeName(names)
+        )
 
     def client(self, name: str) -> Pair:
         """A client's certificate; its name is the user's."""
         return self._issue(name, ExtendedKeyUsageOID.CLIENT_AUTH, None)
 
-    def _issue(self, name: str, use: x509.ObjectIdentifier, names: x509.SubjectAlternativeName | None) -> Pair:
+    def _issue(
+        self, name: str, use: x509.ObjectIdentifier, names: x509.SubjectAlternativeName | None
+    ) -> Pair:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(subject, key).issuer_name(self._name)
@@ -58,7 +72,9 @@ class Authority:
         pair.key.touch(mode=0o600)
         pair.key.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
             )
         )
         return pair

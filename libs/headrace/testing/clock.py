@@ -1,8 +1,10 @@
-"""Another process's wall clock, moved: the process alone believes it, and its monotonic clock stays as it is.
+"""Another process's wall clock, moved: the process alone believes it, and its monotonic clock stays
+as it is.
 
-Works on any program, Go's too, which no preloaded library reaches: a program asks for the time in the vDSO, code that
-the kernel maps into each process, and that code is replaced in the process. Only Linux on x86-64, and only processes
-that this user may trace. A process that is started anew has the machine's clock again.
+Works on any program, Go's too, which no preloaded library reaches: a program asks for the time in
+the vDSO, code that the kernel maps into each process, and that code is replaced in the process.
+Only Linux on x86-64, and only processes that this user may trace. A process that is started anew
+has the machine's clock again.
 """
 
 from __future__ import annotations
@@ -26,13 +28,30 @@ _STOP_TIMEOUT_S = 5.0
 _SECTION, _SYMBOL, _DYNSYM = "<IIQQQQIIQQ", "<IBBHQQ", 11
 # `mov rcx, offset`; the offset is its last eight bytes.
 _MOV_RCX, _OFFSET = b"\x48\xb9", bytes(8)
-# int clock_gettime(clock, timespec *): system call 228; the seconds are moved if it went well, for CLOCK_REALTIME (0).
-_CLOCK_GETTIME = b"\xb8\xe4\0\0\0\x0f\x05\x85\xff\x75\x11\x85\xc0\x75\x0d" + _MOV_RCX + _OFFSET + b"\x48\x01\x0e\xc3"
+# int clock_gettime(clock, timespec *): system call 228; the seconds are moved if it went well, for
+# CLOCK_REALTIME (0).
+_CLOCK_GETTIME = (
+    b"\xb8\xe4\0\0\0\x0f\x05\x85\xff\x75\x11\x85\xc0\x75\x0d"
+    + _MOV_RCX
+    + _OFFSET
+    + b"\x48\x01\x0e\xc3"
+)
 # int gettimeofday(timeval *, timezone *): system call 96; the first may be null.
-_GETTIMEOFDAY = b"\xb8\x60\0\0\0\x0f\x05\x48\x85\xff\x74\x0d" + _MOV_RCX + _OFFSET + b"\x48\x01\x0f\xc3"
+_GETTIMEOFDAY = (
+    b"\xb8\x60\0\0\0\x0f\x05\x48\x85\xff\x74\x0d" + _MOV_RCX + _OFFSET + b"\x48\x01\x0f\xc3"
+)
 # time_t time(time_t *): system call 201; the argument may be null.
-_TIME = b"\xb8\xc9\0\0\0\x0f\x05" + _MOV_RCX + _OFFSET + b"\x48\x01\xc8\x48\x85\xff\x74\x03\x48\x89\x07\xc3"
-_REPLACED = {"__vdso_clock_gettime": _CLOCK_GETTIME, "__vdso_gettimeofday": _GETTIMEOFDAY, "__vdso_time": _TIME}
+_TIME = (
+    b"\xb8\xc9\0\0\0\x0f\x05"
+    + _MOV_RCX
+    + _OFFSET
+    + b"\x48\x01\xc8\x48\x85\xff\x74\x03\x48\x89\x07\xc3"
+)
+_REPLACED = {
+    "__vdso_clock_gettime": _CLOCK_GETTIME,
+    "__vdso_gettimeofday": _GETTIMEOFDAY,
+    "__vdso_time": _TIME,
+}
 _JUMP = b"\xe9"
 
 
@@ -70,13 +89,19 @@ def move_clock(pid: int, offset_s: int) -> None:
             if image.data[entry : entry + 1] != _JUMP:
                 os.pwrite(memory, code, image.at + at)
                 os.pwrite(memory, _JUMP + struct.pack("<i", at - entry - 5), image.at + entry)
-            os.pwrite(memory, struct.pack("<q", offset_s), image.at + at + code.index(_MOV_RCX) + len(_MOV_RCX))
+            os.pwrite(
+                memory,
+                struct.pack("<q", offset_s),
+                image.at + at + code.index(_MOV_RCX) + len(_MOV_RCX),
+            )
             at += 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """The vDSO of a process: where it is, how it was when it was read, its functions, and where there is room."""
+    """The vDSO of a process: where it is, how it was when it was read, its functions, and where
+    there is room.
+    """
 
     at: int
     data: bytes
@@ -85,7 +110,14 @@ class _Image:
 
 
 def _image(pid: int) -> _Image:
-    mapped = next((line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if line.endswith("[vdso]")), "")
+    mapped = next(
+        (
+            line
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+            if line.endswith("[vdso]")
+        ),
+        "",
+    )
     if not mapped:
         raise ClockUnmovableError(f"process {pid} has no vDSO")
     start, end = (int(edge, 16) for edge in mapped.split()[0].split("-"))
@@ -95,7 +127,9 @@ def _image(pid: int) -> _Image:
     size, count = struct.unpack_from("<HH", data, 58)
     # Its tables stand at the end of the ELF; what the kernel maps behind them is empty.
     room = -(-(table_at + size * count) // 64) * 64
-    sections = [struct.unpack_from(_SECTION, data, table_at + number * size) for number in range(count)]
+    sections = [
+        struct.unpack_from(_SECTION, data, table_at + number * size) for number in range(count)
+    ]
     symbols = _symbols(data, sections)
     if room + 64 * len(_REPLACED) > len(data) or not _REPLACED.keys() <= symbols.keys():
         raise ClockUnmovableError("this kernel's vDSO is not as expected")

@@ -1,6 +1,7 @@
 """One test's own database on a shared PostgreSQL.
 
-It is made empty, and dropped at the end with all that would hold it: connections, walsenders and replication slots.
+It is made empty, and dropped at the end with all that would hold it: connections, walsenders and
+replication slots.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Database:
         return connection
 
     async def execute(self, sql: str, *arguments: object) -> str:
-        """Run a statement (or, without arguments, several) in its own transaction on a lasting connection."""
+        """Run a statement (or, without arguments, several) in its own transaction on a lasting
+        connection.
+        """
         return str(await (await self._shared()).execute(sql, *arguments))
 
     async def fetch(self, sql: str, *arguments: object) -> list[Any]:
@@ -69,8 +72,12 @@ class Database:
 
 
 @contextlib.asynccontextmanager
-async def fresh_database(server: EmbeddedPostgres, name: str, options: str = "") -> AsyncIterator[Database]:
-    """Make a database, with options of CREATE DATABASE; drop it, and whatever holds it, when the block ends."""
+async def fresh_database(
+    server: EmbeddedPostgres, name: str, options: str = ""
+) -> AsyncIterator[Database]:
+    """Make a database, with options of CREATE DATABASE; drop it, and whatever holds it, when the
+    block ends.
+    """
     async with _administration(server) as administration:
         await administration.execute(f'CREATE DATABASE "{name}" TEMPLATE template0 {options}')
     database = Database(server, name)
@@ -95,14 +102,24 @@ async def _administration(server: EmbeddedPostgres) -> AsyncIterator[Any]:
 
 
 async def _drop_slots(administration: Any, name: str) -> None:
-    """Drop the database's slots. One in use is freed only when its walsender has ended, which PostgreSQL reports."""
+    """Drop the database's slots. One in use is freed only when its walsender has ended, which
+    PostgreSQL reports.
+    """
     async with asyncio.timeout(_SLOT_RELEASE_TIMEOUT_S):
         while slots := await administration.fetch(
-            "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = $1 AND NOT temporary", name
+            (
+                "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = $1 AND "
+                "NOT temporary"
+            ),
+            name,
         ):
             for slot in slots:
                 if slot["active_pid"] is not None:
-                    await administration.execute("SELECT pg_terminate_backend($1)", slot["active_pid"])
+                    await administration.execute(
+                        "SELECT pg_terminate_backend($1)", slot["active_pid"]
+                    )
                 with contextlib.suppress(asyncpg.ObjectInUseError, asyncpg.UndefinedObjectError):
-                    await administration.execute("SELECT pg_drop_replication_slot($1)", slot["slot_name"])
+                    await administration.execute(
+                        "SELECT pg_drop_replication_slot($1)", slot["slot_name"]
+                    )
             await asyncio.sleep(_SLOT_RELEASE_INTERVAL_S)

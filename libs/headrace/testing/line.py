@@ -1,7 +1,8 @@
-"""A running line, PostgreSQL to JetStream, that many tests share: started once, each test with tables of its own.
+"""A running line, PostgreSQL to JetStream, that many tests share: started once, each test with
+tables of its own.
 
-Promises that `take` gives every message of the stream since the last `take`, and nothing of what is written later: a
-marker row is committed, and read up to.
+Promises that `take` gives every message of the stream since the last `take`, and nothing of what is
+written later: a marker row is committed, and read up to.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
 class Line:
     """wal-reader and publisher between a database and a NATS server of their own."""
 
-    def __init__(self, database: Database, nats_url: str, suite: Suite, subscription: Any, source: str) -> None:
+    def __init__(
+        self, database: Database, nats_url: str, suite: Suite, subscription: Any, source: str
+    ) -> None:
         self.database = database
         self.nats_url = nats_url
         self.suite = suite
@@ -92,12 +95,16 @@ class Line:
                 while not self._is_marker(message := await self._next()):
                     found.append(message)
         except TimeoutError:
-            raise AssertionError(f"the line stands still:\n{self.suite.log('publisher')[-4000:]}") from None
+            raise AssertionError(
+                f"the line stands still:\n{self.suite.log('publisher')[-4000:]}"
+            ) from None
         return [message for message in found if message.payload.get("table") != MARKER]
 
     async def rows(self, timeout_s: float = TAKE_TIMEOUT_S) -> list[Delivered]:
         """As `take`, without the schema events."""
-        return [message for message in await self.take(timeout_s) if message.operation != events.SCHEMA]
+        return [
+            message for message in await self.take(timeout_s) if message.operation != events.SCHEMA
+        ]
 
     async def _next(self) -> Delivered:
         while True:
@@ -117,9 +124,13 @@ class Line:
 
 
 class Lines(Protocol):
-    """Gives a test module's line of this PostgreSQL, publication and settings; started at its first use."""
+    """Gives a test module's line of this PostgreSQL, publication and settings; started at its first
+    use.
+    """
 
-    async def __call__(self, version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str) -> Line:
+    async def __call__(
+        self, version: PostgresVersion = 18, publication: str = ALL_TABLES, **settings: str
+    ) -> Line:
         """Return the line, running."""
         ...
 
@@ -134,7 +145,8 @@ async def running_line(
 ) -> AsyncIterator[Line]:
     """Start a line that reads `CREATE PUBLICATION headrace {publication}`."""
     await database.execute(
-        "CREATE TABLE line_marker (id int PRIMARY KEY, n int); INSERT INTO line_marker VALUES (1, 0)"
+        "CREATE TABLE line_marker (id int PRIMARY KEY, n int); INSERT INTO line_marker VALUES (1, "
+        "0)"
     )
     await database.execute(f"CREATE PUBLICATION headrace {publication}")
     # Slots are named across a server, which databases share.
@@ -151,7 +163,9 @@ async def running_line(
         await suite.logged("publisher", "epoch_joined")
         client = await nats.connect(nats_server.url)
         try:
-            subscription = await client.jetstream().subscribe("cdc.>", stream="CDC", ordered_consumer=True)
+            subscription = await client.jetstream().subscribe(
+                "cdc.>", stream="CDC", ordered_consumer=True
+            )
             yield Line(database, nats_server.url, suite, subscription, source)
         finally:
             await client.close()

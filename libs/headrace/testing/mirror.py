@@ -1,7 +1,8 @@
-"""A mirror written from the contract alone: applies the stream to an empty PostgreSQL database, for comparison.
+"""A mirror written from the contract alone: applies the stream to an empty PostgreSQL database, for
+comparison.
 
-It knows nothing of the publisher but its messages. A table whose schema event says `resync` is copied again from the
-source, and what lies before that copy is skipped.
+It knows nothing of the publisher but its messages. A table whose schema event says `resync` is
+copied again from the source, and what lies before that copy is skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class _Table:
     columns: dict[str, str]
     identity: list[str]
     skip_before: int = 0
-    # Not in the source any more when it was to be copied: what the stream still tells of it is history.
+    # Not in the source any more when it was to be copied: what the stream still tells of it is
+    # history.
     gone: bool = False
 
     @property
@@ -74,7 +76,9 @@ class PostgresMirror:
         if known is not None and payload["tx"]["lsn"] < known.skip_before:
             return
         changes = {change["change"] for change in payload["changes"]}
-        moved = any(change.get("to") for change in payload["changes"] if change["change"] == "table_renamed")
+        moved = any(
+            change.get("to") for change in payload["changes"] if change["change"] == "table_renamed"
+        )
         if changes & _GONE or moved:
             await self._drop(key)
         elif payload["resync"]:
@@ -96,19 +100,25 @@ class PostgresMirror:
         await self.target.execute(f"CREATE TABLE {table.sql} ({body})")
 
     async def _copy(self, key: tuple[str, str], payload: Mapping[str, Any]) -> None:
-        """Bootstrap again: the source's present shape and rows, and the place from which events count again."""
+        """Bootstrap again: the source's present shape and rows, and the place from which events
+        count again.
+        """
         self.copies += 1
         await self._drop(key)
         await self._create(key, payload)
         table = self.tables[key]
         rows = await self.source.fetch(
-            "SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS data_type FROM pg_attribute a "
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod) AS data_type FROM pg_attribute "
+            "a "
             "JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped "
+            "WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind = 'r' AND a.attnum > 0 AND NOT "
+            "a.attisdropped "
             "AND a.attgenerated = '' ORDER BY a.attnum",
             *key,
         )
-        table.skip_before = await self.source.fetchval("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
+        table.skip_before = await self.source.fetchval(
+            "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint"
+        )
         await self._drop(key)
         self.tables[key] = table
         if not rows:
@@ -119,7 +129,9 @@ class PostgresMirror:
         await self.target.execute(f"CREATE TABLE {table.sql} ({body})")
         names = ", ".join(f"{quoted(name)}::text" for name in table.columns)
         for row in await self.source.fetch(f"SELECT {names} FROM ONLY {table.sql}"):  # noqa: S608  # quoted names
-            await self._insert(table, dict(zip(table.columns, row.values(), strict=True)), is_text=True)
+            await self._insert(
+                table, dict(zip(table.columns, row.values(), strict=True)), is_text=True
+            )
 
     async def _alter(self, table: _Table, payload: Mapping[str, Any]) -> None:
         # A copy may have this shape already: schema events are idempotent.
@@ -149,7 +161,9 @@ class PostgresMirror:
         """A column whose default is the value of the rows that are there, and of no later one."""
         value = "'" + text.replace("'", "''") + "'"
         await self.target.execute(f"ALTER TABLE {table.sql} {body} DEFAULT {value}")
-        await self.target.execute(f"ALTER TABLE {table.sql} ALTER COLUMN {quoted(column)} DROP DEFAULT")
+        await self.target.execute(
+            f"ALTER TABLE {table.sql} ALTER COLUMN {quoted(column)} DROP DEFAULT"
+        )
 
     async def _row(self, table: _Table, payload: Mapping[str, Any]) -> None:
         match payload["operation"]:
@@ -164,7 +178,9 @@ class PostgresMirror:
             case "TRUNCATE":
                 await self.target.execute(f"TRUNCATE {table.sql}")
 
-    async def _insert(self, table: _Table, data: Mapping[str, Any], *, is_text: bool = False) -> None:
+    async def _insert(
+        self, table: _Table, data: Mapping[str, Any], *, is_text: bool = False
+    ) -> None:
         if not data:
             await self.target.execute(f"INSERT INTO {table.sql} DEFAULT VALUES")
             return
@@ -172,21 +188,34 @@ class PostgresMirror:
         marks = ", ".join(f"${i}::text::{table.columns[name]}" for i, name in enumerate(data, 1))
         await self.target.execute(
             f"INSERT INTO {table.sql} ({names}) VALUES ({marks})",  # noqa: S608  # quoted names
-            *(value if is_text else as_text(value, table.columns[name]) for name, value in data.items()),
+            *(
+                value if is_text else as_text(value, table.columns[name])
+                for name, value in data.items()
+            ),
         )
 
     async def _update(self, table: _Table, payload: Mapping[str, Any]) -> None:
         data = payload["data"]
-        sets = ", ".join(f"{quoted(name)} = ${i}::text::{table.columns[name]}" for i, name in enumerate(data, 1))
+        sets = ", ".join(
+            f"{quoted(name)} = ${i}::text::{table.columns[name]}" for i, name in enumerate(data, 1)
+        )
         values = [as_text(value, table.columns[name]) for name, value in data.items()]
         identity = payload.get("old") or {name: data[name] for name in table.identity}
         where, more = self._which(table, identity, len(data) + 1)
-        done = await self.target.execute(f"UPDATE {table.sql} SET {sets} WHERE {where}", *values, *more)  # noqa: S608
+        done = await self.target.execute(
+            f"UPDATE {table.sql} SET {sets} WHERE {where}",  # noqa: S608  # quoted
+            *values,
+            *more,
+        )
         assert done == "UPDATE 1", (done, payload)
 
-    def _which(self, table: _Table, identity: Mapping[str, Any], start: int) -> tuple[str, list[str | None]]:
+    def _which(
+        self, table: _Table, identity: Mapping[str, Any], start: int
+    ) -> tuple[str, list[str | None]]:
         """One row with these values: without a key, equal rows are interchangeable."""
-        given = {name: value for name, value in identity.items() if name in (table.identity or identity)}
+        given = {
+            name: value for name, value in identity.items() if name in (table.identity or identity)
+        }
         tests = " AND ".join(
             f"{quoted(name)}::text IS NOT DISTINCT FROM (${i}::text::{table.columns[name]})::text"
             for i, name in enumerate(given, start)
@@ -198,27 +227,40 @@ class PostgresMirror:
         """Every table of the source's schema against the mirror's, as sorted texts of rows."""
         found = []
         tables = await self.source.fetch(
-            "SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "SELECT c.relname AS name FROM pg_class c JOIN pg_namespace n ON n.oid = "
+            "c.relnamespace "
             "WHERE n.nspname = $1 AND c.relkind = 'r'",
             schema,
         )
         there = {row["name"] for row in tables}
-        mirrored = {name for (owner, name), table in self.tables.items() if owner == schema and not table.gone}
+        mirrored = {
+            name
+            for (owner, name), table in self.tables.items()
+            if owner == schema and not table.gone
+        }
         if there != mirrored:
             found.append(f"tables {sorted(there)} in the source, {sorted(mirrored)} in the mirror")
         for name in sorted(there & mirrored):
             table = self.tables[schema, name]
             try:
-                ours, theirs = await self._texts(self.target, table), await self._texts(self.source, table)
+                ours, theirs = (
+                    await self._texts(self.target, table),
+                    await self._texts(self.source, table),
+                )
             except asyncpg.UndefinedColumnError as error:
                 found.append(f"{name}: the mirror's columns are not the source's: {error}")
                 continue
             if ours != theirs:
-                found.append(f"{name}: source {sorted(theirs - ours)[:5]}, mirror {sorted(ours - theirs)[:5]}")
+                found.append(
+                    f"{name}: source {sorted(theirs - ours)[:5]}, mirror "
+                    f"{sorted(ours - theirs)[:5]}"
+                )
         return found
 
     async def _texts(self, connection: Any, table: _Table) -> set[tuple[str, int]]:
-        names = ", ".join(self._comparable(name, kind) for name, kind in table.columns.items()) or "1"
+        names = (
+            ", ".join(self._comparable(name, kind) for name, kind in table.columns.items()) or "1"
+        )
         rows = await connection.fetch(
             f"SELECT row_text, count(*) AS n FROM (SELECT ROW({names})::text AS row_text "  # noqa: S608
             f"FROM ONLY {table.sql}) AS rows GROUP BY 1"

@@ -1,4 +1,6 @@
-"""Streams of changes written by hand, and a mirror's follower that reads them, with a target that remembers commits."""
+"""Streams of changes written by hand, and a mirror's follower that reads them, with a target that
+remembers commits.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,18 @@ from nats.aio.client import Client
 from headrace.consumer import Watermark
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
-from headrace.mirror import Alter, Create, Delete, Drop, Insert, Step, Streams, Swap, Table, Truncate
+from headrace.mirror import (
+    Alter,
+    Create,
+    Delete,
+    Drop,
+    Insert,
+    Step,
+    Streams,
+    Swap,
+    Table,
+    Truncate,
+)
 from headrace.mirror.book import SEEN, STALE, Book
 from headrace.mirror.follower import Follower
 from headrace.mirror.hold import Hold
@@ -26,7 +39,9 @@ Rows = list[dict[str, Any]]
 
 
 class Shown:
-    """A target; `tables` are what readers see, `shown` the ids that they saw by table after each commit."""
+    """A target; `tables` are what readers see, `shown` the ids that they saw by table after each
+    commit.
+    """
 
     def __init__(self) -> None:
         self.marks: dict[str, str] = {}
@@ -67,10 +82,14 @@ class Shown:
                     self._written[key].remove(dict(where))
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
-        self.marks = {key: value for key, value in {**self.marks, **marks}.items() if value is not None}
+        self.marks = {
+            key: value for key, value in {**self.marks, **marks}.items() if value is not None
+        }
         self._kept = copy.deepcopy(self._written)
         self.tables = {name: rows for (name, staging), rows in self._kept.items() if not staging}
-        seen = {name: _ids({name: rows}) for name, rows in self.tables.items() if name != STALE.name}
+        seen = {
+            name: _ids({name: rows}) for name, rows in self.tables.items() if name != STALE.name
+        }
         if any(seen.values()) and (not self.shown or seen != self.shown[-1]):
             self.shown.append(seen)
         async with self._news:
@@ -102,8 +121,18 @@ def row(name: str, lsn: int, seq: int, *, last: bool = False, source: str = "s")
 
 def schema(name: str, lsn: int, *, resync: bool = False, seq: int = 0, **more: Any) -> Body:
     """A schema event; by default of a table that was rewritten."""
-    names = {"table": name, "schema": "public", "source": "s", "operation": "SCHEMA", "version": lsn}
-    shape = {"columns": [{"name": "id", "data_type": "text"}], "primary_key": ["id"], "identity": ["id"]}
+    names = {
+        "table": name,
+        "schema": "public",
+        "source": "s",
+        "operation": "SCHEMA",
+        "version": lsn,
+    }
+    shape = {
+        "columns": [{"name": "id", "data_type": "text"}],
+        "primary_key": ["id"],
+        "identity": ["id"],
+    }
     told = {"replica_identity": "d", "changes": [{"change": "table_rewritten"}], "resync": resync}
     return {**names, **shape, **told, "tx": _tx(lsn, seq, last=False), **more}
 
@@ -117,15 +146,22 @@ async def publish(client: Client, *bodies: Body) -> int:
     """A message for each event; the last one's sequence."""
     stored = 0
     for body in bodies:
-        subject = f"cdc.{body['table']}.{body['operation'].lower()}" if "table" in body else "cdc._gap"
+        subject = (
+            f"cdc.{body['table']}.{body['operation'].lower()}" if "table" in body else "cdc._gap"
+        )
         stored = (await client.jetstream().publish(subject, encode(body, Encoding.MSGPACK))).seq
     return stored
 
 
 async def publish_array(client: Client, *bodies: Body, complete: int = 0) -> None:
-    headers = {"Headrace-Position": "s 0 0", **({"Headrace-Complete": str(complete)} if complete else {})}
+    headers = {
+        "Headrace-Position": "s 0 0",
+        **({"Headrace-Complete": str(complete)} if complete else {}),
+    }
     subject = f"cdc.{bodies[0]['table']}.batch"
-    await client.jetstream().publish(subject, encode(list(bodies), Encoding.MSGPACK), headers=headers)
+    await client.jetstream().publish(
+        subject, encode(list(bodies), Encoding.MSGPACK), headers=headers
+    )
 
 
 def table(name: str, *, staging: bool = False) -> Table:
@@ -162,7 +198,9 @@ async def following(
     sources: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """A mirror of these tables that runs, without its bootstraps."""
-    book = await book_of(target, {name: (sources or {}).get(name, "s") for name in tables}, fresh=fresh)
+    book = await book_of(
+        target, {name: (sources or {}).get(name, "s") for name in tables}, fresh=fresh
+    )
     running = Running(book, Hold())
     follower = Follower(book, client, Streams(), running.hold, {}, every_table=every)
     task = asyncio.create_task(follower.run(asyncio.Event()), name="follower")
@@ -194,7 +232,9 @@ async def phase(book: Book, name: str, wanted: Phase) -> None:
 async def copied(book: Book, name: str, lsn: int, *rows: str, source: str = "s") -> None:
     """A bootstrap up to where it leaves the table to the follower."""
     staged = table(name, staging=True)
-    run = Run(f"snap-{lsn}", lsn, 1, len(rows), staged, chunks=1, rows=len(rows), version=9, source=source)
+    run = Run(
+        f"snap-{lsn}", lsn, 1, len(rows), staged, chunks=1, rows=len(rows), version=9, source=source
+    )
     async with book.lock:
         await book.write([Create(staged), Insert(staged, [{"id": value} for value in rows])])
         book.put(replace(book.tables[name], phase=Phase.LOADED, run=run))

@@ -20,8 +20,14 @@ STOP_TIMEOUT_S = 20.0
 class MirrorProcess:
     """`headrace mirror --to …`; its output is in `folder/{name}.log`."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, name: str, to: str, *options: str) -> None:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "HEADRACE_", "NATS"))}
+    def __init__(
+        self, environment: Mapping[str, str], folder: Path, name: str, to: str, *options: str
+    ) -> None:
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PG", "HEADRACE_", "NATS"))
+        }
         self.environment = {**inherited, **environment}
         self.to = to
         self.command = "mirror"
@@ -77,7 +83,9 @@ class MirrorProcess:
         except TimeoutError:
             raise AssertionError(f"the mirror did not say {words!r}:\n{self.log[-4000:]}") from None
 
-    async def verified(self, *options: str, timeout_s: float = 180.0) -> tuple[int, list[dict[str, Any]]]:
+    async def verified(
+        self, *options: str, timeout_s: float = 180.0
+    ) -> tuple[int, list[dict[str, Any]]]:
         """`headrace verify --json`: its exit code, and what it says of each table."""
         return await verified(self.environment, self.to, *options, timeout_s=timeout_s)
 

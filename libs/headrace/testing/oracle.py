@@ -1,4 +1,6 @@
-"""What PostgreSQL itself says was committed: a second slot, read back by SQL, against which the stream is compared."""
+"""What PostgreSQL itself says was committed: a second slot, read back by SQL, against which the
+stream is compared.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Oracle:
         self._tables: dict[int, str] = {}
 
     async def begin(self) -> None:
-        await self._database.execute(f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')")
+        await self._database.execute(
+            f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
+        )
 
     async def changes(self) -> list[Change]:
         """Every change committed since the last call, in commit order."""
@@ -83,7 +87,9 @@ class Stored:
 
     @property
     def change(self) -> Change:
-        return Change(events.position_of(self.payload), self.payload["operation"], self.payload["table"])
+        return Change(
+            events.position_of(self.payload), self.payload["operation"], self.payload["table"]
+        )
 
 
 async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
@@ -94,7 +100,10 @@ async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
         left = (await js.stream_info(stream)).state.messages
         # Reading a page may take this long where the machine does other things too.
         config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True, inactive_threshold=60.0
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.ALL,
+            mem_storage=True,
+            inactive_threshold=60.0,
         )
         consumer = await js.pull_subscribe("", stream=stream, config=config)
         found: list[Msg] = []
@@ -120,11 +129,17 @@ async def stored(url: str, stream: str = "CDC") -> list[Stored]:
 
 
 async def assert_complete(url: str, stream: str = "CDC") -> None:
-    """Arrays name an LSN: no row that committed before it is behind them, and the last names all there is."""
+    """Arrays name an LSN: no row that committed before it is behind them, and the last names all
+    there is.
+    """
     named, lsns = [0], [0]
     for message in await raw_messages(url, stream):
         payload = events.decode(message.data)
-        rows = [row for row in (payload if isinstance(payload, list) else [payload]) if row["operation"] != "SCHEMA"]
+        rows = [
+            row
+            for row in (payload if isinstance(payload, list) else [payload])
+            if row["operation"] != "SCHEMA"
+        ]
         assert all(row["tx"]["lsn"] >= named[-1] for row in rows), (message.subject, named[-1])
         lsns += [row["tx"]["lsn"] for row in rows]
         named.append(int((message.headers or {}).get("Headrace-Complete", named[-1])))

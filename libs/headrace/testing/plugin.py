@@ -1,8 +1,8 @@
 """The pytest plugin: real servers for tests, shared by a session or owned by one test.
 
-Shared servers belong to no event loop and start at their first use. A test that stops or kills a server asks for its
-own (`own_postgres`, `own_nats`). `@pytest.mark.parametrize("pg_version", [16, 18], indirect=True)` runs a test on both
-versions of PostgreSQL; without it a test runs on 18.
+Shared servers belong to no event loop and start at their first use. A test that stops or kills a
+server asks for its own (`own_postgres`, `own_nats`). `@pytest.mark.parametrize("pg_version", [16,
+18], indirect=True)` runs a test on both versions of PostgreSQL; without it a test runs on 18.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import pytest
 from headrace.testing.names import Names
 
 if TYPE_CHECKING:
-    # Imported where they are used: pytest loads this plugin in every run, also in those without a server.
+    # Imported where they are used: pytest loads this plugin in every run, also in those without a
+    # server.
     from headrace.embedded.nats import EmbeddedNats
     from headrace.embedded.postgres import EmbeddedPostgres
     from headrace.embedded.postgres_install import PostgresVersion
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 try:
     from pytest_asyncio import fixture as async_fixture
 except ModuleNotFoundError:
-    # pytest loads this plugin wherever Headrace is installed, also beside tests that have nothing to do with asyncio.
+    # pytest loads this plugin wherever Headrace is installed, also beside tests that have nothing
+    # to do with asyncio.
     async_fixture = pytest.fixture  # type: ignore[assignment]  # takes the same call, with no argument
 
 
@@ -69,7 +71,9 @@ def pg_version(request: pytest.FixtureRequest) -> PostgresVersion:
 
 
 @pytest.fixture
-def postgres_server(session_servers: SessionServers, pg_version: PostgresVersion) -> EmbeddedPostgres:
+def postgres_server(
+    session_servers: SessionServers, pg_version: PostgresVersion
+) -> EmbeddedPostgres:
     """The session's shared PostgreSQL of the test's version."""
     return session_servers.shared_postgres(pg_version)
 
@@ -96,7 +100,9 @@ async def database(postgres_server: EmbeddedPostgres, names: Names) -> AsyncIter
 
 
 @pytest.fixture
-def own_postgres(session_servers: SessionServers, pg_version: PostgresVersion) -> Iterator[OwnPostgres]:
+def own_postgres(
+    session_servers: SessionServers, pg_version: PostgresVersion
+) -> Iterator[OwnPostgres]:
     """A function that starts a PostgreSQL which only this test uses, and may kill."""
     made: list[EmbeddedServer] = []
 

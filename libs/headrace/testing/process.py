@@ -1,4 +1,5 @@
-"""The suite's own commands, run as a user runs them: as processes, with an environment and nothing else.
+"""The suite's own commands, run as a user runs them: as processes, with an environment and nothing
+else.
 
 Promises that nothing outlives the test: a process left running is killed when its block ends.
 """
@@ -42,7 +43,9 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     return kept | dict(given)
 
 
-async def command(environment: Mapping[str, str], *arguments: str, typed: str = "", timeout_s: float = 60) -> Outcome:
+async def command(
+    environment: Mapping[str, str], *arguments: str, typed: str = "", timeout_s: float = 60
+) -> Outcome:
     """Run `headrace` with these arguments to its end."""
     process = await asyncio.create_subprocess_exec(
         _command(),
@@ -108,14 +111,18 @@ class ServiceProcess:
         """The log's events of this name."""
         return [event for event in self.logged if event["event"] == name]
 
-    async def logs(self, name: str, *, count: int = 1, timeout_s: float = _START_TIMEOUT_S) -> dict[str, Any]:
+    async def logs(
+        self, name: str, *, count: int = 1, timeout_s: float = _START_TIMEOUT_S
+    ) -> dict[str, Any]:
         """The log event of this name that is the `count`th, waited for."""
         await self._until(lambda: len(self.events(name)) >= count, name, timeout_s)
         return self.events(name)[count - 1]
 
     async def says(self, start: str, timeout_s: float = _START_TIMEOUT_S) -> str:
         """The first line on stdout that starts so, waited for."""
-        await self._until(lambda: any(line.startswith(start) for line in self.out), start, timeout_s)
+        await self._until(
+            lambda: any(line.startswith(start) for line in self.out), start, timeout_s
+        )
         return next(line for line in self.out if line.startswith(start))
 
     async def _until(self, happened: Callable[[], bool], what: str, timeout_s: float) -> None:
@@ -169,7 +176,9 @@ class ServiceProcess:
 
 
 @contextlib.asynccontextmanager
-async def service(environment: Mapping[str, str], name: str, *arguments: str) -> AsyncIterator[ServiceProcess]:
+async def service(
+    environment: Mapping[str, str], name: str, *arguments: str
+) -> AsyncIterator[ServiceProcess]:
     """A service of the suite on a free port, killed when the block ends if it still runs."""
     process = await asyncio.create_subprocess_exec(
         _command(),

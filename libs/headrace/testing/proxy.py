@@ -1,8 +1,8 @@
 """A TCP proxy that fails on demand, to stand between any two parts.
 
-Promises that no byte is changed or reordered: it is held back, lost with all that follow it in its connection, or
-delivered. A connection that lost a byte is reset when the fault is healed, since TCP itself would never go on behind a
-hole.
+Promises that no byte is changed or reordered: it is held back, lost with all that follow it in its
+connection, or delivered. A connection that lost a byte is reset when the fault is healed, since TCP
+itself would never go on behind a hole.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ class _Passage:
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to the one that `target` names at each new connection."""
+    """Listens on a port of its own and forwards to the one that `target` names at each new
+    connection.
+    """
 
     def __init__(self, target: Callable[[], int]) -> None:
         self.port = 0
         self.delay_s = 0.0
-        # Above 0: what arrives is passed on in pieces of 1 to so many bytes, with short pauses here and there.
+        # Above 0: what arrives is passed on in pieces of 1 to so many bytes, with short pauses here
+        # and there.
         self.crumb_bytes_max = 0
-        # What a client says that has these words in it is held back, with all that follows, until `heal`.
+        # What a client says that has these words in it is held back, with all that follows, until
+        # `heal`.
         self.hold_at = b""
         self.held = asyncio.Event()
         self._target = target
@@ -77,7 +81,9 @@ class Proxy:
         self.cut()
 
     def stall(self) -> None:
-        """Hold all bytes back until `heal`, which delivers them: a network that was away for a while."""
+        """Hold all bytes back until `heal`, which delivers them: a network that was away for a
+        while.
+        """
         self._flowing.clear()
 
     def lose(self, *, from_server: bool) -> None:
@@ -85,7 +91,9 @@ class Proxy:
         self._swallowed.add(from_server)
 
     def half_open(self, *, server_knows: bool) -> None:
-        """End one side of every connection; the other side isn't told, and hears nothing more, until `heal`."""
+        """End one side of every connection; the other side isn't told, and hears nothing more,
+        until `heal`.
+        """
         for passage in list(self._passages):
             passage.lossy = True
             _reset(passage.server if server_knows else passage.client)
@@ -112,12 +120,21 @@ class Proxy:
         passage = _Passage(client, server)
         self._passages.add(passage)
         passage.pumps = [
-            asyncio.create_task(self._pump(passage, reader, server, from_server=False), name="proxy up"),
-            asyncio.create_task(self._pump(passage, answers, client, from_server=True), name="proxy down"),
+            asyncio.create_task(
+                self._pump(passage, reader, server, from_server=False), name="proxy up"
+            ),
+            asyncio.create_task(
+                self._pump(passage, answers, client, from_server=True), name="proxy down"
+            ),
         ]
 
     async def _pump(
-        self, passage: _Passage, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_server: bool
+        self,
+        passage: _Passage,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        from_server: bool,
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
@@ -137,7 +154,9 @@ class Proxy:
     async def _pass_on(self, data: bytes, writer: asyncio.StreamWriter) -> None:
         at = 0
         while at < len(data):
-            crumb_bytes = _CHANCE.randint(1, self.crumb_bytes_max) if self.crumb_bytes_max else len(data)
+            crumb_bytes = (
+                _CHANCE.randint(1, self.crumb_bytes_max) if self.crumb_bytes_max else len(data)
+            )
             writer.write(data[at : at + crumb_bytes])
             at += crumb_bytes
             await writer.drain()

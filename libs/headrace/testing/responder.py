@@ -1,7 +1,7 @@
 """A snapshot-responder of the tests' own, and a consumer that asks it and checks what it reads.
 
-Promises that a snapshot which `Consumer` hands out is whole: every chunk once, none after the last, one LSN, the rows
-that its meta message counts.
+Promises that a snapshot which `Consumer` hands out is whole: every chunk once, none after the last,
+one LSN, the rows that its meta message counts.
 """
 
 from __future__ import annotations
@@ -76,11 +76,16 @@ class Responder:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command: list[str | Path] = [Path(sys.executable).with_name("headrace"), "snapshot-responder"]
+            command: list[str | Path] = [
+                Path(sys.executable).with_name("headrace"),
+                "snapshot-responder",
+            ]
             self.process = subprocess.Popen(command, env=self.environment(), stdout=log, stderr=log)
 
     def wait_until_ready(self) -> None:
-        """A request that comes between its streams and its subscription is kept, and gets no answer."""
+        """A request that comes between its streams and its subscription is kept, and gets no
+        answer.
+        """
         self.wait_until(b"event=ready")
 
     def wait_until(self, said: bytes) -> None:
@@ -153,7 +158,9 @@ class Consumer:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                answer = await self.client.request(snapshot_request_subject(token), payload, timeout=5)
+                answer = await self.client.request(
+                    snapshot_request_subject(token), payload, timeout=5
+                )
                 body: dict[str, Any] = decode(answer.data)
             except nats.errors.NoRespondersError:
                 assert time.monotonic() < deadline, self.responder.log.read_text()[-2000:]
@@ -231,7 +238,9 @@ def child_pids(pid: int) -> list[int]:
 
 
 def libraries_of(pid: int, *names: str) -> set[str]:
-    mapped = {Path(line.split()[-1]).name for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
+    mapped = {
+        Path(line.split()[-1]).name for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+    }
     return {library for library in mapped if any(name in library for name in names)}
 
 

@@ -1,7 +1,8 @@
-"""A real S3 API server for tests, with conditional puts: versitygw on a folder, which a test may kill.
+"""A real S3 API server for tests, with conditional puts: versitygw on a folder, which a test may
+kill.
 
-Found in `HEADRACE_S3_SERVER` or on the PATH, else built once by the Go toolchain into the user's cache (a minute or
-two). Without either there is none: `binary` says why.
+Found in `HEADRACE_S3_SERVER` or on the PATH, else built once by the Go toolchain into the user's
+cache (a minute or two). Without either there is none: `binary` says why.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def binary() -> Path:
     named = os.environ.get("HEADRACE_S3_SERVER") or shutil.which("versitygw")
     if named:
         return Path(named)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / f"versitygw-{VERSION}"
+    folder = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "headrace"
+        / f"versitygw-{VERSION}"
+    )
     built = folder / "versitygw"
     if built.exists():
         return built
@@ -55,7 +60,9 @@ def binary() -> Path:
         check=False,
     )
     if done.returncode != 0:
-        raise S3UnavailableError(f"versitygw can't be built: {done.stderr.strip().splitlines()[-1:]}")
+        raise S3UnavailableError(
+            f"versitygw can't be built: {done.stderr.strip().splitlines()[-1:]}"
+        )
     return built
 
 
@@ -99,7 +106,15 @@ class S3Server:
         with (self._folder.parent / "s3.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *tied(
-                    [program, "--port", f"{LOOPBACK}:{self._port}", "--quiet", "posix", self._folder], signal.SIGKILL
+                    [
+                        program,
+                        "--port",
+                        f"{LOOPBACK}:{self._port}",
+                        "--quiet",
+                        "posix",
+                        self._folder,
+                    ],
+                    signal.SIGKILL,
                 ),
                 env={**os.environ, "ROOT_ACCESS_KEY": _ACCESS, "ROOT_SECRET_KEY": _SECRET},
                 stdout=log,

@@ -16,7 +16,10 @@ _SERIES = re.compile(r"^(headrace_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 async def figures(log: str) -> dict[str, float]:
     """Its figures by name; of one with labels, the sum of its series."""
     port = _PORT.findall(log)[-1]
-    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(f"http://127.0.0.1:{port}/metrics") as answer,
+    ):
         found = _SERIES.findall(await answer.text())
     sums: dict[str, float] = {}
     for name, value in found:

@@ -1,7 +1,9 @@
-"""Mirrors that follow tables from their first change on, without the snapshot that would need Spark.
+"""Mirrors that follow tables from their first change on, without the snapshot that would need
+Spark.
 
-A target is given empty tables and an account of them at the stream's beginning, as a mirror has it whose bootstrap
-found no rows. Right only where the tables were empty when the suite's slot was made.
+A target is given empty tables and an account of them at the stream's beginning, as a mirror has it
+whose bootstrap found no rows. Right only where the tables were empty when the suite's slot was
+made.
 """
 
 from __future__ import annotations
@@ -52,11 +54,16 @@ class World:
     async def mirrors(self, folder: Path, *tables: str) -> dict[str, MirrorProcess]:
         """One of each kind, which follows these tables (`users`, or `app.users`)."""
         places = {"sqlite": f"sqlite:///{folder}/mirror.db", "postgresql": self.target.dsn}
-        named = [tuple(table.split(".", 1)) if "." in table else ("public", table) for table in tables]
+        named = [
+            tuple(table.split(".", 1)) if "." in table else ("public", table) for table in tables
+        ]
         options = [word for table in tables for word in ("--table", table)]
         for to in places.values():
             await seed(to, self.source, self.environment["HEADRACE_SLOT"], named)
-        return {kind: MirrorProcess(self.environment, folder, kind, to, *options) for kind, to in places.items()}
+        return {
+            kind: MirrorProcess(self.environment, folder, kind, to, *options)
+            for kind, to in places.items()
+        }
 
 
 async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str, ...]]) -> None:
@@ -70,7 +77,9 @@ async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str,
         for schema, name in tables:
             table = await shape_of(source, schema, name)
             await book.write([Create(table)])
-            book.put(TableState(schema, name, Phase.FOLLOWING, live=table, why="seeded", source=slot))
+            book.put(
+                TableState(schema, name, Phase.FOLLOWING, live=table, why="seeded", source=slot)
+            )
         book.keep_lanes({SEEN: Watermark()})
         await book.commit()
 
@@ -97,8 +106,12 @@ async def world(
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(session_servers.discard, server)
-        source = await stack.enter_async_context(fresh_database(postgres, Names.new().other("source")))
-        target = await stack.enter_async_context(fresh_database(postgres, Names.new().other("mirror")))
+        source = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("source"))
+        )
+        target = await stack.enter_async_context(
+            fresh_database(postgres, Names.new().other("mirror"))
+        )
         await source.execute(setup)
         await source.execute(PUBLICATION)
         environment = {

@@ -1,7 +1,7 @@
 """The servers of one test session, and the folder they live in.
 
-It starts each shared server at its first use and stops all at the end of the session. When pytest itself is killed the
-servers die with it, and the next session removes the folder that was left.
+It starts each shared server at its first use and stops all at the end of the session. When pytest
+itself is killed the servers die with it, and the next session removes the folder that was left.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class SessionServers:
 
     def __init__(self) -> None:
         _remove_leftovers()
-        # Not under pytest's own folder, which only its user may enter: as root, PostgreSQL runs as another.
+        # Not under pytest's own folder, which only its user may enter: as root, PostgreSQL runs as
+        # another.
         self.folder = _enterable_folder(_quickest_folder(), f"{_FOLDER_PREFIX}{os.getpid()}-")
         self._made: list[EmbeddedServer] = []
         self._shared_postgres: dict[PostgresVersion, EmbeddedPostgres] = {}
@@ -60,15 +61,21 @@ class SessionServers:
         self._shared_nats.start_blocking()
         return self._shared_nats
 
-    def new_postgres(self, version: PostgresVersion, settings: Mapping[str, str] | None = None) -> EmbeddedPostgres:
+    def new_postgres(
+        self, version: PostgresVersion, settings: Mapping[str, str] | None = None
+    ) -> EmbeddedPostgres:
         """Return another server with a folder of its own, not yet started."""
         folder = self._new_folder(f"postgres{version}")
-        server = EmbeddedPostgres(folder, version, settings={**POSTGRES_TEST_SETTINGS, **(settings or {})})
+        server = EmbeddedPostgres(
+            folder, version, settings={**POSTGRES_TEST_SETTINGS, **(settings or {})}
+        )
         self._made.append(server)
         return server
 
     def new_nats(self, **options: Any) -> EmbeddedNats:
-        """Return another nats-server with a folder of its own, not yet started; options as of `EmbeddedNats`."""
+        """Return another nats-server with a folder of its own, not yet started; options as of
+        `EmbeddedNats`.
+        """
         server = EmbeddedNats(self._new_folder("nats"), **options)
         self._made.append(server)
         return server
@@ -91,7 +98,8 @@ class SessionServers:
 
 
 def _quickest_folder() -> Path:
-    """Return the memory's file system where it is roomy (a database is made ten times quicker there), else the disk's.
+    """Return the memory's file system where it is roomy (a database is made ten times quicker
+    there), else the disk's.
 
     A file there outlives a kill of every process, which is all that the tests ask of it.
     """

@@ -23,14 +23,31 @@ def connect_server(folder: Path, environment: Mapping[str, str]) -> Iterator[str
     import pyspark  # noqa: PLC0415  # an extra
 
     home, port = Path(pyspark.__file__).parent, free_port()
-    configuration = {"spark.connect.grpc.binding.port": str(port), "spark.connect.grpc.binding.address": "127.0.0.1"}
-    configuration |= {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": str(folder)}
-    options = [part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")]
+    configuration = {
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+    }
+    configuration |= {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(folder),
+    }
+    options = [
+        part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")
+    ]
     known = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
     said = folder / "connect.log"
     with said.open("wb") as log:
         process = subprocess.Popen(
-            [home / "bin/spark-submit", "--class", _SERVER, "--master", "local[2,4]", *options, "spark-internal"],
+            [
+                home / "bin/spark-submit",
+                "--class",
+                _SERVER,
+                "--master",
+                "local[2,4]",
+                *options,
+                "spark-internal",
+            ],
             env={**os.environ, **java_for_spark(folder).environment(), **known, **environment},
             stdout=log,
             stderr=log,

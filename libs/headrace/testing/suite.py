@@ -18,7 +18,9 @@ STOP_TIMEOUT_S = 15.0
 
 
 class Suite:
-    """Services with one environment and the same arguments; each one's output is in `folder/{service}.log`."""
+    """Services with one environment and the same arguments; each one's output is in
+    `folder/{service}.log`.
+    """
 
     def __init__(
         self,
@@ -27,7 +29,11 @@ class Suite:
         services: Sequence[str] = LINE,
         arguments: Sequence[str] = (),
     ) -> None:
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PG", "HEADRACE_", "NATS"))}
+        inherited = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PG", "HEADRACE_", "NATS"))
+        }
         self._environment = {**inherited, "HEADRACE_HTTP_PORT": "0", **environment}
         self._folder = folder
         self._services = tuple(services)
@@ -46,7 +52,10 @@ class Suite:
     async def start(self, service: str, **environment: str) -> None:
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
-                *tied([Path(sys.executable).parent / "headrace", service, *self._arguments], signal.SIGKILL),
+                *tied(
+                    [Path(sys.executable).parent / "headrace", service, *self._arguments],
+                    signal.SIGKILL,
+                ),
                 env={**self._environment, **environment},
                 stdout=log,
                 stderr=log,
@@ -88,4 +97,6 @@ class Suite:
                 while words not in self.log(service):  # noqa: ASYNC110  # a file gives no event
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise AssertionError(f"{service} did not say {words!r}:\n{self.log(service)[-4000:]}") from None
+            raise AssertionError(
+                f"{service} did not say {words!r}:\n{self.log(service)[-4000:]}"
+            ) from None

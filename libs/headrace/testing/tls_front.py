@@ -1,8 +1,9 @@
-"""TLS in front of a PostgreSQL that was built without it, as a connection pooler or a tunnel gives it.
+"""TLS in front of a PostgreSQL that was built without it, as a connection pooler or a tunnel gives
+it.
 
-Speaks PostgreSQL's own beginning of TLS (SSLRequest, one byte of answer, the handshake), then passes bytes on. The
-embedded PostgreSQL has no OpenSSL in it; what a client checks about its server's certificate, and shows of its own, is
-the same.
+Speaks PostgreSQL's own beginning of TLS (SSLRequest, one byte of answer, the handshake), then
+passes bytes on. The embedded PostgreSQL has no OpenSSL in it; what a client checks about its
+server's certificate, and shows of its own, is the same.
 """
 
 from __future__ import annotations
@@ -22,10 +23,17 @@ _PLAIN_REFUSED = b"SFATAL\0C28000\0Mno pg_hba.conf entry for this host, no encry
 
 
 class TlsFront:
-    """Listens on a port of its own. Without a context it has no TLS; with `plain` it lets others in without."""
+    """Listens on a port of its own. Without a context it has no TLS; with `plain` it lets others in
+    without.
+    """
 
     def __init__(
-        self, target: Callable[[], int], context: ssl.SSLContext | None, *, plain: bool = False, port: int = 0
+        self,
+        target: Callable[[], int],
+        context: ssl.SSLContext | None,
+        *,
+        plain: bool = False,
+        port: int = 0,
     ) -> None:
         self.port = port
         self.encrypted = self.plain = 0
@@ -79,7 +87,10 @@ class TlsFront:
         server.write(first)
         try:
             await asyncio.wait(
-                [asyncio.ensure_future(_pump(reader, server)), asyncio.ensure_future(_pump(answers, writer))],
+                [
+                    asyncio.ensure_future(_pump(reader, server)),
+                    asyncio.ensure_future(_pump(answers, writer)),
+                ],
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:

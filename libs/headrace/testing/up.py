@@ -1,6 +1,8 @@
-"""`headrace up` as a newcomer runs it: a real process in a folder of its own, its output, and all that came of it.
+"""`headrace up` as a newcomer runs it: a real process in a folder of its own, its output, and all
+that came of it.
 
-Promises that the command is gone when its block ends. What it started ends with it; `survivors` finds what does not.
+Promises that the command is gone when its block ends. What it started ends with it; `survivors`
+finds what does not.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ STOP_TIMEOUT_S = 30.0
 class Up:
     """One `headrace up`, its output, and all processes that came of it."""
 
-    def __init__(self, folder: Path, *arguments: str, command: Sequence[str] = ("up",), **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, command: Sequence[str] = ("up",), **environment: str
+    ) -> None:
         self.folder = folder
         self._command = tuple(command)
         self._arguments = arguments
-        # Services inherit the mark; the embedded servers, which inherit nothing, have the folder in their command.
+        # Services inherit the mark; the embedded servers, which inherit nothing, have the folder in
+        # their command.
         self._mark = f"HEADRACE_TEST_MARK={uuid.uuid4().hex}"
         foreign = ("PG", "NATS", "HEADRACE_", "POSTGRES_")
         name, _, value = self._mark.partition("=")
@@ -63,7 +68,9 @@ class Up:
         try:
             async with asyncio.timeout(timeout_s):
                 while not (found := re.search(words, self.output)):
-                    assert not self._reader.done(), f"up ended before it said {words!r}:\n{self.output}"
+                    assert not self._reader.done(), (
+                        f"up ended before it said {words!r}:\n{self.output}"
+                    )
                     self._heard.clear()
                     await self._heard.wait()
         except TimeoutError:
@@ -95,7 +102,13 @@ class Up:
 
     def _mine(self, entry: Path) -> str | None:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            command = (
+                (entry / "cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+                .strip()
+            )
             marked = self._mark.encode() in (entry / "environ").read_bytes()
             if command and (marked or str(self.folder) in command):
                 return f"{entry.name} {command}"

@@ -1,7 +1,8 @@
 """The contract's table of values, with the edge values of every type and what a consumer must read.
 
-A value is given as PostgreSQL's literal. What a consumer reads is said outright where the contract has a form of its
-own, and left to the server (`TEXT`: what its output function prints) where the contract says PostgreSQL's text.
+A value is given as PostgreSQL's literal. What a consumer reads is said outright where the contract
+has a form of its own, and left to the server (`TEXT`: what its output function prints) where the
+contract says PostgreSQL's text.
 """
 
 from __future__ import annotations
@@ -68,7 +69,11 @@ SCALARS = (
     Case(
         "int8",
         "int8",
-        (("-9223372036854775808", -(2**63)), ("9223372036854775807", 2**63 - 1), ("9007199254740993", 2**53 + 1)),
+        (
+            ("-9223372036854775808", -(2**63)),
+            ("9223372036854775807", 2**63 - 1),
+            ("9007199254740993", 2**53 + 1),
+        ),
     ),
     Case("oid", "oid", (("4294967295", 2**32 - 1), ("0", 0))),
     Case(
@@ -164,7 +169,9 @@ TIMES = (
             ("'-infinity'", "-infinity"),
         ),
     ),
-    Case("timestamptz_0", "timestamptz(0)", (("'2025-12-12 12:00:34.5+00'", "2025-12-12T12:00:35Z"),)),
+    Case(
+        "timestamptz_0", "timestamptz(0)", (("'2025-12-12 12:00:34.5+00'", "2025-12-12T12:00:35Z"),)
+    ),
     Case(
         "timestamp",
         "timestamp",
@@ -188,7 +195,15 @@ TIMES = (
             ("'-infinity'", "-infinity"),
         ),
     ),
-    Case("time", "time", (("'12:00:34.338547'", "12:00:34.338547"), ("'24:00'", "24:00:00"), ("'00:00'", "00:00:00"))),
+    Case(
+        "time",
+        "time",
+        (
+            ("'12:00:34.338547'", "12:00:34.338547"),
+            ("'24:00'", "24:00:00"),
+            ("'00:00'", "00:00:00"),
+        ),
+    ),
     Case(
         "timetz",
         "timetz",
@@ -245,7 +260,9 @@ JSON_NATIVE: tuple[Any, ...] = (
 
 def _json_cases(type_: str) -> Case:
     known = zip(JSON_TEXTS, JSON_NATIVE, strict=True)
-    values: list[tuple[str, Any]] = [(f"'{text}'", Both(native, EMBEDDED)) for text, native in known]
+    values: list[tuple[str, Any]] = [
+        (f"'{text}'", Both(native, EMBEDDED)) for text, native in known
+    ]
     values.append(("NULL", None))
     # json keeps what was written; jsonb has a numeric, and prints all its digits.
     hundred, huge = (100.0, "1e400") if type_ == "json" else (100, "1" + "0" * 400)
@@ -257,7 +274,11 @@ DOCUMENTS = (
     _json_cases("json"),
     _json_cases("jsonb"),
     Case("json_surrogate", "json", ((r"""'"\ud800"'""", Both(r'"\ud800"', EMBEDDED)),)),
-    Case("json_deep", "json", (("(repeat('[', 600) || repeat(']', 600))::json", "[" * 600 + "]" * 600),)),
+    Case(
+        "json_deep",
+        "json",
+        (("(repeat('[', 600) || repeat(']', 600))::json", "[" * 600 + "]" * 600),),
+    ),
 )
 
 STRUCTURED = (
@@ -273,7 +294,13 @@ STRUCTURED = (
     same("pg_lsn", "pg_lsn", "'16/B374D848'"),
     same("xid8", "xid8", "'18446744073709551615'"),
     same("jsonpath", "jsonpath", "'$.a[*] ? (@ > 1)'"),
-    same("enum", "mood", "'sad'", "'with, comma'", setup="CREATE TYPE mood AS ENUM ('sad', 'with, comma')"),
+    same(
+        "enum",
+        "mood",
+        "'sad'",
+        "'with, comma'",
+        setup="CREATE TYPE mood AS ENUM ('sad', 'with, comma')",
+    ),
     same(
         "composite",
         "pair",
@@ -281,8 +308,11 @@ STRUCTURED = (
         "ROW(NULL, '', NULL)",
         setup="CREATE TYPE pair AS (a int, b text, c timestamptz)",
     ),
-    same("own_range", "spans", "'[1.5,2.5]'", setup="CREATE TYPE spans AS RANGE (subtype = float8)"),
-    # What citext is to PostgreSQL: a base type of an extension's own, with functions for in and out.
+    same(
+        "own_range", "spans", "'[1.5,2.5]'", setup="CREATE TYPE spans AS RANGE (subtype = float8)"
+    ),
+    # What citext is to PostgreSQL: a base type of an extension's own, with functions for in and
+    # out.
     same(
         "base_type",
         "odd_text",
@@ -294,7 +324,9 @@ STRUCTURED = (
             CREATE TYPE odd_text (INPUT = odd_in, OUTPUT = odd_out, LIKE = text)""",
     ),
     same("vector", "vector(3)", "'[1,-2.5,3e-05]'", setup="CREATE EXTENSION IF NOT EXISTS vector"),
-    same("sparsevec", "sparsevec", "'{1:1.5,3:2}/5'", setup="CREATE EXTENSION IF NOT EXISTS vector"),
+    same(
+        "sparsevec", "sparsevec", "'{1:1.5,3:2}/5'", setup="CREATE EXTENSION IF NOT EXISTS vector"
+    ),
     Case(
         "domain_number",
         "positive",
@@ -305,7 +337,10 @@ STRUCTURED = (
         "domain_of_domain",
         "small",
         (("5", 5),),
-        setup="CREATE DOMAIN below AS int8 CHECK (value < 100); CREATE DOMAIN small AS below CHECK (value > 0)",
+        setup=(
+            "CREATE DOMAIN below AS int8 CHECK (value < 100); CREATE DOMAIN small AS below CHECK "
+            "(value > 0)"
+        ),
     ),
     Case(
         "domain_json",
@@ -338,9 +373,19 @@ ARRAYS = (
         r"""ARRAY['', 'NULL', NULL, 'a,b', '"q"', '\', '{}', E'x\ny', ' sp ', '😀']""",
         ["", "NULL", None, "a,b", '"q"', "\\", "{}", "x\ny", " sp ", "\U0001f600"],
     ),
-    array("text_array_nested", "text[]", r"""'{{{"a","b c"}},{{"",NULL}}}'""", [[["a", "b c"]], [["", None]]]),
+    array(
+        "text_array_nested",
+        "text[]",
+        r"""'{{{"a","b c"}},{{"",NULL}}}'""",
+        [[["a", "b c"]], [["", None]]],
+    ),
     array("bool_array", "bool[]", "'{t,f,NULL}'", [True, False, None]),
-    array("float_array", "float8[]", "'{0.1,NaN,-Infinity}'", Both([0.1, NAN, -INF], [0.1, "NaN", "-Infinity"])),
+    array(
+        "float_array",
+        "float8[]",
+        "'{0.1,NaN,-Infinity}'",
+        Both([0.1, NAN, -INF], [0.1, "NaN", "-Infinity"]),
+    ),
     array("numeric_array", "numeric[]", "'{1.10,NaN}'", ["1.10", "NaN"]),
     array(
         "timestamptz_array",
@@ -348,7 +393,12 @@ ARRAYS = (
         "'{2020-01-01 02:00:00+02,infinity}'",
         ["2020-01-01T00:00:00Z", "infinity"],
     ),
-    array("bytea_array", "bytea[]", r"""ARRAY['\x00ff'::bytea, '']""", Both([b"\0\xff", b""], ["AP8=", ""])),
+    array(
+        "bytea_array",
+        "bytea[]",
+        r"""ARRAY['\x00ff'::bytea, '']""",
+        Both([b"\0\xff", b""], ["AP8=", ""]),
+    ),
     # In JSON as `--json-values text` has it, which the same line is asked for.
     array(
         "jsonb_array",
@@ -371,7 +421,9 @@ ARRAYS = (
         [1, 2, 3],
         setup="CREATE DOMAIN triple AS int[] CHECK (array_length(value, 1) = 3)",
     ),
-    array("array_of_domain", "even[]", "'{2,4,NULL}'", [2, 4, None], setup="CREATE DOMAIN even AS int"),
+    array(
+        "array_of_domain", "even[]", "'{2,4,NULL}'", [2, 4, None], setup="CREATE DOMAIN even AS int"
+    ),
     array(
         "composite_array",
         "spot[]",
@@ -382,8 +434,19 @@ ARRAYS = (
     array("range_array", "int4range[]", "ARRAY['[1,3)'::int4range, 'empty']", ["[1,3)", "empty"]),
     array("int2vector", "int2vector", "'1 2 3'", TEXT),
     array("money_array", "money[]", "'{1.50,-2}'", ["1.50", "-2.00"]),
-    array("uuid_array", "uuid[]", "'{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}'", ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
-    array("vector_array", "vector[]", "ARRAY['[1,2]'::vector]", ["[1,2]"], "CREATE EXTENSION IF NOT EXISTS vector"),
+    array(
+        "uuid_array",
+        "uuid[]",
+        "'{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}'",
+        ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"],
+    ),
+    array(
+        "vector_array",
+        "vector[]",
+        "ARRAY['[1,2]'::vector]",
+        ["[1,2]"],
+        "CREATE EXTENSION IF NOT EXISTS vector",
+    ),
 )
 
 CASES = SCALARS + TIMES + DOCUMENTS + STRUCTURED

@@ -6,4 +6,12 @@ verdict = await Verifier(settings, client, target).table("users")
 from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier
 from headrace.verify.digest import Difference, Kind
 
-__all__ = ["Difference", "Kind", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]
+__all__ = [
+    "Difference",
+    "Kind",
+    "NoMirrorError",
+    "NotThereError",
+    "Patience",
+    "Verdict",
+    "Verifier",
+]

@@ -1,8 +1,9 @@
 """Source against mirror, table by table, each at one LSN, while both move.
 
-The way: the mirror is asked to stand still; the source's snapshot is taken, which gives the LSN; the mirror goes on to
-that LSN and no further; one reading of it is opened there (`headrace.verify.place` says when), and it is let go. Then
-both are read at leisure, and neither is held up.
+The way: the mirror is asked to stand still; the source's snapshot is taken, which gives the LSN;
+the mirror goes on to that LSN and no further; one reading of it is opened there
+(`headrace.verify.place` says when), and it is let go. Then both are read at leisure, and neither is
+held up.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class PastError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a mirror, and how much later a table that differs is looked at once more.
+    """How long to wait for a mirror, and how much later a table that differs is looked at once
+    more.
 
     DDL that no row follows is told a few seconds late: what it did heals, what is lost does not.
     """
@@ -109,7 +111,9 @@ class Verifier:
             if identity_of(reading.marks) is None:
                 raise NoMirrorError("the target holds no mirror")
             states = tables_of(reading.marks).values()
-        return sorted((s for s in states if s.phase is not Phase.GONE), key=lambda state: state.token)
+        return sorted(
+            (s for s in states if s.phase is not Phase.GONE), key=lambda state: state.token
+        )
 
     async def table(self, token: str) -> Verdict:
         """One table's verdict; what differs is looked at again before it is said."""
@@ -119,7 +123,9 @@ class Verifier:
         verdict = await self._once(token, deadline)
         if not verdict.equal:
             await asyncio.sleep(self.patience.again_s)
-            verdict = await self._once(token, max(deadline, time.monotonic() + self.patience.wait_s))
+            verdict = await self._once(
+                token, max(deadline, time.monotonic() + self.patience.wait_s)
+            )
         while verdict.why and time.monotonic() < deadline:
             await asyncio.sleep(1.0)
             verdict = await self._once(token, deadline)
@@ -132,7 +138,10 @@ class Verifier:
             return Verdict(token, 0, why=f"it is parked: {known[token].why}")
         if token in known:
             return None
-        there = ", ".join(f"{s.schema}.{s.name}".removeprefix("public.") for s in known.values()) or "none"
+        there = (
+            ", ".join(f"{s.schema}.{s.name}".removeprefix("public.") for s in known.values())
+            or "none"
+        )
         return Verdict(token, 0, why=f"the mirror has no such table; it has: {there}")
 
     async def _once(self, token: str, deadline: float) -> Verdict:
@@ -164,7 +173,9 @@ class Verifier:
             await self._hold(identity, None)
             return await self._rows(held, reading, token)
 
-    async def _held(self, stack: contextlib.AsyncExitStack, state: TableState, identity: str) -> HeldSnapshot | Verdict:
+    async def _held(
+        self, stack: contextlib.AsyncExitStack, state: TableState, identity: str
+    ) -> HeldSnapshot | Verdict:
         """The source's snapshot, with the mirror kept from passing it."""
         await self._hold(identity, 0)
         stack.push_async_callback(self._hold, identity, None)
@@ -178,19 +189,25 @@ class Verifier:
         return held
 
     async def _hold(self, identity: str, lsn: int | None) -> None:
-        """Ask the mirror to stop (0), to go no further than an LSN, or to go on; one that doesn't run stands anyway."""
+        """Ask the mirror to stop (0), to go no further than an LSN, or to go on; one that doesn't
+        run stands anyway.
+        """
         body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
         with contextlib.suppress(nats.errors.NoRespondersError, TimeoutError):
             await self.client.request(subject_of(identity), body, timeout=ANSWER_S)
 
     @contextlib.asynccontextmanager
-    async def _reading_at(self, lsn: int, before: TableState, deadline: float) -> AsyncIterator[TargetReading]:
+    async def _reading_at(
+        self, lsn: int, before: TableState, deadline: float
+    ) -> AsyncIterator[TargetReading]:
         """A reading of the mirror as of exactly this LSN."""
         token = before.token
         until = min(deadline, time.monotonic() + HOLD_S)
         while await source.confirmed_lsn(self.settings) < lsn:
             if time.monotonic() > until:
-                raise NotThereError(f"the stream has not come to the source's LSN; {token} can't be compared")
+                raise NotThereError(
+                    f"the stream has not come to the source's LSN; {token} can't be compared"
+                )
             await asyncio.sleep(LOOK_S)
         stream = self._stream()
         place = Place.BEHIND
@@ -220,8 +237,13 @@ class Verifier:
         assert state.live is not None
         ours, theirs = {c.name for c in state.live.columns}, {c.name for c in held.columns}
         if ours != theirs:
-            lacks, has = ", ".join(sorted(theirs - ours)) or "none", ", ".join(sorted(ours - theirs)) or "none"
-            return Verdict(token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}")
+            lacks, has = (
+                ", ".join(sorted(theirs - ours)) or "none",
+                ", ".join(sorted(ours - theirs)) or "none",
+            )
+            return Verdict(
+                token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}"
+            )
         names, key = [column.name for column in state.live.columns], state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
             types = await types_of(connection, relation_of(state.schema, state.name))
@@ -241,9 +263,13 @@ class Verifier:
         lists = self.settings.format.arrays == "list"
         if isinstance(reading, PostgresReading):
             await settle(reading.connection)
-            mirror = SqlRows(reading.connection, [reading.relation(live)], table.names, error_of, table.key)
+            mirror = SqlRows(
+                reading.connection, [reading.relation(live)], table.names, error_of, table.key
+            )
             there = await types_of(reading.connection, reading.relation(live))
-            forms = [in_postgres(types[name], there[name].name, lists=lists) for name in table.names]
+            forms = [
+                in_postgres(types[name], there[name].name, lists=lists) for name in table.names
+            ]
             if not any(forms):
                 return HashedThere(table), HashedThere(mirror)
             return HashedHere(table.rows, forms), HashedHere(mirror.rows, forms)

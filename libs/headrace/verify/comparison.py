@@ -1,7 +1,9 @@
-"""A table's rows in a source and a mirror that both stand still: digests of ranges first, rows where these differ.
+"""A table's rows in a source and a mirror that both stand still: digests of ranges first, rows
+where these differ.
 
-Promises that every difference of values is found. Where both are PostgreSQLs and each column's text is its value, the
-servers hash their rows themselves; else rows are brought to one form here, and hashed here.
+Promises that every difference of values is found. Where both are PostgreSQLs and each column's text
+is its value, the servers hash their rows themselves; else rows are brought to one form here, and
+hashed here.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.verify.digest import Difference, Digests, Row, differences, differing, key_of, range_of
+from headrace.verify.digest import (
+    Difference,
+    Digests,
+    Row,
+    differences,
+    differing,
+    key_of,
+    range_of,
+)
 from headrace.verify.forms import Form
 from headrace.verify.sql_rows import SqlRows
 
@@ -54,7 +64,9 @@ class HashedThere:
 
 @dataclass(frozen=True, slots=True)
 class HashedHere:
-    """A side whose rows are read and brought to the forms that can be compared; None: a value is its own form."""
+    """A side whose rows are read and brought to the forms that can be compared; None: a value is
+    its own form.
+    """
 
     read: Callable[[], AsyncIterator[list[Row]]]
     forms: Sequence[Form | None]
@@ -66,12 +78,20 @@ class HashedHere:
         return digests
 
     async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:
-        return [row async for rows in self._rows() for row in rows if range_of(key_of(row, places)) in ranges]
+        return [
+            row
+            async for rows in self._rows()
+            for row in rows
+            if range_of(key_of(row, places)) in ranges
+        ]
 
     async def _rows(self) -> AsyncIterator[list[Row]]:
         async for rows in self.read():
             yield [
-                tuple(v if v is None or form is None else form(v) for form, v in zip(self.forms, row, strict=True))
+                tuple(
+                    v if v is None or form is None else form(v)
+                    for form, v in zip(self.forms, row, strict=True)
+                )
                 for row in rows
             ]
 
@@ -90,7 +110,10 @@ async def compared(source: Side, mirror: Side, names: Sequence[str], key: Sequen
 
 async def _both(one: Any, other: Any) -> tuple[Any, Any]:
     """What both give; the first error of either, as it is, when both have ended."""
-    tasks = asyncio.create_task(one, name="verify-source"), asyncio.create_task(other, name="verify-mirror")
+    tasks = (
+        asyncio.create_task(one, name="verify-source"),
+        asyncio.create_task(other, name="verify-mirror"),
+    )
     try:
         first, second = await asyncio.gather(*tasks)
     finally:

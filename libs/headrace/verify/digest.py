@@ -1,7 +1,9 @@
-"""Rows of two databases compared without either's order: digests of ranges first, rows where these differ. Pure.
+"""Rows of two databases compared without either's order: digests of ranges first, rows where these
+differ. Pure.
 
-A range is a share of the hashes of the rows' keys: no two databases sort text alike, but both have the same hashes. A
-range's digest is a sum over its rows, so that it does not matter which row comes first, and equal rows count.
+A range is a share of the hashes of the rows' keys: no two databases sort text alike, but both have
+the same hashes. A range's digest is a sum over its rows, so that it does not matter which row comes
+first, and equal rows count.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Difference:
 
 @dataclass(slots=True)
 class Digests:
-    """The digest of each range, and its number of rows; `places` are the key's columns (none: the whole row)."""
+    """The digest of each range, and its number of rows; `places` are the key's columns (none: the
+    whole row).
+    """
 
     places: Sequence[int] = ()
     sums: list[int] = field(default_factory=lambda: [0] * RANGES)
@@ -76,7 +80,9 @@ def _hash(values: Row) -> int:
 def differing(source: Digests, mirror: Digests) -> frozenset[int]:
     """The ranges that are not the same."""
     pairs = enumerate(zip(source.sums, source.counts, mirror.sums, mirror.counts, strict=True))
-    return frozenset(place for place, (a, a_count, b, b_count) in pairs if a != b or a_count != b_count)
+    return frozenset(
+        place for place, (a, a_count, b, b_count) in pairs if a != b or a_count != b_count
+    )
 
 
 def differences(

@@ -1,7 +1,8 @@
 """PostgreSQL's text of a value, and the value that a mirror must have for it.
 
-Written from docs/mirror.md and docs/contract.md, for the verifier alone: shares no conversion with the services, whose
-mistakes it is there to find. A form brings both sides of a comparison to one value; equal values are equal forms.
+Written from docs/mirror.md and docs/contract.md, for the verifier alone: shares no conversion with
+the services, whose mistakes it is there to find. A form brings both sides of a comparison to one
+value; equal values are equal forms.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def in_postgres(source: Type, mirror: str, *, lists: bool) -> Form | None:
 
 
 def in_contract(source: Type) -> Form | None:
-    """For a value that a mirror keeps as text; also right where it is in the contract's form already."""
+    """For a value that a mirror keeps as text; also right where it is in the contract's form
+    already.
+    """
     name = source.name
     if name in _DOCUMENTS:
         return meaning
@@ -115,7 +118,9 @@ class _Number(str):
 
 
 def meaning(value: Any) -> Any:
-    """A document by what it says: without blanks, with sorted names, each number with all its digits."""
+    """A document by what it says: without blanks, with sorted names, each number with all its
+    digits.
+    """
     if not isinstance(value, str):
         return value
     depth = deepest = 0
@@ -125,7 +130,9 @@ def meaning(value: Any) -> Any:
     if deepest > _NESTING_MAX:
         return _BLANKS.sub(lambda match: match[1] or "", value)
     try:
-        document = json.loads(value, parse_int=_Number, parse_float=_Number, parse_constant=_refused)
+        document = json.loads(
+            value, parse_int=_Number, parse_float=_Number, parse_constant=_refused
+        )
     except ValueError:
         return f"not json: {value}"
     return _written(document)
@@ -139,7 +146,13 @@ def _written(document: Any) -> str:
     if isinstance(document, _Number):
         return _digits(document)
     if isinstance(document, dict):
-        return "{" + ",".join(f"{json.dumps(name)}:{_written(document[name])}" for name in sorted(document)) + "}"
+        return (
+            "{"
+            + ",".join(
+                f"{json.dumps(name)}:{_written(document[name])}" for name in sorted(document)
+            )
+            + "}"
+        )
     if isinstance(document, list):
         return "[" + ",".join(map(_written, document)) + "]"
     return json.dumps(document)
@@ -158,7 +171,9 @@ def _digits(text: str) -> str:
 def _element(source: Type) -> Form | None:
     """An element that SQLite has as JSON, in a list, or the source as text."""
     if source.name == "boolean":
-        return lambda value: {"t": True, "f": False}.get(value, value) if isinstance(value, str) else value
+        return lambda value: (
+            {"t": True, "f": False}.get(value, value) if isinstance(value, str) else value
+        )
     if source.name in _INTEGERS:
         return int
     return in_contract(source)
@@ -192,7 +207,9 @@ def parsed(literal: str, delimiter: str) -> list[Any]:
     """PostgreSQL's array literal as lists of texts."""
     stack: list[list[Any]] = [[]]
     mark = re.escape(delimiter)
-    tokens = re.compile(rf'"((?:[^"\\]|\\.)*)"|([{{}}{mark}])|((?:[^"{{}}{mark}\\]|\\.)+)', re.DOTALL)
+    tokens = re.compile(
+        rf'"((?:[^"\\]|\\.)*)"|([{{}}{mark}])|((?:[^"{{}}{mark}\\]|\\.)+)', re.DOTALL
+    )
     for match in tokens.finditer(literal):
         if match[2] == "{":
             stack.append([])

@@ -1,8 +1,10 @@
-"""Whether a mirror, as one reading of it shows it, is exactly at an LSN: asked of the mirror and of the stream alone.
+"""Whether a mirror, as one reading of it shows it, is exactly at an LSN: asked of the mirror and of
+the stream alone.
 
-The rule: the table is past its bootstrap; what is applied of its source committed before the LSN; and of what the
-stream has of the table and the mirror has not applied, nothing committed before the LSN. It holds once the stream is
-known to have every such transaction. Trusts no clock and no answer of the mirror's process.
+The rule: the table is past its bootstrap; what is applied of its source committed before the LSN;
+and of what the stream has of the table and the mirror has not applied, nothing committed before the
+LSN. It holds once the stream is known to have every such transaction. Trusts no clock and no answer
+of the mirror's process.
 """
 
 from __future__ import annotations
@@ -67,11 +69,15 @@ async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> b
     seen = seen_by(lanes)
     while True:
         try:
-            message = await stream.js.get_msg(stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True)
+            message = await stream.js.get_msg(
+                stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True
+            )
         except NotFoundError:
             return False
         seen = int(message.seq or 0)
-        for event in await events_of(stream.dictionaries, message.data or b"", message.subject or "", seen):
+        for event in await events_of(
+            stream.dictionaries, message.data or b"", message.subject or "", seen
+        ):
             if has_passed(lanes, event) or event.position.lsn < state.since:
                 continue
             return event.position.lsn < lsn

@@ -1,7 +1,8 @@
-"""The source's side of a comparison: a table's rows in a snapshot of an exact LSN, as PostgreSQL's own text.
+"""The source's side of a comparison: a table's rows in a snapshot of an exact LSN, as PostgreSQL's
+own text.
 
-Uses what snapshots are made with, so that the same rows and columns are read: the publication's, without what the suite
-leaves out. Never writes, and holds no WAL while it reads.
+Uses what snapshots are made with, so that the same rows and columns are read: the publication's,
+without what the suite leaves out. Never writes, and holds no WAL while it reads.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from typing import Any
 import psycopg
 
 from headrace.errors import HeadraceError
-from headrace.postgres.connection import NO_TIME_LIMITS, NO_TRANSACTION_TIMEOUT, connect, has_transaction_timeout
+from headrace.postgres.connection import (
+    NO_TIME_LIMITS,
+    NO_TRANSACTION_TIMEOUT,
+    connect,
+    has_transaction_timeout,
+)
 from headrace.postgres.replication import quote_literal, refusal
 from headrace.settings import Settings
 from headrace.spark.session import HOLDER_SESSION
@@ -22,7 +28,9 @@ from headrace.spark.source import HeldSnapshot
 from headrace.verify.sql_rows import settle
 
 _APPLICATION = "headrace verify"
-_CONFIRMED = "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1"
+_CONFIRMED = (
+    "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = $1"
+)
 
 
 class NoSlotError(HeadraceError):
@@ -44,7 +52,9 @@ async def confirmed_lsn(settings: Settings) -> int:
 
 
 @contextlib.asynccontextmanager
-async def in_snapshot(settings: Settings, held: HeldSnapshot) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+async def in_snapshot(
+    settings: Settings, held: HeldSnapshot
+) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
     """A connection that sees the rows of that snapshot."""
     given = settings.postgres
     session = {**NO_TIME_LIMITS, **HOLDER_SESSION, "statement_timeout": "0"}
@@ -64,7 +74,9 @@ async def in_snapshot(settings: Settings, held: HeldSnapshot) -> AsyncIterator[p
             await connection.set_read_only(True)
             if has_transaction_timeout(connection.info.server_version // 10_000):
                 await connection.execute(NO_TRANSACTION_TIMEOUT)
-            await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(held.exported)}".encode())
+            await connection.execute(
+                f"SET TRANSACTION SNAPSHOT {quote_literal(held.exported)}".encode()
+            )
             await settle(connection)
             yield connection
         finally:

@@ -1,7 +1,8 @@
-"""A table's rows in a PostgreSQL, as its own text, or hashed there: the same statements for a source and a mirror.
+"""A table's rows in a PostgreSQL, as its own text, or hashed there: the same statements for a
+source and a mirror.
 
-Promises that equal values have equal texts, whatever the roles' and databases' settings say, and that the digests of
-two servers are equal exactly where their rows are.
+Promises that equal values have equal texts, whatever the roles' and databases' settings say, and
+that the digests of two servers are equal exactly where their rows are.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ SESSION = {
 
 @dataclass(frozen=True, slots=True)
 class SqlRows:
-    """`relations` as SQL names them, one or (of a partitioned source) several; `where` holds for each."""
+    """`relations` as SQL names them, one or (of a partitioned source) several; `where` holds for
+    each.
+    """
 
     connection: psycopg.AsyncConnection[Any]
     relations: Sequence[str]
@@ -51,7 +54,8 @@ class SqlRows:
         for relation in self.relations:
             query = (
                 f"SELECT place, count(*), sum(one), sum(other) FROM (SELECT {_place('key_hash')} AS place, "  # noqa: S608
-                f"{_number('hash', 1)} AS one, {_number('hash', 9)} AS other FROM ({self._hashes(relation)}) AS hashed"
+                f"{_number('hash', 1)} AS one, {_number('hash', 9)} AS other FROM "
+                f"({self._hashes(relation)}) AS hashed"
                 ") AS numbers GROUP BY place"
             )
             with self._explained():
@@ -85,7 +89,8 @@ class SqlRows:
 
 
 def _hash(names: Sequence[str]) -> str:
-    # A record's text is made by its types' output functions, as a cast to text is not; and in it NULL is not ''.
+    # A record's text is made by its types' output functions, as a cast to text is not; and in it
+    # NULL is not ''.
     return f"sha256(convert_to(ROW({', '.join(map(quote_name, names))})::text, 'UTF8'))"
 
 

@@ -1,6 +1,8 @@
-"""The types of a table's columns, as a database's own catalog has them, with domains resolved. Pure but for one query.
+"""The types of a table's columns, as a database's own catalog has them, with domains resolved. Pure
+but for one query.
 
-The verifier asks each database for itself, and takes neither the stream's word nor the mirror's for a type.
+The verifier asks each database for itself, and takes neither the stream's word nor the mirror's for
+a type.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ FROM needed n JOIN pg_type t ON t.oid = n.oid
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """`name` is the server's, without a modifier, of a domain its base type's; `element` is an array's."""
+    """`name` is the server's, without a modifier, of a domain its base type's; `element` is an
+    array's.
+    """
 
     name: str
     own_name: str = ""

@@ -1,4 +1,6 @@
-"""The archiver: the second reader of the frames, which keeps the log as numbered files in object storage."""
+"""The archiver: the second reader of the frames, which keeps the log as numbered files in object
+storage.
+"""
 
 # Before anything else loads pyarrow.
 from headrace.archiver import lean as lean

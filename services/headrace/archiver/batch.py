@@ -1,7 +1,7 @@
 """Columns of a run of rows, as Arrow has them. Pure.
 
-Made of buffers and lists alone: pyarrow's functions (`take`, `cast`) would cost the process 15 MiB, and numpy's arrays,
-where pyarrow is handed them as they are, another part of numpy.
+Made of buffers and lists alone: pyarrow's functions (`take`, `cast`) would cost the process 15 MiB,
+and numpy's arrays, where pyarrow is handed them as they are, another part of numpy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def times(each: Sequence[int | None], lengths: Any) -> Any:
     kind = pa.timestamp("us", tz="UTC")
     if None not in each:
         return numbers(np.repeat(np.array(each, np.int64), lengths), kind)
-    repeated = [time for time, length in zip(each, lengths.tolist(), strict=True) for _ in range(length)]
+    repeated = [
+        time for time, length in zip(each, lengths.tolist(), strict=True) for _ in range(length)
+    ]
     return pa.array(repeated, kind)
 
 

@@ -1,8 +1,8 @@
 """The open file: changes in, rows of it out. Pure; one instance per epoch.
 
-Promises: rows are in commit order; what is at or before the place it began from is left out, whatever is replayed; the
-same log gives the same rows. Positions and times are kept once a run of rows and not once a row, since this is the hot
-path. Nothing here knows where files go.
+Promises: rows are in commit order; what is at or before the place it began from is left out,
+whatever is replayed; the same log gives the same rows. Positions and times are kept once a run of
+rows and not once a row, since this is the hot path. Nothing here knows where files go.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A file that is full: those of its rows that no row group was made of yet, and how many there are in all."""
+    """A file that is full: those of its rows that no row group was made of yet, and how many there
+    are in all.
+    """
 
     rest: pa.Table
     rows: int
@@ -180,7 +182,9 @@ class Builder:
     @property
     def due(self) -> bool:
         """Whether a row group is full, or the file overfull; asked after each row."""
-        return self._bytes >= self._due_bytes or self._chunked_rows + len(self._lsns) >= self._due_rows
+        return (
+            self._bytes >= self._due_bytes or self._chunked_rows + len(self._lsns) >= self._due_rows
+        )
 
     def learn(self, form: Form) -> None:
         """Rows of this relation have this form from here on."""
@@ -203,7 +207,11 @@ class Builder:
         raw = data[1:5]
         kind = self._kind_of.get((raw, "insert"))
         # The first row of a kind goes the plain way, which makes the kind known.
-        if kind is None or (quick := self._forms[raw].quick) is None or (row := quick(data)) is None:
+        if (
+            kind is None
+            or (quick := self._forms[raw].quick) is None
+            or (row := quick(data)) is None
+        ):
             return False
         self._seq = seq + 1
         if seq != self._run_next:
@@ -220,7 +228,9 @@ class Builder:
         return True
 
     def feed(self, lsn: int, message: PgoutputMessage) -> None:
-        """Take a decoded message; types and origins carry nothing of their own, relations come through `learn`."""
+        """Take a decoded message; types and origins carry nothing of their own, relations come
+        through `learn`.
+        """
         take = self._takers.get(type(message))
         if take is not None:
             take(lsn, message)
@@ -228,9 +238,11 @@ class Builder:
     def tell_gap(self, gap: Gap, now_us: int) -> Sealed:
         """A file that says what is missing; only where nothing is open."""
         assert not self.rows, "a gap is told before anything that follows it"
-        # When what is missing was committed nobody knows, only that it was before now: who begins at a time finds this.
+        # When what is missing was committed nobody knows, only that it was before now: who begins
+        # at a time finds this.
         self._time_us = max(self._time_us, now_us)
-        # Before the first change that may follow: a commit's record may begin where the last one ended.
+        # Before the first change that may follow: a commit's record may begin where the last one
+        # ended.
         position = Position(gap.up_to - 1, 0)
         body = orjson.dumps({"after": gap.after, "up_to": gap.up_to, "reason": gap.reason})
         self._put_alone(gap.up_to, "gap", position, None, body)
@@ -289,7 +301,9 @@ class Builder:
             return
         after, unchanged = form.plain(message.new)
         exact = form.exact(message.new, None)
-        self._row(lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged, exact=exact)
+        self._row(
+            lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged, exact=exact
+        )
 
     def _on_update(self, lsn: int, message: Update) -> None:
         form = self._form(message.relation_id)
@@ -311,17 +325,23 @@ class Builder:
             return
         if message.old is not None:
             before, exact = form.plain(message.old)[0], form.exact(None, message.old)
-            self._row(lsn, form, "delete", form.key_of(message.old), None, before=before, exact=exact)
+            self._row(
+                lsn, form, "delete", form.key_of(message.old), None, before=before, exact=exact
+            )
         elif message.key is not None:
             key, exact = form.key_of(message.key), form.exact(None, message.key)
-            self._row(lsn, form, "delete", key, None, before=form.identity(message.key), exact=exact)
+            self._row(
+                lsn, form, "delete", key, None, before=form.identity(message.key), exact=exact
+            )
 
     def _on_truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
             self._row(lsn, self._form(relation_id), "truncate", None, None)
 
     def _on_message(self, lsn: int, message: Message) -> None:
-        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
+        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own
+        LSN.
+        """
         body = orjson.dumps({"content": _content(message.content)})
         key = orjson.dumps({"prefix": message.readable})
         if message.transactional:
@@ -330,7 +350,8 @@ class Builder:
             return
         if self._begin is not None:
             raise ProtocolError("a non-transactional message inside a transaction")
-        # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
+        # Its LSN is where its record ends, which is where a commit's record may begin: one place
+        # for two.
         position = Position(message.lsn - 1, 0)
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
@@ -342,7 +363,9 @@ class Builder:
         return form
 
     def _is_left_out(self, form: Form) -> bool:
-        """Whether the change at hand is excluded, or in the archive already: it takes its place, and is not read."""
+        """Whether the change at hand is excluded, or in the archive already: it takes its place,
+        and is not read.
+        """
         if self._begin is not None and (form.excluded or self._seq < self._skip_below):
             self._seq += 1
             return True
@@ -386,10 +409,13 @@ class Builder:
         self._put(lsn, self._kind_of[of], key, after)
 
     def _kind(self, form: Form, operation: str) -> _Kind:
-        """What rows of this kind have in common; a shape not seen before is a new version of its table."""
+        """What rows of this kind have in common; a shape not seen before is a new version of its
+        table.
+        """
         info = form.info
         name = orjson.dumps([info.schema, info.table]).decode()
-        # What the log says alone: a later look at the catalog must not make another version of the same shape.
+        # What the log says alone: a later look at the catalog must not make another version of the
+        # same shape.
         columns = [(column.name, column.type_oid, column.type_modifier) for column in info.columns]
         shape = hashlib.sha256(orjson.dumps([info.relation_id, info.key, columns])).hexdigest()[:16]
         version, known = self._versions.get(name, (0, ""))
@@ -410,7 +436,9 @@ class Builder:
         self._run_next = seq + 1
         self._add(lsn, kind, key, after)
 
-    def _put_alone(self, lsn: int, operation: str, position: Position, key: bytes | None, after: bytes) -> None:
+    def _put_alone(
+        self, lsn: int, operation: str, position: Position, key: bytes | None, after: bytes
+    ) -> None:
         """A row outside any transaction, at a place of its own."""
         self._runs.append((len(self._lsns), position.lsn, position.seq, 0, None))
         self._run_next = -1
@@ -445,22 +473,30 @@ class Builder:
             return
         starts = np.array([run[0] for run in self._runs])
         lengths = np.diff(np.append(starts, count))
-        ordinals = np.arange(count) + np.repeat(np.array([run[2] for run in self._runs]) - starts, lengths)
+        ordinals = np.arange(count) + np.repeat(
+            np.array([run[2] for run in self._runs]) - starts, lengths
+        )
         kinds = self._kinds
         columns: dict[str, Any] = {
-            "commit_lsn": batch.numbers(np.repeat(np.array([run[1] for run in self._runs]), lengths)),
+            "commit_lsn": batch.numbers(
+                np.repeat(np.array([run[1] for run in self._runs]), lengths)
+            ),
             "ordinal": batch.numbers(ordinals),
             "lsn": self._lsns,
             "xid": batch.numbers(np.repeat(np.array([run[3] for run in self._runs]), lengths)),
             "commit_time": batch.times([run[4] for run in self._runs], lengths),
             "schema": batch.chosen([kind.schema for kind in self._kinds_known], kinds, pa.string()),
             "table": batch.chosen([kind.table for kind in self._kinds_known], kinds, pa.string()),
-            "operation": batch.chosen([kind.operation for kind in self._kinds_known], kinds, pa.string()),
+            "operation": batch.chosen(
+                [kind.operation for kind in self._kinds_known], kinds, pa.string()
+            ),
             "key": self._keys,
             "before": batch.sparse(self._befores, count, pa.string()),
             "after": self._afters,
             "unchanged": batch.sparse(self._unchanged, count, pa.list_(pa.string())),
-            "schema_version": batch.chosen([kind.version for kind in self._kinds_known], kinds, pa.int32()),
+            "schema_version": batch.chosen(
+                [kind.version for kind in self._kinds_known], kinds, pa.int32()
+            ),
             "exact": batch.sparse(self._exacts, count, pa.string()),
         }
         self._chunks.append(batch.batch(columns))

@@ -1,9 +1,10 @@
 """Following one run of epochs: frames in, files out, LSNs confirmed.
 
-Lives from one reading of the archive's end to the next doubt: a file that somebody else wrote, a store that does not
-answer, a lost race. Then the service makes a new one, which reads the end anew. An LSN is confirmed only when
-everything before it is in a file that the store has acknowledged. One file is written while the next one fills; no more
-is taken from the bus than that, nor than fits `HELD_BYTES_MAX`.
+Lives from one reading of the archive's end to the next doubt: a file that somebody else wrote, a
+store that does not answer, a lost race. Then the service makes a new one, which reads the end anew.
+An LSN is confirmed only when everything before it is in a file that the store has acknowledged. One
+file is written while the next one fills; no more is taken from the bus than that, nor than fits
+`HELD_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -49,13 +50,21 @@ PUT_ATTEMPTS = 3
 _INSERT = ord("I")
 # The credit bounds it while the wal-reader waits for this service, and memory when it does not.
 QUEUE_MESSAGES_MAX = 1_000_000
-# Encoded bytes of the file that is written and the one that fills; at this, the first is waited for.
+# Encoded bytes of the file that is written and the one that fills; at this, the first is waited
+# for.
 HELD_BYTES_MAX = 24 << 20
 
 
 class Follower:
     def __init__(
-        self, scope: Scope, settings: Settings, client: Client, tables: Tables, store: Store, cell: Cell, session: str
+        self,
+        scope: Scope,
+        settings: Settings,
+        client: Client,
+        tables: Tables,
+        store: Store,
+        cell: Cell,
+        session: str,
     ) -> None:
         self._scope = scope
         self._settings = settings
@@ -68,7 +77,9 @@ class Follower:
         self._session = session
         self._receiver = FrameReceiver("archiver", session)
         parked = LargeStore(client.jetstream(), settings.streams.parked, client.max_payload)
-        self._parking = Parking(settings.delivery.poison, parked, self._source, self._stats, "archive_parked_messages")
+        self._parking = Parking(
+            settings.delivery.poison, parked, self._source, self._stats, "archive_parked_messages"
+        )
         self._limits = Limits(settings.archive.file_rows_max, settings.archive.file_bytes_max)
         self._writing: asyncio.Task[None] | None = None
         self._writing_bytes = 0
@@ -86,12 +97,15 @@ class Follower:
         await self._remember()
         self._builder = Builder(self._place.begun(), self._limits)
         self._scope.health.heal("store")
-        log.info("place_found", file=self._place.next_id - 1, known=format_lsn(self._place.known_lsn))
+        log.info(
+            "place_found", file=self._place.next_id - 1, known=format_lsn(self._place.known_lsn)
+        )
         try:
             await self._follow()
         finally:
             if self._writing is not None:
-                # A thread can't be stopped: what it is about to write must not meet the next follower's.
+                # A thread can't be stopped: what it is about to write must not meet the next
+                # follower's.
                 await asyncio.wait({self._writing})
             await self._open.settle()
 
@@ -99,7 +113,8 @@ class Follower:
         subscription = await self._client.subscribe(
             link.frames_subject(self._source),
             pending_msgs_limit=QUEUE_MESSAGES_MAX,
-            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max + self._client.max_payload,
+            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max
+            + self._client.max_payload,
         )
         try:
             await self._control(self._receiver.join())
@@ -111,7 +126,9 @@ class Follower:
             await self._leave()
         except BaseException as error:
             if self._client.is_connected and not self._scope.stopping.is_set():
-                await asyncio.shield(self._control(self._receiver.restart(str(error) or type(error).__name__)))
+                await asyncio.shield(
+                    self._control(self._receiver.restart(str(error) or type(error).__name__))
+                )
             raise
         finally:
             if not self._client.is_closed:
@@ -156,12 +173,16 @@ class Follower:
             self._place = replace(self._place, known_lsn=opening.confirmed_lsn)
         await self._drop_open()
         if gap is not None:
-            log.error("gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason)
+            log.error(
+                "gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason
+            )
             count(self._stats, "archive_gaps")
             await self._write(self._builder.tell_gap(gap, time.time_ns() // 1000), OpenFile())
         self._scope.health.started()
         self._scope.health.heal("bus")
-        log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+        log.info(
+            "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
+        )
 
     async def _on_entry(self, lsn: int, message: bytes) -> None:
         builder = self._builder
@@ -189,14 +210,20 @@ class Follower:
             await self._make_room()
 
     async def _park(self, lsn: int, message: bytes, error: DecodeError) -> None:
-        """The change is kept elsewhere before the archive passes it; where that is not wanted, it stops here."""
+        """The change is kept elsewhere before the archive passes it; where that is not wanted, it
+        stops here.
+        """
         if not self._parking.takes(message):
             raise error
-        await self._parking.put(lsn, self._builder.place, message, error, self._builder.hidden(message))
+        await self._parking.put(
+            lsn, self._builder.place, message, error, self._builder.hidden(message)
+        )
         self._builder.pass_over()
 
     async def _make_room(self) -> None:
-        """Rows become bytes of the open file, or the file is closed, whether or not its transaction has ended."""
+        """Rows become bytes of the open file, or the file is closed, whether or not its transaction
+        has ended.
+        """
         if self._builder.overfull:
             await self._seal()
             return
@@ -228,9 +255,17 @@ class Follower:
     async def _pass_idle(self, now: float) -> None:
         """With nothing to write, what passed is marked, and then confirmed."""
         lsn = self._builder.complete_lsn
-        if self._builder.rows or self._writing is not None or lsn <= self._place.known_lsn or not self._place.known_lsn:
+        if (
+            self._builder.rows
+            or self._writing is not None
+            or lsn <= self._place.known_lsn
+            or not self._place.known_lsn
+        ):
             return
-        if now - self._marked_at < self._settings.bus.progress_interval_s and not self._scope.stopping.is_set():
+        if (
+            now - self._marked_at < self._settings.bus.progress_interval_s
+            and not self._scope.stopping.is_set()
+        ):
             return
         self._marked_at = now
         await self._write_mark(lsn)
@@ -239,7 +274,10 @@ class Follower:
 
     async def _remember(self) -> None:
         """That this archive has files: one that has none is not taken for new later."""
-        known = self._mark.file and (self._mark.archive, self._mark.url) == (self._place.archive, self._store.url)
+        known = self._mark.file and (self._mark.archive, self._mark.url) == (
+            self._place.archive,
+            self._store.url,
+        )
         if self._place.info is not None and not known:
             await self._write_mark(self._place.known_lsn)
 
@@ -253,7 +291,9 @@ class Follower:
         sealed, file, self._open = self._builder.seal(), self._open, OpenFile()
         self._opened_at = time.monotonic()
         self._writing_bytes = file.size
-        self._writing = asyncio.create_task(self._write(sealed, file), name=f"archive file {self._place.next_id}")
+        self._writing = asyncio.create_task(
+            self._write(sealed, file), name=f"archive file {self._place.next_id}"
+        )
 
     async def _written(self) -> None:
         """Wait for the file that is being written; raises what went wrong with it."""
@@ -274,7 +314,10 @@ class Follower:
         give_back()
         failpoint("archiver.after_put_before_confirm")
         self._place = replace(
-            self._place, info=info, known_lsn=max(self._place.known_lsn, info.end_lsn), next_id=info.next_id
+            self._place,
+            info=info,
+            known_lsn=max(self._place.known_lsn, info.end_lsn),
+            next_id=info.next_id,
         )
         self.progressed = True
         await self._remember()
@@ -282,7 +325,9 @@ class Follower:
         await self._confirm()
 
     async def _put(self, name: str, data: bytes) -> None:
-        """Ask again where no answer came; whose file it is that is there then, the next follower finds out."""
+        """Ask again where no answer came; whose file it is that is there then, the next follower
+        finds out.
+        """
         for attempt in range(PUT_ATTEMPTS):
             try:
                 await asyncio.to_thread(self._store.put_new, name, data)

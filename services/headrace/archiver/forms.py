@@ -1,7 +1,8 @@
 """Rows of one relation as JSON texts, written by code made for it where they are plain. Pure.
 
-Values have the contract's JSON forms (docs/contract.md), arrays as PostgreSQL's literals. An Insert message, by far the
-most frequent, is read and written in one pass; `plain` is the meaning, and the oracle of the test.
+Values have the contract's JSON forms (docs/contract.md), arrays as PostgreSQL's literals. An Insert
+message, by far the most frequent, is read and written in one pass; `plain` is the meaning, and the
+oracle of the test.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class Form:
     @classmethod
     def of(cls, relation: Relation, facts: TableFacts, selection: Selection) -> Form:
         hidden = selection.hidden_columns(relation.schema, relation.name)
-        converters = [converter(column.type_oid, _OPTIONS, facts.types.get) for column in relation.columns]
+        converters = [
+            converter(column.type_oid, _OPTIONS, facts.types.get) for column in relation.columns
+        ]
         names = [column.name for column in relation.columns]
         inexact = tuple(
             (place, name, convert)
@@ -99,10 +102,20 @@ class Form:
         key = _key_places(relation, facts, hidden)
         info = _table_info(relation, facts, hidden, key)
         quick = compiled(relation.relation_id, whole, key)
-        return cls(relation, columns, key, info, quick, not selection.wants(relation.schema, relation.name), inexact)
+        return cls(
+            relation,
+            columns,
+            key,
+            info,
+            quick,
+            not selection.wants(relation.schema, relation.name),
+            inexact,
+        )
 
     def exact(self, new: Row | None, old: Row | None) -> bytes | None:
-        """PostgreSQL's texts of the values whose JSON is not all of them, as the archive's column has them."""
+        """PostgreSQL's texts of the values whose JSON is not all of them, as the archive's column
+        has them.
+        """
         sides = {"after": self._texts(new), "before": self._texts(old)} if self.inexact else {}
         found = {side: texts for side, texts in sides.items() if texts}
         return orjson.dumps(found) if found else None
@@ -123,7 +136,9 @@ class Form:
     def plain(self, row: Row) -> tuple[bytes, list[str]]:
         """A row's text, and the names of the columns that PostgreSQL did not send."""
         parts, unchanged = [], []
-        for (name, write), value, column in zip(self.columns, row, self.relation.columns, strict=True):
+        for (name, write), value, column in zip(
+            self.columns, row, self.relation.columns, strict=True
+        ):
             if write is None:
                 continue
             if value is UNCHANGED:
@@ -159,14 +174,30 @@ def _joined(values: Sequence[tuple[bytes, Write | None, object]]) -> bytes | Non
 
 
 def _key_places(relation: Relation, facts: TableFacts, hidden: frozenset[str]) -> tuple[int, ...]:
-    """FULL flags every column, NOTHING none: there the primary key must come from the catalog, if it can."""
-    places = {column.name: place for place, column in enumerate(relation.columns) if column.name not in hidden}
-    if relation.replica_identity in FULL_OR_NOTHING and facts.primary_key and set(facts.primary_key) <= set(places):
+    """FULL flags every column, NOTHING none: there the primary key must come from the catalog, if
+    it can.
+    """
+    places = {
+        column.name: place
+        for place, column in enumerate(relation.columns)
+        if column.name not in hidden
+    }
+    if (
+        relation.replica_identity in FULL_OR_NOTHING
+        and facts.primary_key
+        and set(facts.primary_key) <= set(places)
+    ):
         return tuple(places[name] for name in facts.primary_key)
-    return tuple(places[column.name] for column in relation.columns if column.is_key and column.name in places)
+    return tuple(
+        places[column.name]
+        for column in relation.columns
+        if column.is_key and column.name in places
+    )
 
 
-def _table_info(relation: Relation, facts: TableFacts, hidden: frozenset[str], key: tuple[int, ...]) -> TableInfo:
+def _table_info(
+    relation: Relation, facts: TableFacts, hidden: frozenset[str], key: tuple[int, ...]
+) -> TableInfo:
     columns = tuple(
         ColumnInfo(
             column.name,
@@ -221,7 +252,9 @@ _INLINE: dict[Write, str] = {
 }
 
 
-def compiled(relation_id: int, columns: Sequence[tuple[bytes, Write | None]], key: Sequence[int]) -> Quick | None:
+def compiled(
+    relation_id: int, columns: Sequence[tuple[bytes, Write | None]], key: Sequence[int]
+) -> Quick | None:
     """A reader and writer in one for Insert messages of these columns."""
     if len(columns) > COLUMNS_MAX:
         return None
@@ -240,7 +273,9 @@ def compiled(relation_id: int, columns: Sequence[tuple[bytes, Write | None]], ke
             continue
         shown.append(place)
         names[f"w{place}"] = write
-        body.append(_VALUE.format(place=place, write=_INLINE.get(write, f"w{place}(data[start:at])")))
+        body.append(
+            _VALUE.format(place=place, write=_INLINE.get(write, f"w{place}(data[start:at])"))
+        )
     row, key_text = _template(columns, shown), _template(columns, key) if key else "None"
     source = "".join(body) + _END.format(key=key_text, row=row)
     exec(compile(source, f"<archived rows of relation {relation_id}>", "exec"), names)  # noqa: S102  # names alone, as literals

@@ -1,4 +1,6 @@
-"""Garbage collection by the archiver itself, where HEADRACE_ARCHIVE_KEEP_S says for how long files are kept."""
+"""Garbage collection by the archiver itself, where HEADRACE_ARCHIVE_KEEP_S says for how long files
+are kept.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""A small process: without pandas, which pyarrow loads where it is installed, and with memory that goes back.
+"""A small process: without pandas, which pyarrow loads where it is installed, and with memory that
+goes back.
 
-pyarrow asks pandas of every list that becomes a column whether that is a series, which costs 30 MiB and a second. Its
-own pool of memory keeps what a file needed; malloc gives pieces of that size back. Which pool it is, pyarrow asks the
-environment once, when it is loaded: a pool that is set later holds for Python's arrays and not for what writes Parquet.
-So this is loaded first. For the archiver's process alone: whoever reads an archive may want either.
+pyarrow asks pandas of every list that becomes a column whether that is a series, which costs 30 MiB
+and a second. Its own pool of memory keeps what a file needed; malloc gives pieces of that size
+back. Which pool it is, pyarrow asks the environment once, when it is loaded: a pool that is set
+later holds for Python's arrays and not for what writes Parquet. So this is loaded first. For the
+archiver's process alone: whoever reads an archive may want either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The open file: its row groups are encoded as they fill, so that rows are held for as long as that takes.
+"""The open file: its row groups are encoded as they fill, so that rows are held for as long as that
+takes.
 
-Promises that groups are in the file in the order in which they were added, and that no more than one is being encoded;
-`add` waits for the one before. Holds the encoded bytes, and never writes them anywhere.
+Promises that groups are in the file in the order in which they were added, and that no more than
+one is being encoded; `add` waits for the one before. Holds the encoded bytes, and never writes them
+anywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class OpenFile:
     async def add(self, rows: pa.Table) -> None:
         """Begin to encode a row group, in a thread."""
         await self.settle()
-        self._encoding = asyncio.create_task(asyncio.to_thread(self._writer.add, rows), name="archive row group")
+        self._encoding = asyncio.create_task(
+            asyncio.to_thread(self._writer.add, rows), name="archive row group"
+        )
 
     async def settle(self) -> None:
         """Wait for the group that is being encoded; raises what went wrong with it."""

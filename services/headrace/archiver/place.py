@@ -1,7 +1,9 @@
-"""Where the archive ends: read from its last file, and from the mark that says what passed since then.
+"""Where the archive ends: read from its last file, and from the mark that says what passed since
+then.
 
-The last file says all that is needed to go on. The mark, in the state bucket, says how far the log was seen to have
-nothing more for the archive: without it, an idle hour could not be told from a lost one.
+The last file says all that is needed to go on. The mark, in the state bucket, says how far the log
+was seen to have nothing more for the archive: without it, an idle hour could not be told from a
+lost one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class ArchiveVanishedError(ArchiveError):
 
     retry = True
     remedy = (
-        "Mount or restore it: the archiver goes on by itself. Or point HEADRACE_ARCHIVE_URL at a new, empty place, "
+        "Mount or restore it: the archiver goes on by itself. Or point HEADRACE_ARCHIVE_URL at a "
+        "new, empty place, "
         "where an archive begins anew."
     )
 
@@ -52,7 +55,12 @@ class Mark:
     @classmethod
     def of(cls, value: Mapping[str, Any] | None) -> Mark:
         known = value or {}
-        return cls(known.get("archive", ""), known.get("file", 0), known.get("lsn", 0), known.get("url", ""))
+        return cls(
+            known.get("archive", ""),
+            known.get("file", 0),
+            known.get("lsn", 0),
+            known.get("url", ""),
+        )
 
     def encode(self) -> dict[str, Any]:
         return {"archive": self.archive, "file": self.file, "lsn": self.lsn, "url": self.url}
@@ -95,10 +103,14 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
     last = numbered[-1]
     with naming(last):
         fetched: Fetched | None = store.ask(Get(layout.file_name(last), _TAIL_BYTES))
-        if fetched is not None and segment.footer_bytes(fetched.data) + segment.SEAL_BYTES > len(fetched.data):
+        if fetched is not None and segment.footer_bytes(fetched.data) + segment.SEAL_BYTES > len(
+            fetched.data
+        ):
             fetched = store.ask(Get(layout.file_name(last)))
         if fetched is None:
-            raise ArchiveError(f"{layout.described(last)} of the archive vanished while it was read")
+            raise ArchiveError(
+                f"{layout.described(last)} of the archive vanished while it was read"
+            )
         info = segment.info_of(segment.footer_of(fetched.data))
         if fault := name_fault(info, last):
             # To go on from it would be to go on from another place.
@@ -113,10 +125,14 @@ def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Pla
             return Place(secrets.token_hex(8), None, 0)
         if mark.file:
             # What else was in them nobody knows: to go on would double it, or leave it out.
-            raise ArchiveVanishedError(f"the archive {url} had file {mark.file}, and has no files now")
+            raise ArchiveVanishedError(
+                f"the archive {url} had file {mark.file}, and has no files now"
+            )
         return Place(mark.archive, None, mark.lsn)
     if info.source != source:
-        raise ArchiveDivergedError(f"the archive {url} is of the source {info.source}, not of {source}")
+        raise ArchiveDivergedError(
+            f"the archive {url} is of the source {info.source}, not of {source}"
+        )
     fits = mark.archive == info.archive and mark.file == info.id
     known = max(info.end_lsn, mark.lsn) if fits else info.end_lsn
     return Place(info.archive, info, known, info.next_id, info.epoch + 1)
@@ -132,18 +148,23 @@ def check_source(info: SegmentInfo | None, opening: Opening) -> None:
         return
     if info.system_id != opening.system_id:
         raise ArchiveDivergedError(
-            f"PostgreSQL's system identifier is {opening.system_id}, the archive's is {info.system_id}"
+            f"PostgreSQL's system identifier is {opening.system_id}, the archive's is "
+            f"{info.system_id}"
         )
     if opening.timeline < info.timeline:
-        raise ArchiveDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the archive on {info.timeline}")
+        raise ArchiveDivergedError(
+            f"PostgreSQL is on timeline {opening.timeline}, the archive on {info.timeline}"
+        )
     at = info.last.lsn
     fork = min((lsn for timeline, lsn in opening.forks if timeline >= info.timeline), default=None)
     if fork is not None and fork <= at:
         raise ArchiveDivergedError(
-            f"PostgreSQL's timeline {opening.timeline} left timeline {info.timeline} at {format_lsn(fork)}, before "
+            f"PostgreSQL's timeline {opening.timeline} left timeline {info.timeline} at "
+            f"{format_lsn(fork)}, before "
             f"{format_lsn(at)}, where the archive is: it has changes that this server never had"
         )
     if opening.current_lsn and opening.current_lsn < at:
         raise ArchiveDivergedError(
-            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, where the archive is"
+            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, "
+            "where the archive is"
         )

@@ -1,9 +1,11 @@
-"""The archiver's process: holds the lease, finds the archive's end, follows one epoch after another.
+"""The archiver's process: holds the lease, finds the archive's end, follows one epoch after
+another.
 
-One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the archive's last file,
-ask the wal-reader for a new epoch. Promises: files hold exactly what was committed, in commit order, ids without gaps;
-an LSN is confirmed only when what is before it is in a file; a file is created or refused, never overwritten, so that
-an archiver that lost its lease in its sleep does no harm.
+One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the
+archive's last file, ask the wal-reader for a new epoch. Promises: files hold exactly what was
+committed, in commit order, ids without gaps; an LSN is confirmed only when what is before it is in
+a file; a file is created or refused, never overwritten, so that an archiver that lost its lease in
+its sleep does no harm.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ async def run(scope: Scope, settings: Settings) -> None:
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _hold_lease_and_archive(scope: Scope, settings: Settings, client: Client, store: Store) -> None:
+async def _hold_lease_and_archive(
+    scope: Scope, settings: Settings, client: Client, store: Store
+) -> None:
     session = secrets.token_hex(8)
     state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
     if state is None:
@@ -77,7 +81,13 @@ async def _hold_lease_and_archive(scope: Scope, settings: Settings, client: Clie
 
 
 async def _archive(
-    scope: Scope, settings: Settings, client: Client, tables: Tables, store: Store, state: KeyValue, session: str
+    scope: Scope,
+    settings: Settings,
+    client: Client,
+    tables: Tables,
+    store: Store,
+    state: KeyValue,
+    session: str,
 ) -> None:
     backoff = BACKOFF_S
     while not scope.stopping.is_set():

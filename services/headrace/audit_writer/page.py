@@ -1,8 +1,9 @@
 """The trail in a browser: search by table, key, time and context, and what a change changed.
 
-Serves `/audit` (one page, no other files) and `/audit/changes` (the rows as JSON) on the audit-writer's own port. Since
-rows are what it shows, it answers only where this machine alone reaches the port, or to who has HEADRACE_AUDIT_TOKEN;
-reads through a connection of its own that can't write.
+Serves `/audit` (one page, no other files) and `/audit/changes` (the rows as JSON) on the
+audit-writer's own port. Since rows are what it shows, it answers only where this machine alone
+reaches the port, or to who has HEADRACE_AUDIT_TOKEN; reads through a connection of its own that
+can't write.
 """
 
 from __future__ import annotations
@@ -52,13 +53,19 @@ class Page:
 
     async def page(self, request: web.Request) -> web.Response:
         if not self._local(request) and self._audit.token is None:
-            return _refusal(403, "the trail is shown to this machine alone", "Set HEADRACE_AUDIT_TOKEN.")
+            return _refusal(
+                403, "the trail is shown to this machine alone", "Set HEADRACE_AUDIT_TOKEN."
+            )
         text = resources.files("headrace.audit_writer").joinpath("page.html").read_text()
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
     async def changes(self, request: web.Request) -> web.Response:
         if not self._may(request):
-            return _refusal(401, "the trail needs its token", "Send Authorization: Bearer <HEADRACE_AUDIT_TOKEN>.")
+            return _refusal(
+                401,
+                "the trail needs its token",
+                "Send Authorization: Bearer <HEADRACE_AUDIT_TOKEN>.",
+            )
         try:
             search = _search(request.query)
             async with asyncio.timeout(QUERY_TIMEOUT_S), self._searches:
@@ -66,14 +73,18 @@ class Page:
         except (HeadraceError, ValueError) as error:
             return _refusal(400, str(error), "See the fields of the page.")
         except (TimeoutError, asyncpg.PostgresError) as error:
-            return _refusal(503, str(error) or "the search took too long", "Narrow it by table, key or time.")
+            return _refusal(
+                503, str(error) or "the search took too long", "Narrow it by table, key or time."
+            )
         body = json.dumps({"changes": [_document(row) for row in found]}, default=str)
         return web.Response(text=body, content_type="application/json", headers=_HEADERS)
 
     async def _found(self, search: Search) -> list[Any]:
         connection = await connect(self._audit, self._settings.postgres, "headrace audit page")
         try:
-            await connection.execute("SET default_transaction_read_only = on; SET statement_timeout = '9s'")
+            await connection.execute(
+                "SET default_transaction_read_only = on; SET statement_timeout = '9s'"
+            )
             sql, arguments = rows(search, self._table)
             return list(await connection.fetch(sql, *arguments))
         finally:
@@ -83,14 +94,20 @@ class Page:
         """This machine, by a name of its own: another name that leads here is another's page."""
         host = self._settings.process.http_host
         asked = request.url.host or ""
-        return _is_loopback(host) and _is_loopback(asked) and request.headers.get("Sec-Fetch-Site") != "cross-site"
+        return (
+            _is_loopback(host)
+            and _is_loopback(asked)
+            and request.headers.get("Sec-Fetch-Site") != "cross-site"
+        )
 
     def _may(self, request: web.Request) -> bool:
         token = self._audit.token
         if token is None:
             return self._local(request)
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+        return scheme.lower() == "bearer" and hmac.compare_digest(
+            given.strip().encode(), token.encode()
+        )
 
 
 def _is_loopback(host: str) -> bool:
@@ -130,7 +147,11 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
     document = dict(row)
     for name in ("before", "after", "context", "exact"):
         document[name] = json.loads(document[name] or "null")
-    places = {name: str(document[name]) for name in ("position", "ordinal", "id") if document[name] is not None}
+    places = {
+        name: str(document[name])
+        for name in ("position", "ordinal", "id")
+        if document[name] is not None
+    }
     return {**document, **places}
 
 

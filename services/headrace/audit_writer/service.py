@@ -1,8 +1,9 @@
 """The audit-writer's process: one session after another, and the old rows' removal.
 
-Promises: while the destination, the stream or the source is away it waits, unready, with the reason, and goes on by
-itself, however long that takes; what the destination refuses at the very start ends the process with the remedy. What
-is lost for good is kept in the table of gaps, never passed over in silence.
+Promises: while the destination, the stream or the source is away it waits, unready, with the
+reason, and goes on by itself, however long that takes; what the destination refuses at the very
+start ends the process with the remedy. What is lost for good is kept in the table of gaps, never
+passed over in silence.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ async def run(scope: Scope, settings: Settings) -> None:
 
 
 class AuditWriter:
-    def __init__(self, scope: Scope, settings: Settings, audit: AuditSettings, client: Client) -> None:
+    def __init__(
+        self, scope: Scope, settings: Settings, audit: AuditSettings, client: Client
+    ) -> None:
         self._scope = scope
         self._settings = settings
         self._audit = audit
@@ -96,7 +99,9 @@ class AuditWriter:
     async def _destination(self) -> AsyncIterator[Destination]:
         # A server that is gone without a word would else be waited for without end.
         timeout_s = self._audit.commit_timeout_s
-        connection = await connect(self._audit, self._settings.postgres, f"headrace {SERVICE}", timeout_s)
+        connection = await connect(
+            self._audit, self._settings.postgres, f"headrace {SERVICE}", timeout_s
+        )
         try:
             yield Destination(connection, self._audit, self._settings.source.slot)
         finally:
@@ -123,7 +128,11 @@ class AuditWriter:
             self._scope.health.heal(part)
         self._scope.health.started()
         self._worked = True
-        log.info("audit_follows", position=str(destination.state.position), stream_seq=destination.state.stream_seq)
+        log.info(
+            "audit_follows",
+            position=str(destination.state.position),
+            stream_seq=destination.state.stream_seq,
+        )
 
     async def _note(self, destination: Destination, gap: RetentionGapError) -> None:
         log.error("gap", reason=str(gap))
@@ -131,7 +140,8 @@ class AuditWriter:
         # The state as it was committed last: the session that ended may have been ahead of it.
         await destination.prepare()
         if gap.rewritten:
-            # Another stream, or an older copy that was written on: read from its start, and judged by positions.
+            # Another stream, or an older copy that was written on: read from its start, and judged
+            # by positions.
             await destination.note_gap(
                 0, f"the stream was made anew; what it held from {gap.first_lost} on may be lost"
             )
@@ -140,9 +150,11 @@ class AuditWriter:
             await destination.note_gap(gap.last_lost, reason)
 
     def _ail(self, error: Exception) -> None:
-        """What is refused at the start ends the process with its remedy; what worked before is waited for.
+        """What is refused at the start ends the process with its remedy; what worked before is
+        waited for.
 
-        So is a stream that is not there yet: beside this service a suite may be starting that makes it.
+        So is a stream that is not there yet: beside this service a suite may be starting that makes
+        it.
         """
         waited_for = self._worked or isinstance(error, StreamMissingError)
         if isinstance(error, HeadraceError) and not error.retry and not waited_for:
@@ -153,24 +165,35 @@ class AuditWriter:
         message = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) else str(error)
         if not message and isinstance(error, TimeoutError):
             message = "it did not answer in time"
-        self._scope.health.ail("stream" if stream else "destination", message or type(error).__name__)
+        self._scope.health.ail(
+            "stream" if stream else "destination", message or type(error).__name__
+        )
         count(self._scope.health.stats, "audit_recoveries")
 
     async def look(self) -> None:
-        """See now and then how far the trail is behind the stream, also while its destination is away."""
+        """See now and then how far the trail is behind the stream, also while its destination is
+        away.
+        """
         stats, stream = self._scope.health.stats, self._settings.streams.cdc
         while not self._scope.stopping.is_set():
             if self._session is not None and self._client.is_connected:
                 with contextlib.suppress(NatsError, OSError):
-                    found = await behind(self._client.jetstream(), stream, self._session.settled_seq)
-                    stats["audit_behind_messages"], stats["audit_behind_seconds"] = found.messages, found.age_s
+                    found = await behind(
+                        self._client.jetstream(), stream, self._session.settled_seq
+                    )
+                    stats["audit_behind_messages"], stats["audit_behind_seconds"] = (
+                        found.messages,
+                        found.age_s,
+                    )
             await self._scope.pause(LOOK_S)
 
     async def expire(self, keep_days: int) -> None:
         """Remove old rows, for as long as there are any and then now and then."""
         while not self._scope.stopping.is_set():
             removed = 0
-            with contextlib.suppress(HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            with contextlib.suppress(
+                HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError
+            ):
                 async with self._destination() as destination:
                     removed = await destination.expire(keep_days)
             count(self._scope.health.stats, "audit_expired", removed)

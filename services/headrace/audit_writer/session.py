@@ -1,7 +1,9 @@
-"""One life of the trail between two doubts: the stream is followed from where the destination's state says.
+"""One life of the trail between two doubts: the stream is followed from where the destination's
+state says.
 
-Promises: reads on while a commit is under way, but never more than the settings allow; commits only what the stitcher
-gives out, in order. Whatever fails ends the session; the next one reads the state again, and so is in no doubt.
+Promises: reads on while a commit is under way, but never more than the settings allow; commits only
+what the stitcher gives out, in order. Whatever fails ends the session; the next one reads the state
+again, and so is in no doubt.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from headrace.settings import PostgresSettings
 log = logs.logger("audit-writer")
 
 WAIT_S = 0.5
-# Where nothing of what came is audited, the place is kept this often; where all of it was the audit's own doing,
-# rarely, since to keep it is a change itself.
+# Where nothing of what came is audited, the place is kept this often; where all of it was the
+# audit's own doing, rarely, since to keep it is a change itself.
 IDLE_S, OWN_S = 10.0, 600.0
 _GAP, _SCHEMA = "GAP", "SCHEMA"
 # What a table's changes are: the audit's own doing, rows of the trail, or neither.
@@ -70,7 +72,8 @@ class Session:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _what: dict[tuple[int, str, str], str] = field(default_factory=dict)
     _rows: Counter[str] = field(default_factory=Counter)
-    # What became known of tables, and from which place on, until a batch that reaches there keeps it.
+    # What became known of tables, and from which place on, until a batch that reaches there keeps
+    # it.
     _learned: deque[tuple[Position, Names, Noted]] = field(default_factory=deque)
     _kept_at: float = field(default_factory=time.monotonic)
     _foreign: bool = False
@@ -200,7 +203,9 @@ class Session:
         self._news.set()
 
     def _learned_by(self, batch: Batch) -> dict[Names, Noted]:
-        """What became known up to the batch's end: reading is ahead of it, and after a crash begins again there."""
+        """What became known up to the batch's end: reading is ahead of it, and after a crash begins
+        again there.
+        """
         assert batch.position is not None, "a batch that was cut has one"
         found: dict[Names, Noted] = {}
         while self._learned and self._learned[0][0] <= batch.position:
@@ -210,7 +215,9 @@ class Session:
 
     @property
     def _due(self) -> bool:
-        return self._ended or time.monotonic() - self._kept_at > (IDLE_S if self._foreign else OWN_S)
+        return self._ended or time.monotonic() - self._kept_at > (
+            IDLE_S if self._foreign else OWN_S
+        )
 
     def _tell(self, batch: Batch) -> None:
         stats = self.scope.health.stats
@@ -224,7 +231,11 @@ class Session:
 
 
 async def opened(
-    scope: Scope, settings: AuditSettings, postgres: PostgresSettings, destination: Destination, slot: str
+    scope: Scope,
+    settings: AuditSettings,
+    postgres: PostgresSettings,
+    destination: Destination,
+    slot: str,
 ) -> Session:
     """A session as the destination's state has it."""
     book = TableBook(dict(await destination.noted()))

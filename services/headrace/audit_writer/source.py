@@ -1,7 +1,9 @@
-"""What the audit-writer asks the source's catalog: the database's name, and of tables that no schema event described.
+"""What the audit-writer asks the source's catalog: the database's name, and of tables that no
+schema event described.
 
-A change names its key itself, and schema events a table's columns. A stream that no longer has them leaves the catalog,
-which knows today's: for columns of bytea, and for the key of changes that name none (those of an earlier version).
+A change names its key itself, and schema events a table's columns. A stream that no longer has them
+leaves the catalog, which knows today's: for columns of bytea, and for the key of changes that name
+none (those of an earlier version).
 """
 
 from __future__ import annotations
@@ -39,12 +41,16 @@ async def noted(settings: PostgresSettings, tables: set[Names]) -> dict[Names, N
     session = await connection.connect(settings, "headrace audit-writer")
     try:
         wanted = sorted(tables)
-        rows = await session.fetch(_RELATIONS, [schema for schema, _ in wanted], [name for _, name in wanted])
+        rows = await session.fetch(
+            _RELATIONS, [schema for schema, _ in wanted], [name for _, name in wanted]
+        )
         keys_of = await catalog.keys(session, [row["relation_id"] for row in rows])
     finally:
         session.terminate()
     found = {
-        (row["schema"], row["name"]): Noted(keys_of[row["relation_id"]].row, tuple(row["binary_columns"]))
+        (row["schema"], row["name"]): Noted(
+            keys_of[row["relation_id"]].row, tuple(row["binary_columns"])
+        )
         for row in rows
     }
     return {names: found.get(names, Noted()) for names in tables}

@@ -1,7 +1,7 @@
 """Whether the trail moves: this service's own state, and that of the services that feed it.
 
-For HEALTH_PORT where HEADRACE_AUDIT_HEALTH_READY asks for it: a supervisor that knows only that port is to see a trail
-that stands still, whichever part of it is the reason.
+For HEALTH_PORT where HEADRACE_AUDIT_HEALTH_READY asks for it: a supervisor that knows only that
+port is to see a trail that stands still, whichever part of it is the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Trail:
     async def answer(self, _: web.Request) -> web.Response:
         """200 while the trail moves; else 503, with a line for each reason."""
         reasons = self.reasons(time.monotonic())
-        return web.Response(text="\n".join(reasons) + "\n" if reasons else "ok\n", status=503 if reasons else 200)
+        return web.Response(
+            text="\n".join(reasons) + "\n" if reasons else "ok\n", status=503 if reasons else 200
+        )
 
     def reasons(self, now: float) -> list[str]:
         """Why the trail stands still; empty while it moves."""
@@ -65,5 +67,7 @@ class Trail:
         except DecodeError:
             return
         now = time.monotonic()
-        self._heard = {key: held for key, held in self._heard.items() if now - held[0] <= self._silent_s}
+        self._heard = {
+            key: held for key, held in self._heard.items() if now - held[0] <= self._silent_s
+        }
         self._heard[service, report.instance] = now, report.reasons

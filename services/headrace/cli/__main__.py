@@ -1,4 +1,6 @@
-"""`python -m headrace.cli` is `headrace`: for starting a service whatever folder its script was installed to."""
+"""`python -m headrace.cli` is `headrace`: for starting a service whatever folder its script was
+installed to.
+"""
 
 from headrace.cli.entry import main
 

@@ -1,4 +1,6 @@
-"""`headrace archive ls|cat|verify|gc`: looking at an archive, and keeping it small. Needs no running suite."""
+"""`headrace archive ls|cat|verify|gc`: looking at an archive, and keeping it small. Needs no
+running suite.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,16 @@ def chosen_url(url: str | None, configured: str | None) -> str:
     """The archive that is meant."""
     found = url or configured
     if not found:
-        raise SettingError("no archive is named", remedy="Name it by --url, or set HEADRACE_ARCHIVE_URL.")
+        raise SettingError(
+            "no archive is named", remedy="Name it by --url, or set HEADRACE_ARCHIVE_URL."
+        )
     parts = urlsplit(found)
     # To look makes no folder: after a slip in the path there would be an empty archive.
     if parts.scheme == "file" and not Path(url2pathname(parts.path)).exists():
-        raise SettingError(f"there is no archive at {found}", remedy="Check the path; the archiver makes the folder.")
+        raise SettingError(
+            f"there is no archive at {found}",
+            remedy="Check the path; the archiver makes the folder.",
+        )
     return found
 
 
@@ -50,7 +57,9 @@ def duration_s(text: str) -> float:
     try:
         return float(number) * _UNITS[unit]
     except ValueError as error:
-        raise SettingError(f"{text!r} is no duration", remedy="Write 90, 30m, 12h or 7d.") from error
+        raise SettingError(
+            f"{text!r} is no duration", remedy="Write 90, 30m, 12h or 7d."
+        ) from error
 
 
 def place(text: str | None) -> dict[str, int | datetime]:
@@ -71,7 +80,18 @@ def place(text: str | None) -> dict[str, int | datetime]:
     return {"from_time": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
 
 
-_HEADINGS = ("file", "rows", "bytes", "first", "last", "end LSN", "last commit", "epoch", "tables", "gap")
+_HEADINGS = (
+    "file",
+    "rows",
+    "bytes",
+    "first",
+    "last",
+    "end LSN",
+    "last commit",
+    "epoch",
+    "tables",
+    "gap",
+)
 _NUMBERS = frozenset({"file", "rows", "bytes", "first", "last"})
 # What a narrow terminal does without, and --json always has.
 _FOR_WIDE = frozenset({"bytes", "end LSN", "epoch"})
@@ -85,9 +105,13 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
     shown = listed[-limit:] if limit else listed
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     console = Console()
-    wanted = [heading for heading in _HEADINGS if console.width >= _WIDE or heading not in _FOR_WIDE]
+    wanted = [
+        heading for heading in _HEADINGS if console.width >= _WIDE or heading not in _FOR_WIDE
+    ]
     for heading in wanted:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=heading != "tables")
+        table.add_column(
+            heading, justify="right" if heading in _NUMBERS else "left", no_wrap=heading != "tables"
+        )
     for file_id, item in shown:
         file = reader.get(file_id)
         if file is None:
@@ -95,18 +119,45 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
         info = file.info
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
         if as_json:
-            print(orjson.dumps({**_account(info), "bytes": item.size, "location": item.location}).decode())
+            print(
+                orjson.dumps(
+                    {**_account(info), "bytes": item.size, "location": item.location}
+                ).decode()
+            )
             continue
         names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
-        told = f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}" if info.gap else ""
+        told = (
+            f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}" if info.gap else ""
+        )
         end = format_lsn(info.end_lsn)
-        cells = (info.id, info.rows, item.size, info.first, info.last, end, f"{moment:%F %T}", info.epoch, names, told)
-        table.add_row(*(str(cell) for heading, cell in zip(_HEADINGS, cells, strict=True) if heading in wanted))
+        cells = (
+            info.id,
+            info.rows,
+            item.size,
+            info.first,
+            info.last,
+            end,
+            f"{moment:%F %T}",
+            info.epoch,
+            names,
+            told,
+        )
+        table.add_row(
+            *(
+                str(cell)
+                for heading, cell in zip(_HEADINGS, cells, strict=True)
+                if heading in wanted
+            )
+        )
     if as_json:
         return
     if shown:
         console.print(table)
-    console.print(f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}", style="dim", soft_wrap=True)
+    console.print(
+        f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}",
+        style="dim",
+        soft_wrap=True,
+    )
 
 
 def _account(info: object) -> dict[str, object]:
@@ -174,10 +225,16 @@ def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
     print(f"{len(planned.remove)} files, {size} bytes {'would go' if dry_run else 'removed'}")
     for reader in planned.kept_by:
         whose = one_line(reader.name)
-        print(f"from file {reader.next_id} on they are kept for the reader {whose}, heard of at {reader.at:%F %T}")
+        print(
+            f"from file {reader.next_id} on they are kept for the reader {whose}, heard of at "
+            f"{reader.at:%F %T}"
+        )
 
 
 def readers(url: str) -> None:
     """Who has registered, and where each is."""
     for reader in registered(Store(url)):
-        print(f"{one_line(reader.name)} reads file {reader.next_id} next, heard of at {reader.at:%F %T}")
+        print(
+            f"{one_line(reader.name)} reads file {reader.next_id} next, heard of at "
+            f"{reader.at:%F %T}"
+        )

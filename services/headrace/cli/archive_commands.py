@@ -1,4 +1,6 @@
-"""The options of `headrace archive …` and `headrace replay`; what they do is in `cli.archive` and `cli.replay`."""
+"""The options of `headrace archive …` and `headrace replay`; what they do is in `cli.archive` and
+`cli.replay`.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Url = Annotated[str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")]
+Url = Annotated[
+    str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")
+]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="No more than so many.")]
-From = Annotated[str | None, typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]"),
+]
 
 
 def finish(work: Callable[[Any, str], None], url: str | None) -> None:
@@ -43,7 +50,9 @@ def _fail(message: str, error: Exception) -> NoReturn:
 
 @app.command("ls")
 def ls(
-    url: Url = None, limit: Limit = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    url: Url = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """List the files: ids, rows, positions, times, tables, gaps."""
     finish(lambda archive, where: archive.ls(where, as_json=as_json, limit=limit), url)
@@ -51,25 +60,36 @@ def ls(
 
 @app.command("cat")
 def cat(
-    tables: Annotated[list[str] | None, typer.Argument(help="Tables, such as public.users; all without.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as public.users; all without.")
+    ] = None,
     url: Url = None,
     begin: From = None,
     limit: Limit = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more at the end.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more at the end.")
+    ] = False,
 ) -> None:
     """Print changes, one JSON document a line."""
-    finish(lambda archive, where: archive.cat(where, begin, tables or [], limit=limit, follow=follow), url)
+    finish(
+        lambda archive, where: archive.cat(where, begin, tables or [], limit=limit, follow=follow),
+        url,
+    )
 
 
 @app.command("verify")
 def verify(url: Url = None) -> None:
-    """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself tells of."""
+    """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself
+    tells of.
+    """
     finish(lambda archive, where: archive.verify(where), url)
 
 
 @app.command("gc")
 def gc(
-    older_than: Annotated[str, typer.Option("--older-than", help="Age of files that go: 90, 30m, 12h, 7d.")],
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Age of files that go: 90, 30m, 12h, 7d.")
+    ],
     url: Url = None,
     past_readers: Annotated[
         bool, typer.Option("--past-readers", help="Also what registered readers have not read yet.")
@@ -77,7 +97,12 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Remove old files; never the last one, and never past a registered reader unless told to."""
-    finish(lambda archive, where: archive.gc(where, older_than, past_readers=past_readers, dry_run=dry_run), url)
+    finish(
+        lambda archive, where: archive.gc(
+            where, older_than, past_readers=past_readers, dry_run=dry_run
+        ),
+        url,
+    )
 
 
 @app.command("readers")
@@ -87,18 +112,31 @@ def readers(url: Url = None) -> None:
 
 
 def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
-    into: Annotated[str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")],
+    into: Annotated[
+        str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")
+    ],
     begin: From = None,
     end: Annotated[
-        str | None, typer.Option("--to", "--until", help="To before this: an id, an LSN or a time. [the end]")
+        str | None,
+        typer.Option("--to", "--until", help="To before this: an id, an LSN or a time. [the end]"),
     ] = None,
-    tables: Annotated[list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")
+    ] = None,
     url: Url = None,
-    stream: Annotated[str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")] = "REPLAY",
-    prefix: Annotated[str, typer.Option("--prefix", help="With jetstream: what subjects begin with.")] = "replay",
-    past_gaps: Annotated[bool, typer.Option("--past-gaps", help="Go on where the archive tells of a gap.")] = False,
+    stream: Annotated[
+        str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")
+    ] = "REPLAY",
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="With jetstream: what subjects begin with.")
+    ] = "replay",
+    past_gaps: Annotated[
+        bool, typer.Option("--past-gaps", help="Go on where the archive tells of a gap.")
+    ] = False,
 ) -> None:
-    """Play a range of the archive again, with the original positions. Begun again, it goes on where it was."""
+    """Play a range of the archive again, with the original positions. Begun again, it goes on where
+    it was.
+    """
     import asyncio
 
     def work(_: Any, where: str) -> None:

@@ -1,8 +1,9 @@
-"""`headrace audit log`, `show`, `diff`, `at`, `revert`, `stats`: the trail, read where it was written.
+"""`headrace audit log`, `show`, `diff`, `at`, `revert`, `stats`: the trail, read where it was
+written.
 
-Promises: reads only, but for `revert --apply`, which runs what `revert` prints in one transaction on the source, each
-statement on exactly one row, and leaves its own context in the trail. Connects as `headrace audit up` does: by DB_* and
-DEST_DB_*, or the suite's own variables.
+Promises: reads only, but for `revert --apply`, which runs what `revert` prints in one transaction
+on the source, each statement on exactly one row, and leaves its own context in the trail. Connects
+as `headrace audit up` does: by DB_* and DEST_DB_*, or the suite's own variables.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def moment(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise SettingError(f"{text!r} is not a time", remedy="Write 2026-01-31T12:00, or 30m, 2h, 7d.") from error
+        raise SettingError(
+            f"{text!r} is not a time", remedy="Write 2026-01-31T12:00, or 30m, 2h, 7d."
+        ) from error
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
@@ -88,10 +91,15 @@ async def _trail() -> AsyncIterator[tuple[asyncpg.Connection, AuditTable, Settin
     except asyncpg.UndefinedColumnError as error:
         raise HeadraceError(
             f"the trail is of an earlier version: {error.args[0]}",
-            remedy="Start the audit-writer once, or run what `headrace audit sql` prints as the table's owner.",
+            remedy=(
+                "Start the audit-writer once, or run what `headrace audit sql` prints as the "
+                "table's owner."
+            ),
         ) from error
     except asyncpg.UndefinedTableError as error:
-        raise NotFoundError(f"there is no trail: {error.args[0]}", remedy="Start `headrace audit up`.") from error
+        raise NotFoundError(
+            f"there is no trail: {error.args[0]}", remedy="Start `headrace audit up`."
+        ) from error
     except asyncpg.PostgresError as error:
         raise HeadraceError(f"the audit's destination: {error.args[0]}") from error
     finally:
@@ -108,7 +116,8 @@ def _check_id(change: str) -> None:
         uuid.UUID(change)
     except ValueError as error:
         raise SettingError(
-            f"{change!r} is no change's id", remedy="Take one from the second column of `headrace audit log`."
+            f"{change!r} is no change's id",
+            remedy="Take one from the second column of `headrace audit log`.",
         ) from error
 
 
@@ -125,7 +134,10 @@ def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
     document = dict(row)
     for name in ("before", "after", "context", "exact"):
         document[name] = json.loads(document[name] or "null")
-    return {name: str(one) if name == "id" or isinstance(one, datetime) else one for name, one in document.items()}
+    return {
+        name: str(one) if name == "id" or isinstance(one, datetime) else one
+        for name, one in document.items()
+    }
 
 
 async def log(search: Search, *, as_json: bool) -> None:
@@ -137,7 +149,9 @@ async def log(search: Search, *, as_json: bool) -> None:
 def _line(row: Mapping[str, Any]) -> str:
     context = "" if row["context"] == "{}" else f"  {_short(row['context'])}"
     where = row["table"] if row["schema"] == "public" else f"{row['schema']}.{row['table']}"
-    changed = ", ".join(f"{name}: {_side(row, _short(was), _short(now))}" for name, was, now in _differences(row))
+    changed = ", ".join(
+        f"{name}: {_side(row, _short(was), _short(now))}" for name, was, now in _differences(row)
+    )
     time = row["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     what = f"{row['operation']:<8} {where} {row['primary_key'] or ''}"
     return f"{time}  {row['id']}  {what}  {_short(changed, 160)}{context}"
@@ -155,7 +169,9 @@ def _short(text: str, length: int = 60) -> str:
 
 
 def _differences(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Each column that a change changed, as it was and as it is; a value nobody knows is a question mark."""
+    """Each column that a change changed, as it was and as it is; a value nobody knows is a question
+    mark.
+    """
     before, after = json.loads(row["before"]), json.loads(row["after"])
     names = [name for name in {**before, **after} if before.get(name, ...) != after.get(name, ...)]
     if row["operation"] == "UPDATE" and not set(after) <= set(before):
@@ -172,7 +188,11 @@ def _told(value: object) -> str:
 async def show(change: str, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         document = as_document(await _one(connection, table, change))
-        print(json.dumps(document) if as_json else plain(json.dumps(document, indent=2, ensure_ascii=False)))
+        print(
+            json.dumps(document)
+            if as_json
+            else plain(json.dumps(document, indent=2, ensure_ascii=False))
+        )
 
 
 async def diff(change: str) -> None:
@@ -192,13 +212,17 @@ async def diff(change: str) -> None:
 async def at(time: str, name: str, key: str) -> None:
     async with _trail() as (connection, table, settings):
         names = table_of(name)
-        row = await row_at(connection, table, names, key, moment(time), database=settings.postgres.database)
+        row = await row_at(
+            connection, table, names, key, moment(time), database=settings.postgres.database
+        )
         if row.change is None:
             # Who only reads the trail need not have named the source.
             row = await row_at(connection, table, names, key, moment(time))
         if row.values is None:
             why = (
-                "the trail has nothing of it before that" if row.change is None else f"{row.change['operation']} before"
+                "the trail has nothing of it before that"
+                if row.change is None
+                else f"{row.change['operation']} before"
             )
             raise NotFoundError(f"{name} {key} was not there then: {why}")
         print(plain(json.dumps(row.values, indent=2, ensure_ascii=False)))
@@ -216,18 +240,27 @@ async def revert(
     apply: bool,
 ) -> None:
     if sum(one is not None for one in (change, position, context)) != 1:
-        raise SettingError("revert takes one of --id, --transaction, --context", remedy="Say which changes to undo.")
+        raise SettingError(
+            "revert takes one of --id, --transaction, --context",
+            remedy="Say which changes to undo.",
+        )
     if change is not None:
         _check_id(change)
     search = Search(
-        id=change, position=position, context=context, since=moment(since) if since else None, limit=query.LIMIT_MAX
+        id=change,
+        position=position,
+        context=context,
+        since=moment(since) if since else None,
+        limit=query.LIMIT_MAX,
     )
     async with _trail() as (connection, table, settings):
         found = await _found(connection, table, search)
         if not found:
             raise NotFoundError("nothing in the trail matches")
         if len(found) == query.LIMIT_MAX:
-            raise IrreversibleError(f"more than {query.LIMIT_MAX - 1} changes match", remedy="Narrow it with --since.")
+            raise IrreversibleError(
+                f"more than {query.LIMIT_MAX - 1} changes match", remedy="Narrow it with --since."
+            )
         async with postgres(settings, "audit revert") as source:
             run = Reverting(connection, source, table, settings.format.json_values, found, leave)
             if not apply:
@@ -246,15 +279,23 @@ async def stats(*, as_json: bool) -> None:
         gaps = await connection.fetch(f"SELECT * FROM {table.beside(GAPS)} ORDER BY noticed_at")  # noqa: S608  # checked names
     if as_json:
         document = {"tables": counted, "state": states, "gaps": gaps}
-        print(json.dumps({name: [dict(row) for row in rows] for name, rows in document.items()}, default=str))
+        print(
+            json.dumps(
+                {name: [dict(row) for row in rows] for name, rows in document.items()}, default=str
+            )
+        )
         return
     for row in counted:
         print(
             f"{row['schema']}.{row['table']:<24} {row['operation']:<8} {row['changes']:>10}  "
-            f"{row['with_context']} with context  {row['first']:%Y-%m-%d %H:%M} to {row['last']:%Y-%m-%d %H:%M}"
+            f"{row['with_context']} with context  {row['first']:%Y-%m-%d %H:%M} to "
+            f"{row['last']:%Y-%m-%d %H:%M}"
         )
     for row in states:
-        print(f"{row['source']}: written up to {format_lsn(row['position'])} at {row['updated_at']:%Y-%m-%d %H:%M:%S}")
+        print(
+            f"{row['source']}: written up to {format_lsn(row['position'])} at "
+            f"{row['updated_at']:%Y-%m-%d %H:%M:%S}"
+        )
     for row in gaps:
         print(f"GAP {row['source']} {row['noticed_at']:%Y-%m-%d %H:%M:%S}: {row['reason']}")
 

@@ -1,7 +1,8 @@
-"""Whether `headrace audit up` has a slot and a stream of its own, or follows the stream of a suite that is there.
+"""Whether `headrace audit up` has a slot and a stream of its own, or follows the stream of a suite
+that is there.
 
-Promises: a slot or publication that only a suite's environment names is never used for a trail of its own: it is the
-suite's. Where both can't be had, the error says what to run instead.
+Promises: a slot or publication that only a suite's environment names is never used for a trail of
+its own: it is the suite's. Where both can't be had, the error says what to run instead.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ class Suite:
 
 
 def without_a_suites(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to a suite: SLOT_NAME and PUBLICATION_NAME name the trail's own."""
+    """The environment without what belongs to a suite: SLOT_NAME and PUBLICATION_NAME name the
+    trail's own.
+    """
     return {name: value for name, value in environ.items() if name not in _A_SUITES}
 
 
 async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> Suite | None:
-    """The suite that delivers to the named NATS; None where the trail has, or may make, a stream of its own.
+    """The suite that delivers to the named NATS; None where the trail has, or may make, a stream of
+    its own.
 
     `given` is the environment with Bemi's and Zemi's variables under the suite's names.
     """
@@ -57,12 +61,16 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
     if own_slot and own_slot != environ.get("HEADRACE_SLOT", own_slot):
         raise BesideError(
             f"{there}: a trail of a slot of its own needs a NATS of its own",
-            remedy="Unset SLOT_NAME to follow that suite, or unset NATS_URL (and NATS_HOST): a nats-server is started.",
+            remedy=(
+                "Unset SLOT_NAME to follow that suite, or unset NATS_URL (and NATS_HOST): a "
+                "nats-server is started."
+            ),
         )
     if not await _has_slot(settings, slot):
         raise BesideError(
             f"{there}, but its slot {slot} is not in database {settings.postgres.database}",
-            remedy="Use the environment of that suite (`. .headrace/env`), or unset NATS_URL (and NATS_HOST): "
+            remedy="Use the environment of that suite (`. .headrace/env`), or unset NATS_URL (and "
+            "NATS_HOST): "
             "a nats-server is started.",
         )
     return Suite(slot, stream)

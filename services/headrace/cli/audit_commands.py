@@ -20,10 +20,16 @@ app = typer.Typer(
 )
 
 Table = Annotated[str | None, typer.Option("--table", "-t", help="users, or app.users.")]
-Key = Annotated[str | None, typer.Option("--key", "-k", help="The key's value; of several columns, their JSON array.")]
-Context = Annotated[str | None, typer.Option("--context", "-c", help='user_id=42, or {"user_id": 42}.')]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", "-k", help="The key's value; of several columns, their JSON array."),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", "-c", help='user_id=42, or {"user_id": 42}.')
+]
 Since = Annotated[
-    str | None, typer.Option("--since", help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago.")
+    str | None,
+    typer.Option("--since", help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago."),
 ]
 Until = Annotated[str | None, typer.Option("--until", help="The same.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
@@ -45,12 +51,14 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @app.command("up")
 def up(
     once: Annotated[bool, typer.Option("--once", help="Start, become ready, stop.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every log line of every service.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every log line of every service.")
+    ] = False,
 ) -> None:
     """Start all that an audit takes, with Bemi's and Zemi's variables alone. Ctrl-C stops it.
 
-    DB_HOST DB_PORT DB_NAME DB_USER DB_PASSWORD, DEST_DB_*, SLOT_NAME, PUBLICATION_NAME, TABLES and so on; a nats-server
-    of its own keeps its data in .headrace-audit of the current folder.
+    DB_HOST DB_PORT DB_NAME DB_USER DB_PASSWORD, DEST_DB_*, SLOT_NAME, PUBLICATION_NAME, TABLES and
+    so on; a nats-server of its own keeps its data in .headrace-audit of the current folder.
     """
     from headrace.cli import audit_up
 
@@ -64,8 +72,12 @@ def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
     context: Context = None,
     since: Since = None,
     until: Until = None,
-    operation: Annotated[str | None, typer.Option("--operation", help="CREATE, UPDATE, DELETE, TRUNCATE.")] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="No more than so many.")] = 50,
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="CREATE, UPDATE, DELETE, TRUNCATE.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="No more than so many.")
+    ] = 50,
     as_json: AsJson = False,
 ) -> None:
     """List changes, the latest first."""
@@ -93,7 +105,9 @@ def diff(change: Id) -> None:
 
 @app.command("at")
 def at(
-    time: Annotated[str, typer.Argument(help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago.")],
+    time: Annotated[
+        str, typer.Argument(help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago.")
+    ],
     table: Annotated[str, typer.Option("--table", "-t", help="users, or app.users.")],
     key: Annotated[str, typer.Option("--key", "-k", help="The key's value.")],
 ) -> None:
@@ -113,11 +127,18 @@ def revert(
     since: Since = None,
     leave: Annotated[
         list[str] | None,
-        typer.Option("--leave", help="A column that stays as it is, since a trigger sets it; may be repeated."),
+        typer.Option(
+            "--leave",
+            help="A column that stays as it is, since a trigger sets it; may be repeated.",
+        ),
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it, in one transaction; without, print it.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it, in one transaction; without, print it.")
+    ] = False,
 ) -> None:
-    """Print the SQL that undoes a change, a transaction, or everything of one context; with --apply, run it."""
+    """Print the SQL that undoes a change, a transaction, or everything of one context; with
+    --apply, run it.
+    """
     from headrace.cli import audit
 
     finish(lambda: audit.revert(change, position, context, since, leave=leave or (), apply=apply))

@@ -32,21 +32,29 @@ _LEVELS = {"warn": "warning"}
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with each of those variables under the suite's name; one that is set there wins nothing."""
+    """The environment with each of those variables under the suite's name; one that is set there
+    wins nothing.
+    """
     made = dict(environ)
     for theirs, ours in _SAME.items():
         if environ.get(theirs):
             made[ours] = environ[theirs]
     if "HEADRACE_LOG_LEVEL" in made:
-        made["HEADRACE_LOG_LEVEL"] = _LEVELS.get(made["HEADRACE_LOG_LEVEL"], made["HEADRACE_LOG_LEVEL"])
+        made["HEADRACE_LOG_LEVEL"] = _LEVELS.get(
+            made["HEADRACE_LOG_LEVEL"], made["HEADRACE_LOG_LEVEL"]
+        )
     if not any(made.get(name) for name in _NAMED):
         made = {**_DEFAULTS, **made, "PG_HOST": _DEFAULTS["PG_HOST"]}
     return made
 
 
 def in_their_words(text: str, environ: Mapping[str, str]) -> str:
-    """What an error says, with the variables that the user set, or would set, in place of the suite's own."""
-    text = text.replace("--tables ", "TABLES=" if environ.get("TABLES") else "HEADRACE_AUDIT_TABLES=")
+    """What an error says, with the variables that the user set, or would set, in place of the
+    suite's own.
+    """
+    text = text.replace(
+        "--tables ", "TABLES=" if environ.get("TABLES") else "HEADRACE_AUDIT_TABLES="
+    )
     of_theirs = {ours: theirs for theirs, ours in _SAME.items() if theirs.startswith("DB_")}
     uses_ours = any(environ.get(name) for name in (*of_theirs, *_NAMED))
     if uses_ours and not any(environ.get(name) for name in of_theirs.values()):

@@ -1,7 +1,8 @@
 """`headrace audit revert`: the changes' undoing, held to the rows of the source before and after.
 
-Promises: reads only, unless it is applied. Then each row is locked and must be what its change left, is written, and is
-read back: only where it is what it was before the change does the transaction commit. What is refused undoes nothing.
+Promises: reads only, unless it is applied. Then each row is locked and must be what its change
+left, is written, and is read back: only where it is what it was before the change does the
+transaction commit. What is refused undoes nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ from headrace.audit.revert import (
 from headrace.audit.rows import Names, key_text
 from headrace.audit.table import AuditTable
 from headrace.contract import type_oids
-from headrace.contract.values import SESSION_SETTINGS, ArrayForm, JsonForm, TypeInfo, TypeKind, ValueOptions, converter
+from headrace.contract.values import (
+    SESSION_SETTINGS,
+    ArrayForm,
+    JsonForm,
+    TypeInfo,
+    TypeKind,
+    ValueOptions,
+    converter,
+)
 from headrace.errors import SettingError
 from headrace.plain import plain
 from headrace.postgres import catalog
@@ -72,7 +81,8 @@ JOIN pg_class p ON p.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = p.relnam
 WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
 """
 _BY_TRIGGER = (
-    "A trigger, a rule or the columns' present types change what is written: leave out a column that a trigger sets by"
+    "A trigger, a rule or the columns' present types change what is written: leave out a column "
+    "that a trigger sets by"
     " --leave, or undo it by hand."
 )
 _LATER = "Undo the later changes first, or all of them together."
@@ -111,7 +121,13 @@ class Reverting:
         ids = [str(change["id"]) for change in self.changes]
         async with self.source.transaction():
             await self._prepare()
-            said = json.dumps({"revert_of": ids if len(ids) <= 100 else [*ids[:100], f"and {len(ids) - 100} more"]})
+            said = json.dumps(
+                {
+                    "revert_of": ids
+                    if len(ids) <= 100
+                    else [*ids[:100], f"and {len(ids) - 100} more"]
+                }
+            )
             await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
             for change in self.changes:
                 await self._do(await self._step(change))
@@ -124,7 +140,10 @@ class Reverting:
         elsewhere = {change["database"] for change in self.changes} - {here}
         if elsewhere:
             raise IrreversibleError(
-                f"these changes are of the database {', '.join(sorted(elsewhere))}, and this is {here}",
+                (
+                    f"these changes are of the database {', '.join(sorted(elsewhere))}, and this "
+                    f"is {here}"
+                ),
                 remedy="Set DB_NAME (PG_DB) to it.",
             )
         self._references = await self._foreign_keys()
@@ -133,7 +152,9 @@ class Reverting:
     async def _foreign_keys(self) -> list[Reference]:
         """Those that name rows of the changes' tables."""
         tables = sorted({(change["schema"], change["table"]) for change in self.changes})
-        rows = await self.source.fetch(_REFERENCES, [schema for schema, _ in tables], [name for _, name in tables])
+        rows = await self.source.fetch(
+            _REFERENCES, [schema for schema, _ in tables], [name for _, name in tables]
+        )
         return [
             Reference(
                 (row["child_schema"], row["child"]),
@@ -161,7 +182,10 @@ class Reverting:
             status = await self.source.execute(step.statement)
             if not status.endswith(" 1"):
                 raise IrreversibleError(
-                    f"nothing was undone: a statement wrote {status.split()[-1]} rows of {step.table.name}",
+                    (
+                        f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
+                        f"{step.table.name}"
+                    ),
                     remedy="A trigger or a rule of the table is in the way: undo it by hand.",
                 )
         await self._prove(step)
@@ -178,7 +202,11 @@ class Reverting:
             names = None if found is None else differing(step.table, found, step.then)
             if names == []:
                 return
-            wrong = "the row is not there" if names is None else f"{', '.join(names)} would not be what it was"
+            wrong = (
+                "the row is not there"
+                if names is None
+                else f"{', '.join(names)} would not be what it was"
+            )
         raise IrreversibleError(
             f"nothing was undone: read back from {step.table.name}, {wrong}",
             remedy=_BY_TRIGGER,
@@ -188,7 +216,9 @@ class Reverting:
         """As `_do` would find the row, were the steps before it done."""
         place = (step.table.quoted, located(step.table, step.found_by))
         if place not in self._imagined:
-            await self._hold(step, await self._read(step.table, step.found_by, lock=False), step.now)
+            await self._hold(
+                step, await self._read(step.table, step.found_by, lock=False), step.now
+            )
         elif not agree(step.table, self._imagined[place], step.now):
             await self._refuse(step, "another change of the row lies between")
         await self._hold_alone(step)
@@ -196,7 +226,9 @@ class Reverting:
         if step.then is not None:
             self._imagined[step.table.quoted, located(step.table, step.then)] = step.then
 
-    async def _hold(self, step: Step, found: Mapping[str, str | None] | None, now: Side | None) -> None:
+    async def _hold(
+        self, step: Step, found: Mapping[str, str | None] | None, now: Side | None
+    ) -> None:
         """The row must be what the change left."""
         if now is None:
             if found is not None:
@@ -214,13 +246,21 @@ class Reverting:
             if one.parent != (step.table.schema, step.table.name) or not one.takes_along:
                 continue
             child = ".".join(quote_name(name) for name in one.child)
-            pairs = [f"c.{quote_name(a)} = t.{quote_name(b)}" for a, b in zip(one.columns, one.keys, strict=True)]
-            itself = " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)" if one.child == one.parent else ""
+            pairs = [
+                f"c.{quote_name(a)} = t.{quote_name(b)}"
+                for a, b in zip(one.columns, one.keys, strict=True)
+            ]
+            itself = (
+                " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)"
+                if one.child == one.parent
+                else ""
+            )
             found = await self.source.fetchval(
                 f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
                 f" WHERE {located(step.table, step.found_by)}"
             )
-            # Of a script, those that its statements so far would remove; a part's rows are its whole's too.
+            # Of a script, those that its statements so far would remove; a part's rows are its
+            # whole's too.
             gone = [
                 place
                 for place, side in self._imagined.items()
@@ -228,25 +268,31 @@ class Reverting:
             ]
             if found > len(gone):
                 raise IrreversibleError(
-                    f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer to {step.table.name}"
+                    f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer "
+                    f"to {step.table.name}"
                     f" {step.change['primary_key']}, and would be deleted or changed with it",
                     remedy="Undo their changes first, or all of them together.",
                 )
 
     async def _refuse(self, step: Step, why: str) -> None:
-        later = await later_change(self.trail, self.audit, step.change, [one["id"] for one in self.changes])
+        later = await later_change(
+            self.trail, self.audit, step.change, [one["id"] for one in self.changes]
+        )
         named = "the trail has no later change of it"
         if later is not None:
             at = later["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
             named = f"{later['operation']} {later['id']} at {at} UTC, transaction {later['transaction_id']}"
         change, table = step.change, step.table
         raise IrreversibleError(
-            f"nothing was undone: {table.name} {change['primary_key']} is not what the change {change['id']} left:"
+            f"nothing was undone: {table.name} {change['primary_key']} is not what the change "
+            f"{change['id']} left:"
             f" {why} ({named})",
             remedy=_LATER,
         )
 
-    async def _read(self, table: Table, side: Side, *, lock: bool = True) -> dict[str, str | None] | None:
+    async def _read(
+        self, table: Table, side: Side, *, lock: bool = True
+    ) -> dict[str, str | None] | None:
         """The source's row as texts, as the replication stream has them; None where there is none."""
         texts = ", ".join(
             f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', t.{quote_name(name)}) END"
@@ -255,7 +301,9 @@ class Reverting:
         where = f"WHERE {located(table, side)}" + (" FOR UPDATE OF t" if lock else "")
         rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")  # noqa: S608  # quoted
         if len(rows) > 1:
-            raise IrreversibleError(f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it by hand.")
+            raise IrreversibleError(
+                f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it by hand."
+            )
         return dict(zip(table.columns, rows[0].values(), strict=True)) if rows else None
 
     async def _step(self, change: Mapping[str, Any]) -> Step:
@@ -292,13 +340,18 @@ class Reverting:
             # The key changed: the earlier row is found under the one it had.
             old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
         place, database = place_of(change), change["database"]
-        earlier = await row_at(self.trail, self.audit, names, old_key or "", place, parsed, database)
+        earlier = await row_at(
+            self.trail, self.audit, names, old_key or "", place, parsed, database
+        )
         if earlier.values is None or earlier.unknown or earlier.oldest is None:
             unknown = f": {', '.join(earlier.unknown)}" if earlier.unknown else ""
-            raise IrreversibleError(f"what a row of {change['table']} was before is not known{unknown}")
+            raise IrreversibleError(
+                f"what a row of {change['table']} was before is not known{unknown}"
+            )
         if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
             raise IrreversibleError(
-                f"what a row of {change['table']} was before is not known: changes of it may be missing ({gap})"
+                f"what a row of {change['table']} was before is not known: changes of it may be "
+                f"missing ({gap})"
             )
         return Side(earlier.values, earlier.exact, earlier.unsure)
 
@@ -313,21 +366,33 @@ class Reverting:
     async def _nothing_left_out(
         self, change: Mapping[str, Any], table: Table, side: Side, unchanged: Sequence[str]
     ) -> None:
-        """Columns that the trail has not: only those that were added since are no part of the change."""
-        absent = [one for one in table.columns.values() if one.name not in side.values and one.name not in unchanged]
+        """Columns that the trail has not: only those that were added since are no part of the
+        change.
+        """
+        absent = [
+            one
+            for one in table.columns.values()
+            if one.name not in side.values and one.name not in unchanged
+        ]
         absent = [one for one in absent if not one.generated]
         if not absent:
             return
-        # Those that were there have lower numbers; one that the trail has by now is no longer left out, if it ever was.
+        # Those that were there have lower numbers; one that the trail has by now is no longer left
+        # out, if it ever was.
         newest = max((table.columns[name].number for name in side.values), default=0)
         names = (change["database"], table.schema, table.name)
         delivered = await columns_by(self.trail, self.audit, names)
         then = await columns_by(self.trail, self.audit, names, change)
-        hidden = [one.name for one in absent if one.number < newest or one.name in then or one.name not in delivered]
+        hidden = [
+            one.name
+            for one in absent
+            if one.number < newest or one.name in then or one.name not in delivered
+        ]
         if hidden:
             raise IrreversibleError(
                 f"the trail does not have these columns of {table.name}: {', '.join(hidden)}",
-                remedy="HEADRACE_EXCLUDE_COLUMNS or the publication leaves them out, or they were added after the last"
+                remedy="HEADRACE_EXCLUDE_COLUMNS or the publication leaves them out, or they were added "
+                "after the last"
                 " change that it has: undo it by hand.",
             )
 
@@ -341,7 +406,8 @@ class Reverting:
         rows = await self.source.fetch(_COLUMNS, f"{quote_name(schema)}.{quote_name(name)}")
         if not rows:
             raise IrreversibleError(
-                f"the table {schema}.{name} is not there any more", remedy="Make it again, or undo it by hand."
+                f"the table {schema}.{name} is not there any more",
+                remedy="Make it again, or undo it by hand.",
             )
         own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
         types = await catalog.types(self.source, own)
@@ -350,18 +416,35 @@ class Reverting:
         keys = await catalog.keys(self.source, [relation_id])
         return Table(schema, name, columns, keys[relation_id].row)
 
-    def _column(self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]) -> Column:
+    def _column(
+        self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]
+    ) -> Column:
         oid = row["type_oid"]
         while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
             oid = info.base_oid
-        kind = {type_oids.JSON: Kind.DOCUMENT, type_oids.JSONB: Kind.DOCUMENT, type_oids.BYTEA: Kind.BINARY}.get(oid)
+        kind = {
+            type_oids.JSON: Kind.DOCUMENT,
+            type_oids.JSONB: Kind.DOCUMENT,
+            type_oids.BYTEA: Kind.BINARY,
+        }.get(oid)
         told = converter(oid, ValueOptions(), types.get)
         listed = converter(oid, ValueOptions(arrays=ArrayForm.LIST), types.get)
-        left = {*self.leave} & {row["name"], f"{table}.{row['name']}", f"{schema}.{table}.{row['name']}"}
+        left = {*self.leave} & {
+            row["name"],
+            f"{table}.{row['name']}",
+            f"{schema}.{table}.{row['name']}",
+        }
         self._left |= left
         as_text = self.json_values is JsonForm.TEXT
         return Column(
-            row["name"], row["number"], kind or Kind.OTHER, row["generated"], told, listed, bool(left), as_text
+            row["name"],
+            row["number"],
+            kind or Kind.OTHER,
+            row["generated"],
+            told,
+            listed,
+            bool(left),
+            as_text,
         )
 
 
@@ -373,7 +456,10 @@ def _side(change: Mapping[str, Any], side: str) -> Side:
 def _all_there(table: Table, side: Side) -> None:
     if missing := gone(table, side):
         raise IrreversibleError(
-            f"{table.name} has no column {', '.join(missing)} any more: it was renamed or dropped since the change",
+            (
+                f"{table.name} has no column {', '.join(missing)} any more: it was renamed or "
+                "dropped since the change"
+            ),
             remedy="Undo it by hand; `headrace audit diff` shows the values.",
         )
 

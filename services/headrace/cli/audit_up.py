@@ -1,9 +1,11 @@
-"""`headrace audit up`: an audit trail with one command: wal-reader, publisher, audit-writer and their nats-server.
+"""`headrace audit up`: an audit trail with one command: wal-reader, publisher, audit-writer and
+their nats-server.
 
-Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream is strict, so that
-where the destination is away the slot waits and nothing is lost; with CLEANUP_ON_SHUTDOWN an ordered stop drops the
-slot, and the publication that it made. In the environment of a suite it runs an audit-writer alone, which follows that
-suite's stream. Never touches a suite's slot, publication or stream.
+Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream
+is strict, so that where the destination is away the slot waits and nothing is lost; with
+CLEANUP_ON_SHUTDOWN an ordered stop drops the slot, and the publication that it made. In the
+environment of a suite it runs an audit-writer alone, which follows that suite's stream. Never
+touches a suite's slot, publication or stream.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ async def run(folder: Path, *, once: bool, verbose: bool) -> None:
     environ = dict(os.environ)
     with _alone(folder):
         try:
-            await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(once=once)
+            await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(
+                once=once
+            )
         except HeadraceError as error:
             error.args = (in_their_words(str(error.args[0]), environ),)
             error.remedy = in_their_words(error.remedy, environ)
@@ -71,7 +75,8 @@ class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
             self._holder.bind(self._name)
         except OSError as error:
             raise AlreadyServedError(
-                "headrace audit up already runs in this folder", remedy="Use that one, or another folder."
+                "headrace audit up already runs in this folder",
+                remedy="Use that one, or another folder.",
             ) from error
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +86,15 @@ class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
 class _AuditUp:
     """One run of the command."""
 
-    def __init__(self, folder: Path, given: dict[str, str], audit: AuditSettings, view: View, *, cleanup: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        given: dict[str, str],
+        audit: AuditSettings,
+        view: View,
+        *,
+        cleanup: bool,
+    ) -> None:
         self._folder = folder
         self._audit = audit
         self._view = view
@@ -126,7 +139,9 @@ class _AuditUp:
             self._made = settings
             await self._make_objects(settings)
         await self._services(settings)
-        self._view.done(f"Every change of {settings.postgres.database} is written to {self._place(settings)}")
+        self._view.done(
+            f"Every change of {settings.postgres.database} is written to {self._place(settings)}"
+        )
         assert self._supervisor is not None, "started above"
         self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER)}/audit")
         self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
@@ -134,7 +149,8 @@ class _AuditUp:
 
     async def _make_objects(self, settings: Settings) -> None:
         made = Made()
-        # A publication knows no patterns: it has all tables then, of which the publisher delivers those.
+        # A publication knows no patterns: it has all tables then, of which the publisher delivers
+        # those.
         tables = [] if self._has_patterns else list(self._audit.tables)
         await init.run(settings, tables, made)
         if made.things:
@@ -142,9 +158,14 @@ class _AuditUp:
 
     def _beside(self, suite: Suite) -> dict[str, str]:
         """The suite's environment, and what its user should know."""
-        self._view.done(f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}")
+        self._view.done(
+            f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}"
+        )
         added = " ".join(f"{name}={value}" for name, value in self._audit.for_the_suite({}).items())
-        self._view.say(f"For context, and to keep the trail out of the stream, run the suite with {added}", "dim")
+        self._view.say(
+            f"For context, and to keep the trail out of the stream, run the suite with {added}",
+            "dim",
+        )
         return {**self._given, "HEADRACE_SLOT": suite.slot, "HEADRACE_STREAM": suite.stream}
 
     def _place(self, settings: Settings) -> str:
@@ -152,7 +173,9 @@ class _AuditUp:
         return f"{self._audit.schema}.{self._audit.table} of {to.database} on {to.host}:{to.port}"
 
     def _environment(self) -> dict[str, str]:
-        """What the services are told: this run's servers, and a stream that waits rather than loses."""
+        """What the services are told: this run's servers, and a stream that waits rather than
+        loses.
+        """
         own = {
             "HEADRACE_SLOT": os.environ.get("SLOT_NAME") or NAME,
             "HEADRACE_PUB": os.environ.get("PUBLICATION_NAME") or NAME,
@@ -181,14 +204,18 @@ class _AuditUp:
             named = self._audit.page_port if name == AUDIT_WRITER else None
             port = named or free_port(preferred=9096 if name == AUDIT_WRITER else 0)
             log = self._folder / "logs" / f"{name}.log"
-            services.append(Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log))
+            services.append(
+                Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log)
+            )
         stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
         self._supervisor = Supervisor(services, self._view, stop_timeout_s=stop_timeout_s)
         self._supervisor.start()
         await self._supervisor.until_ready(READY_TIMEOUT_S)
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
-        """Wait for the user, for the end of the services, or for a server that can't be kept running."""
+        """Wait for the user, for the end of the services, or for a server that can't be kept
+        running.
+        """
         assert self._supervisor is not None, "started before"
         await unless_told_to_stop(self._supervisor.over.wait(), self._told, keeping)
         self._supervisor.check()

@@ -53,4 +53,8 @@ class Findings:
         if abs(seconds) <= SKEW_S_MAX:
             self.ok("clock", f"{abs(seconds) * 1000:.0f} ms apart")
         else:
-            self.warn("clock", f"{abs(seconds):.1f} s apart", "Run a time service (chrony) on both machines.")
+            self.warn(
+                "clock",
+                f"{abs(seconds):.1f} s apart",
+                "Run a time service (chrony) on both machines.",
+            )

@@ -24,7 +24,9 @@ _MARKS = {State.OK: ("✓", "green"), State.WARN: ("!", "yellow"), State.FAIL: (
 async def run(settings: Settings, *, as_json: bool) -> None:
     """Make all checks, show them, and end with the exit code that they earn."""
     groups = await asyncio.gather(
-        doctor_postgres.examine(settings), doctor_nats.examine(settings), doctor_archive.examine(settings)
+        doctor_postgres.examine(settings),
+        doctor_nats.examine(settings),
+        doctor_archive.examine(settings),
     )
     checks = [check for group in groups for check in group.checks]
     failed = sum(check.state is State.FAIL for check in checks)

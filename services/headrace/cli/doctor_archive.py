@@ -1,6 +1,8 @@
-"""What `headrace doctor` asks of the archive, where there is one: whose it is, where it ends, who keeps it.
+"""What `headrace doctor` asks of the archive, where there is one: whose it is, where it ends, who
+keeps it.
 
-Stores nothing. Whether an archiver lives its lease tells, which it renews: that needs no clock to be right.
+Stores nothing. Whether an archiver lives its lease tells, which it renews: that needs no clock to
+be right.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ async def _store(settings: Settings, url: str, findings: Findings) -> None:
     found = f"{url}: {files} files, the last is {info.id}, up to {format_lsn(info.end_lsn)}"
     remedy = "Point HEADRACE_ARCHIVE_URL at a place of its own for each slot."
     mine = info.source == settings.source.slot
-    findings.judge("store", found if mine else f"{url} is of the slot {info.source}", remedy, good=mine)
+    findings.judge(
+        "store", found if mine else f"{url} is of the slot {info.source}", remedy, good=mine
+    )
 
 
 def _last(url: str) -> tuple[int, SegmentInfo | None]:

@@ -1,7 +1,7 @@
 """What `headrace doctor` asks NATS.
 
-Stores nothing: the right to publish is tried with a message that JetStream must refuse (it expects another stream), on
-subjects of two tokens, which no table has.
+Stores nothing: the right to publish is tried with a message that JetStream must refuse (it expects
+another stream), on subjects of two tokens, which no table has.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ async def examine(settings: Settings) -> Findings:
     findings = Findings(GROUP, [])
     try:
         async with nats(settings, "doctor") as (client, complaints):
-            findings.ok("connection", f"{shown(settings.nats)}, user {settings.nats.user or 'none'}")
+            findings.ok(
+                "connection", f"{shown(settings.nats)}, user {settings.nats.user or 'none'}"
+            )
             _version(client, findings)
             if await _jetstream(client, complaints, findings):
                 await _streams(client, settings, findings)
@@ -55,7 +57,9 @@ def _version(client: Client, findings: Findings) -> None:
     if version >= _FAST_SINCE:
         findings.ok("version", f"{found} (fast ingest, atomic batches; {payload})")
     elif version >= _ATOMIC_SINCE:
-        findings.warn("version", f"{found} (atomic batches; {payload})", "2.14 or newer has fast ingest.")
+        findings.warn(
+            "version", f"{found} (atomic batches; {payload})", "2.14 or newer has fast ingest."
+        )
     else:
         remedy = "2.12 or newer has atomic batches (--delivery transaction), 2.14 fast ingest."
         findings.warn("version", f"{found} (single messages; {payload})", remedy)
@@ -70,19 +74,35 @@ async def _jetstream(client: Client, complaints: Sequence[str], findings: Findin
         findings.ok("JetStream", f"{used} streams, {bound}")
         return True
     if isinstance(answer, dict):
-        findings.fail("JetStream", str(answer["error"].get("description")), "Enable JetStream for this account.")
+        findings.fail(
+            "JetStream",
+            str(answer["error"].get("description")),
+            "Enable JetStream for this account.",
+        )
     elif answer == "nobody":
-        findings.fail("JetStream", "is not enabled", "Start nats-server with -js, or enable it for this account.")
+        findings.fail(
+            "JetStream",
+            "is not enabled",
+            "Start nats-server with -js, or enable it for this account.",
+        )
     else:
         denied = _denied(complaints, "$JS.API") or "no answer from $JS.API"
-        findings.fail("JetStream", denied, "Allow the NATS user to publish to $JS.API.> and to subscribe to _INBOX.>.")
+        findings.fail(
+            "JetStream",
+            denied,
+            "Allow the NATS user to publish to $JS.API.> and to subscribe to _INBOX.>.",
+        )
     return False
 
 
-async def _ask(client: Client, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Any:
+async def _ask(
+    client: Client, subject: str, data: bytes = b"", headers: dict[str, str] | None = None
+) -> Any:
     """JetStream's answer; `nobody` without a responder, `silence` without a word."""
     try:
-        return json.loads((await client.request(subject, data, timeout=_TIMEOUT_S, headers=headers)).data)
+        return json.loads(
+            (await client.request(subject, data, timeout=_TIMEOUT_S, headers=headers)).data
+        )
     except NoRespondersError:
         return "nobody"
     except (NatsError, TimeoutError):
@@ -90,7 +110,14 @@ async def _ask(client: Client, subject: str, data: bytes = b"", headers: dict[st
 
 
 def _denied(complaints: Sequence[str], subject: str) -> str | None:
-    found = next((text for text in complaints if "permissions violation" in text.lower() and subject in text), None)
+    found = next(
+        (
+            text
+            for text in complaints
+            if "permissions violation" in text.lower() and subject in text
+        ),
+        None,
+    )
     return found.removeprefix("nats: ") if found else None
 
 
@@ -113,7 +140,9 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
                 findings.skew(there - (before + time.time()) / 2)
 
 
-def _stream(check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings) -> None:
+def _stream(
+    check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings
+) -> None:
     state, subjects = info["state"], set(info["config"].get("subjects") or [])
     found = f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, {state['bytes'] / 1_048_576:,.1f} MiB"
     missing = ", ".join(sorted(wanted - subjects))
@@ -132,7 +161,9 @@ async def _publishing(client: Client, complaints: Sequence[str], findings: Findi
     findings.judge("publishing", _denied(complaints, "_doctor") or found, remedy, good=not lacking)
 
 
-async def _bus(client: Client, settings: Settings, complaints: Sequence[str], findings: Findings) -> None:
+async def _bus(
+    client: Client, settings: Settings, complaints: Sequence[str], findings: Findings
+) -> None:
     """A message of the internal bus, there and back."""
     subject = link.doctor_subject(settings.source.slot)
     back = asyncio.Event()
@@ -148,6 +179,8 @@ async def _bus(client: Client, settings: Settings, complaints: Sequence[str], fi
         findings.ok("bus", f"headrace.{settings.source.slot}.> works")
     except TimeoutError:
         found = _denied(complaints, subject) or "a message did not come back"
-        findings.fail("bus", found, f"Allow the NATS user headrace.{settings.source.slot}.> both ways.")
+        findings.fail(
+            "bus", found, f"Allow the NATS user headrace.{settings.source.slot}.> both ways."
+        )
     finally:
         await subscription.unsubscribe()

@@ -1,4 +1,6 @@
-"""What `headrace doctor` asks PostgreSQL. Reads only: the replication connection it opens streams nothing."""
+"""What `headrace doctor` asks PostgreSQL. Reads only: the replication connection it opens streams
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -75,13 +77,20 @@ def _parts(error: HeadraceError) -> tuple[str, str]:
 
 
 async def _server(session: asyncpg.Connection, settings: Settings, findings: Findings) -> None:
-    row = await session.fetchrow("SELECT current_user AS role, current_database() AS database, version() AS version")
+    row = await session.fetchrow(
+        "SELECT current_user AS role, current_database() AS database, version() AS version"
+    )
     number = int(await session.fetchval("SHOW server_version_num"))
     version = " ".join(str(row["version"]).split()[:2])
-    findings.ok("connection", f"{where(settings.postgres)}, database {row['database']}, role {row['role']}")
+    findings.ok(
+        "connection", f"{where(settings.postgres)}, database {row['database']}, role {row['role']}"
+    )
     gives = next((what for since, what in _GIVES if number >= since), "the basics")
     findings.judge(
-        "version", f"{version} ({gives})", "Use PostgreSQL 14 or newer; 15 for row filters.", good=number >= _OLDEST
+        "version",
+        f"{version} ({gives})",
+        "Use PostgreSQL 14 or newer; 15 for row filters.",
+        good=number >= _OLDEST,
     )
     level = await session.fetchval("SHOW wal_level")
     remedy = "Set wal_level = logical in postgresql.conf and restart PostgreSQL."
@@ -115,7 +124,11 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
     found = f"{name}: {len(tables)} table{'' if len(tables) == 1 else 's'}"
     if row["left_out"]:
         left_out = ", ".join(row["left_out"])
-        findings.warn("publication", f"{found}, without {left_out}", f"ALTER PUBLICATION {name} SET (publish = '…').")
+        findings.warn(
+            "publication",
+            f"{found}, without {left_out}",
+            f"ALTER PUBLICATION {name} SET (publish = '…').",
+        )
     elif not tables:
         findings.warn("publication", found, f"Add some: ALTER PUBLICATION {name} ADD TABLE ….")
     else:
@@ -124,18 +137,22 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
     refused = await generated.refused(session, name)
     if refused.names:
         found = _named(refused.names, "PostgreSQL refuses UPDATE and DELETE of", "")
-        findings.fail("generated", f"{found}: their identity has columns that aren't published", refused.remedy(name))
+        findings.fail(
+            "generated",
+            f"{found}: their identity has columns that aren't published",
+            refused.remedy(name),
+        )
 
 
 def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:
     unreadable = [row["name"] for row in tables if not row["readable"]]
     grant = f"GRANT SELECT ON {', '.join(unreadable[:_SHOWN_TABLES])} TO the role, and USAGE on the schema."
-    findings.judge("SELECT", _named(unreadable, "no right on", "all readable"), grant, good=not unreadable)
+    findings.judge(
+        "SELECT", _named(unreadable, "no right on", "all readable"), grant, good=not unreadable
+    )
     lacking = [row["name"] for row in tables if not _identified(row)]
     if lacking:
-        remedy = (
-            "PostgreSQL refuses their UPDATEs and DELETEs: add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL."
-        )
+        remedy = "PostgreSQL refuses their UPDATEs and DELETEs: add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL."
         findings.warn("identity", _named(lacking, "none for", ""), remedy)
     else:
         findings.ok("identity", "every table has a replica identity")
@@ -151,7 +168,9 @@ def _named(names: list[str], before: str, none: str) -> str:
     return f"{before} {', '.join(names[:_SHOWN_TABLES])}{more}" if names else none
 
 
-async def _slot(session: asyncpg.Connection, settings: Settings, suite: str | None, findings: Findings) -> None:
+async def _slot(
+    session: asyncpg.Connection, settings: Settings, suite: str | None, findings: Findings
+) -> None:
     name = settings.source.slot
     row = await session.fetchrow(_SLOT, name)
     if row is None:
@@ -166,17 +185,29 @@ async def _slot(session: asyncpg.Connection, settings: Settings, suite: str | No
         findings.fail("slot", f"{name} is read by {other}", slot_reader.REMEDY)
         return
     reader = f"read by process {row['active_pid']}" if row["active"] else "nobody reads it now"
-    found = f"{name}: {row['wal_status'] or 'unknown'}, keeps {row['retained'] or 'nothing'}, {reader}"
+    found = (
+        f"{name}: {row['wal_status'] or 'unknown'}, keeps {row['retained'] or 'nothing'}, {reader}"
+    )
     if row["wal_status"] == "lost":
-        findings.fail("slot", found, "`headrace teardown`, `headrace init`, and bootstrap consumers again.")
+        findings.fail(
+            "slot", found, "`headrace teardown`, `headrace init`, and bootstrap consumers again."
+        )
     elif row["wal_status"] == "unreserved":
-        findings.warn("slot", found, "Start the suite now, or raise max_slot_wal_keep_size: the slot is about to go.")
+        findings.warn(
+            "slot",
+            found,
+            "Start the suite now, or raise max_slot_wal_keep_size: the slot is about to go.",
+        )
     else:
         findings.ok("slot", found)
 
 
-async def _other_reader(session: asyncpg.Connection, slot: str, suite: str | None) -> SlotReader | None:
-    """What reads the slot, if it isn't this suite's; where NATS doesn't say which one this is, any suite's may be."""
+async def _other_reader(
+    session: asyncpg.Connection, slot: str, suite: str | None
+) -> SlotReader | None:
+    """What reads the slot, if it isn't this suite's; where NATS doesn't say which one this is, any
+    suite's may be.
+    """
     row = await session.fetchrow(f"{slot_reader.QUERY}$1", slot)
     if row is None:
         return None
@@ -188,10 +219,17 @@ async def _other_reader(session: asyncpg.Connection, slot: str, suite: str | Non
 async def _room(session: asyncpg.Connection, settings: Settings, findings: Findings) -> None:
     before = time.time()
     row = await session.fetchrow(_ROOM)
-    has_slot = await session.fetchval("SELECT 1 FROM pg_replication_slots WHERE slot_name = $1", settings.source.slot)
+    has_slot = await session.fetchval(
+        "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1", settings.source.slot
+    )
     found = f"{row['slots']} of {row['slots_max']} used"
     room = bool(has_slot) or row["slots"] < row["slots_max"]
-    findings.judge("slots", found, "Drop an unused slot, or raise max_replication_slots and restart.", good=room)
+    findings.judge(
+        "slots",
+        found,
+        "Drop an unused slot, or raise max_replication_slots and restart.",
+        good=room,
+    )
     found = f"{row['senders']} of {row['senders_max']} used"
     free = row["senders"] < row["senders_max"]
     findings.judge("walsenders", found, "Raise max_wal_senders and restart PostgreSQL.", good=free)

@@ -1,4 +1,6 @@
-"""Where the `headrace` command begins: a service's process goes its own, lean way; all else is `headrace.cli.main`."""
+"""Where the `headrace` command begins: a service's process goes its own, lean way; all else is
+`headrace.cli.main`.
+"""
 
 from __future__ import annotations
 

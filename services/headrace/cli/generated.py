@@ -1,7 +1,9 @@
-"""Generated columns that make PostgreSQL refuse an application's UPDATEs once their table is published.
+"""Generated columns that make PostgreSQL refuse an application's UPDATEs once their table is
+published.
 
-From PostgreSQL 18 on an UPDATE or DELETE fails where the replica identity has a generated column that the publication
-leaves out: a stored one, unless `publish_generated_columns` says otherwise, and a virtual one always.
+From PostgreSQL 18 on an UPDATE or DELETE fails where the replica identity has a generated column
+that the publication leaves out: a stored one, unless `publish_generated_columns` says otherwise,
+and a virtual one always.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ GROUP BY 1 ORDER BY 1
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Published tables whose UPDATEs and DELETEs PostgreSQL refuses, by the kind of their generated columns."""
+    """Published tables whose UPDATEs and DELETEs PostgreSQL refuses, by the kind of their generated
+    columns.
+    """
 
     stored: tuple[str, ...]
     virtual: tuple[str, ...]
@@ -46,7 +50,8 @@ class Refused:
             said.append(f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)")
         if self.virtual:
             said.append(
-                f"ALTER TABLE {', '.join(self.virtual)} REPLICA IDENTITY DEFAULT, or make the columns STORED, or leave "
+                f"ALTER TABLE {', '.join(self.virtual)} REPLICA IDENTITY DEFAULT, or make the "
+                "columns STORED, or leave "
                 "the tables out of the publication"
             )
         return f"{'; and '.join(said)}."

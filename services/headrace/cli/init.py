@@ -1,7 +1,8 @@
 """`headrace init`: makes what the suite needs and is missing, and nothing else.
 
-Promises: idempotent; never narrows or replaces what is there; the slot comes last, since from then on PostgreSQL keeps
-WAL for it. What it makes carries a mark, so that teardown removes no one else's.
+Promises: idempotent; never narrows or replaces what is there; the slot comes last, since from then
+on PostgreSQL keeps WAL for it. What it makes carries a mark, so that teardown removes no one
+else's.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from headrace.postgres.connection import PostgresRefusedError, where
 from headrace.postgres.replication import ReplicationRefusedError, quote_literal, quote_name
 from headrace.settings import Settings
 
-_DENIED_REMEDY = "Have a superuser run: ALTER ROLE … REPLICATION, for the role in POSTGRES_BRIDGE_USER."
+_DENIED_REMEDY = (
+    "Have a superuser run: ALTER ROLE … REPLICATION, for the role in POSTGRES_BRIDGE_USER."
+)
 
 PUBLICATION_MARK = "made by headrace init"
 _FAILOVER_SINCE = 170_000
@@ -56,7 +59,11 @@ class Table:
 
 
 async def run(
-    settings: Settings, tables: list[str], screen: Screen | None = None, *, with_ddl_trigger: bool = False
+    settings: Settings,
+    tables: list[str],
+    screen: Screen | None = None,
+    *,
+    with_ddl_trigger: bool = False,
 ) -> None:
     """Make the publication, the streams and buckets, if asked for the DDL trigger, and the slot."""
     screen = screen or Screen()
@@ -81,36 +88,54 @@ async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
             raise
         raise PostgresRefusedError(
             f"this role may not make event triggers: {error.args[0]}",
-            remedy="Run `headrace init --ddl-trigger` once as a superuser; the suite itself needs no such right.",
+            remedy=(
+                "Run `headrace init --ddl-trigger` once as a superuser; the suite itself needs no "
+                "such right."
+            ),
         ) from error
     show = screen.kept if there else screen.made
-    show("event trigger", "headrace_ddl", "was there" if there else "created: drops, renames and rewrites in order")
+    show(
+        "event trigger",
+        "headrace_ddl",
+        "was there" if there else "created: drops, renames and rewrites in order",
+    )
 
 
 async def _require_logical(session: asyncpg.Connection) -> None:
     level = await session.fetchval("SHOW wal_level")
     if level != "logical":
         raise ReplicationRefusedError(
-            f"wal_level is {level}", remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL."
+            f"wal_level is {level}",
+            remedy="Set wal_level = logical in postgresql.conf and restart PostgreSQL.",
         )
 
 
-async def _publication(session: asyncpg.Connection, settings: Settings, tables: list[str], screen: Screen) -> None:
+async def _publication(
+    session: asyncpg.Connection, settings: Settings, tables: list[str], screen: Screen
+) -> None:
     name = settings.source.publication
     wanted = [await _table(session, table) for table in tables]
-    found = await session.fetchrow("SELECT oid, puballtables FROM pg_publication WHERE pubname = $1", name)
+    found = await session.fetchrow(
+        "SELECT oid, puballtables FROM pg_publication WHERE pubname = $1", name
+    )
     if found is None:
         async with session.transaction():
             await _new_publication(session, name, wanted)
         screen.made("publication", name, f"created for {_counted(wanted)}")
         return
-    members = await session.fetch("SELECT prrelid FROM pg_publication_rel WHERE prpubid = $1", found["oid"])
+    members = await session.fetch(
+        "SELECT prrelid FROM pg_publication_rel WHERE prpubid = $1", found["oid"]
+    )
     present = {row["prrelid"] for row in members}
-    missing = [] if found["puballtables"] else [table for table in wanted if table.oid not in present]
+    missing = (
+        [] if found["puballtables"] else [table for table in wanted if table.oid not in present]
+    )
     if missing:
         added = ", ".join(table.quoted for table in missing)
         await _execute_ddl(session, f"ALTER PUBLICATION {quote_name(name)} ADD TABLE {added}")
-        screen.made("publication", name, f"extended by {', '.join(table.name for table in missing)}")
+        screen.made(
+            "publication", name, f"extended by {', '.join(table.name for table in missing)}"
+        )
     else:
         screen.kept("publication", name, "was there")
 
@@ -125,7 +150,8 @@ async def _new_publication(session: asyncpg.Connection, name: str, wanted: list[
     refused = await generated.refused(session, name)
     if refused.names:
         raise HeadraceError(
-            f"publication {name} was not created: PostgreSQL would refuse every UPDATE and DELETE of "
+            f"publication {name} was not created: PostgreSQL would refuse every UPDATE and DELETE "
+            "of "
             f"{', '.join(refused.names)}, whose replica identity has a virtual generated column",
             remedy=refused.remedy(name),
         )
@@ -144,7 +170,9 @@ async def _table(session: asyncpg.Connection, text: str) -> Table:
         oid = None
     row = await session.fetchrow(_FIND_TABLE, schema, name, oid)
     if row is None or row["kind"] not in {"r", "p"}:
-        raise SettingError(f"--tables {text}: there is no such table", remedy="Name it as schema.table.")
+        raise SettingError(
+            f"--tables {text}: there is no such table", remedy="Name it as schema.table."
+        )
     return Table(row["schema"], row["name"], row["oid"])
 
 
@@ -170,7 +198,9 @@ async def _objects(settings: Settings, screen: Screen) -> None:
 
 
 async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -> None:
-    """Raise if a table is delivered by another slot's suite on this NATS: its changes would come under one id twice."""
+    """Raise if a table is delivered by another slot's suite on this NATS: its changes would come
+    under one id twice.
+    """
     slots = {row["name"] for row in await session.fetch(_OTHER_SLOTS, settings.source.slot)}
     if not slots:
         return
@@ -183,8 +213,14 @@ async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -
             owner = await _owner(schemas, table_token(table.schema, table.name))
             if owner in slots:
                 raise SettingError(
-                    f"table {table.schema}.{table.name} is delivered by the suite of slot {owner} already",
-                    remedy="Leave it out of one of the publications, or drop that slot if its suite is gone.",
+                    (
+                        f"table {table.schema}.{table.name} is delivered by the suite of slot "
+                        f"{owner} already"
+                    ),
+                    remedy=(
+                        "Leave it out of one of the publications, or drop that slot if its suite "
+                        "is gone."
+                    ),
                 )
 
 
@@ -200,14 +236,21 @@ async def _owner(schemas: KeyValue, token: str) -> str | None:
 async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen) -> None:
     slot = settings.source.slot
     found = await session.fetchrow(
-        "SELECT plugin, database, current_database() AS here FROM pg_replication_slots WHERE slot_name = $1", slot
+        (
+            "SELECT plugin, database, current_database() AS here FROM pg_replication_slots WHERE "
+            "slot_name = $1"
+        ),
+        slot,
     )
     if found is None:
         await _create_slot(session, settings)
         screen.made("slot", slot, "created: PostgreSQL keeps WAL for it from now on")
     elif found["plugin"] != "pgoutput" or found["database"] != found["here"]:
         raise HeadraceError(
-            f"replication slot {slot} is there, of the plugin {found['plugin']} in database {found['database']}",
+            (
+                f"replication slot {slot} is there, of the plugin {found['plugin']} in database "
+                f"{found['database']}"
+            ),
             remedy="Name another with --slot.",
         )
     else:
@@ -221,4 +264,6 @@ async def _create_slot(session: asyncpg.Connection, settings: Settings) -> None:
         return
     if int(await session.fetchval("SHOW server_version_num")) < _FAILOVER_SINCE:
         raise SettingError("HEADRACE_SLOT_FAILOVER needs PostgreSQL 17", remedy="Unset it.")
-    await session.fetchval("SELECT pg_create_logical_replication_slot($1, 'pgoutput', failover => true)", slot)
+    await session.fetchval(
+        "SELECT pg_create_logical_replication_slot($1, 'pgoutput', failover => true)", slot
+    )

@@ -1,7 +1,7 @@
 """`headrace load`: inserts, updates and deletes on a demo table, at a given rate.
 
-Promises: makes the table if it is missing and touches no other; keeps the rate by the clock, so that a slow moment is
-caught up; shows a bar on a terminal, one line elsewhere.
+Promises: makes the table if it is missing and touches no other; keeps the rate by the clock, so
+that a slow moment is caught up; shows a bar on a terminal, one line elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from headrace.plain import plain
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 
-_DENIED_REMEDY = "Run it as a role that may create and change tables here, or name one of its own with --table."
+_DENIED_REMEDY = (
+    "Run it as a role that may create and change tables here, or name one of its own with --table."
+)
 
 TICK_S = 0.02
 _STATEMENTS_MAX = 2000
@@ -56,7 +58,8 @@ class Load:
 
     async def prepare(self) -> None:
         await self._session.execute(
-            f"CREATE TABLE IF NOT EXISTS {self._name} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "
+            f"CREATE TABLE IF NOT EXISTS {self._name} (id bigint GENERATED ALWAYS AS IDENTITY "
+            "PRIMARY KEY, "
             "name text NOT NULL, amount numeric(12,2), tags text[], details jsonb, "
             "updated_at timestamptz NOT NULL DEFAULT now())"
         )
@@ -82,9 +85,12 @@ class Load:
             number = self.made.inserts + 1
             insert = (
                 f"INSERT INTO {self._name} (name, amount, tags, details) "  # noqa: S608  # quoted
-                "VALUES ($1, $2, ARRAY['demo', 'load'], jsonb_build_object('number', $3::int)) RETURNING id"
+                "VALUES ($1, $2, ARRAY['demo', 'load'], jsonb_build_object('number', $3::int)) "
+                "RETURNING id"
             )
-            self._rows.append(await self._session.fetchval(insert, f"row {number}", self._amount(), number))
+            self._rows.append(
+                await self._session.fetchval(insert, f"row {number}", self._amount(), number)
+            )
             self.made.inserts += 1
 
     def _take(self) -> int:
@@ -99,12 +105,17 @@ class Load:
 async def run(settings: Settings, *, rate: float, seconds: float, table: str) -> None:
     """Make changes for so long, then say what was made."""
     async with postgres(settings, "load", _DENIED_REMEDY) as session:
-        await session.set_type_codec("numeric", schema="pg_catalog", encoder=str, decoder=str, format="text")
+        await session.set_type_codec(
+            "numeric", schema="pg_catalog", encoder=str, decoder=str, format="text"
+        )
         load = Load(session, table)
         await load.prepare()
         if not await session.fetchval(_PUBLISHED, settings.source.publication, table):
             hint = f"headrace init --pub {settings.source.publication} --tables {table}"
-            typer.echo(f"{plain(table)} is not in publication {settings.source.publication}: {hint}", err=True)
+            typer.echo(
+                f"{plain(table)} is not in publication {settings.source.publication}: {hint}",
+                err=True,
+            )
         began = time.monotonic()
         await _steadily(load, rate, seconds)
         took = max(time.monotonic() - began, 0.001)
@@ -117,9 +128,16 @@ async def run(settings: Settings, *, rate: float, seconds: float, table: str) ->
 
 async def _steadily(load: Load, rate: float, seconds: float) -> None:
     goal = max(1, round(rate * seconds))
-    columns = (TextColumn("changes"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}/s"))
+    columns = (
+        TextColumn("changes"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[speed]}/s"),
+    )
     began = time.monotonic()
-    with Progress(*columns, TimeRemainingColumn(), disable=not sys.stdout.isatty(), transient=True) as progress:
+    with Progress(
+        *columns, TimeRemainingColumn(), disable=not sys.stdout.isatty(), transient=True
+    ) as progress:
         task = progress.add_task("changes", total=goal, speed=0)
         while load.made.total < goal:
             elapsed = time.monotonic() - began

@@ -1,4 +1,5 @@
-"""The commands a person runs: `headrace up`, `tail`, `init`, `doctor` and so on; services are in `cli.service`.
+"""The commands a person runs: `headrace up`, `tail`, `init`, `doctor` and so on; services are in
+`cli.service`.
 
 A command's module is imported only when it is the one to run.
 """
@@ -45,16 +46,30 @@ def about(
     *,
     version: Annotated[  # its callback does the work
         bool,
-        typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit."),
+        typer.Option(
+            "--version",
+            "-V",
+            is_eager=True,
+            callback=_show_version,
+            help="Show the version and exit.",
+        ),
     ] = False,
 ) -> None:
     """PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream."""
 
 
-Slot = Annotated[str | None, typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]")]
+Slot = Annotated[
+    str | None,
+    typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]"),
+]
 Pub = Annotated[str | None, typer.Option("--pub", help="Publication to read. [HEADRACE_PUB]")]
-Json = Annotated[bool | None, typer.Option("--json", help="JSON instead of MessagePack. [HEADRACE_ENCODING=json]")]
-Zstd = Annotated[bool | None, typer.Option("--zstd", help="Compress snapshot chunks. [HEADRACE_ZSTD]")]
+Json = Annotated[
+    bool | None,
+    typer.Option("--json", help="JSON instead of MessagePack. [HEADRACE_ENCODING=json]"),
+]
+Zstd = Annotated[
+    bool | None, typer.Option("--zstd", help="Compress snapshot chunks. [HEADRACE_ZSTD]")
+]
 
 
 def settings_from(
@@ -65,7 +80,9 @@ def settings_from(
     zstd: bool | None = None,
     delivery: DeliveryMode | None = None,
 ) -> Settings:
-    """Settings from flags and the environment; ends the process with one line when they can't be used."""
+    """Settings from flags and the environment; ends the process with one line when they can't be
+    used.
+    """
     try:
         return load(
             os.environ,
@@ -101,41 +118,58 @@ def _add_service(name: str, explain: str) -> None:
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     slot: Annotated[
         list[str] | None,
-        typer.Option("--slot", metavar="NAME", help="Replication slot; once for each suite. [HEADRACE_SLOT]"),
+        typer.Option(
+            "--slot", metavar="NAME", help="Replication slot; once for each suite. [HEADRACE_SLOT]"
+        ),
     ] = None,
     pub: Annotated[
         list[str] | None,
-        typer.Option("--pub", metavar="NAME", help="Publication to read; once for each suite. [HEADRACE_PUB]"),
+        typer.Option(
+            "--pub", metavar="NAME", help="Publication to read; once for each suite. [HEADRACE_PUB]"
+        ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]")
+        int | None,
+        typer.Option(
+            "--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]"
+        ),
     ] = None,
     json: Json = None,
     delivery: Annotated[
         DeliveryMode | None,
-        typer.Option("--delivery", help="What one message, or atomic group, holds. [HEADRACE_DELIVERY]"),
+        typer.Option(
+            "--delivery", help="What one message, or atomic group, holds. [HEADRACE_DELIVERY]"
+        ),
     ] = None,
     zstd: Zstd = None,
     zstd_events: Annotated[
         bool | None,
         typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
     ] = None,
-    pg_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")] = 0,
-    nats_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")] = 0,
+    pg_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")
+    ] = 0,
+    nats_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")
+    ] = 0,
     archive: Annotated[
         str | None,
-        typer.Option("--archive", help="Keep an archive there too: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"),
+        typer.Option(
+            "--archive", help="Keep an archive there too: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Start, show, stop.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Every log line of every service.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every log line of every service.")
+    ] = False,
 ) -> None:
     """Start all of it on this machine and show changes flowing. Ctrl-C stops it.
 
-    Without PG_HOST (or PGHOST, PGSERVICE) a PostgreSQL is started, without NATS_URL (or NATS_HOST) a nats-server; their
-    data stays in .headrace of the current folder.
+    Without PG_HOST (or PGHOST, PGSERVICE) a PostgreSQL is started, without NATS_URL (or NATS_HOST)
+    a nats-server; their data stays in .headrace of the current folder.
 
-    Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; no table may be in two of
-    the publications.
+    Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; no
+    table may be in two of the publications.
     """
     from headrace.cli import up as command
     from headrace.cli.up_suites import paired
@@ -181,29 +215,46 @@ def tail(
     tables: Annotated[
         list[str] | None, typer.Argument(help="Tables, such as users or app.orders; all without.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line: the payload.")] = False,
-    from_start: Annotated[bool, typer.Option("--from-start", help="Everything the stream still has, first.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="End after so many events.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON document a line: the payload.")
+    ] = False,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Everything the stream still has, first.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="End after so many events.")
+    ] = None,
 ) -> None:
     """Show change events as they arrive. Ctrl-C ends."""
     from headrace.cli import tail as command
 
     settings = settings_from()
-    finish(lambda: command.run(settings, tables or [], as_json=as_json, from_start=from_start, limit=limit))
+    finish(
+        lambda: command.run(
+            settings, tables or [], as_json=as_json, from_start=from_start, limit=limit
+        )
+    )
 
 
 @app.command("snapshot", rich_help_panel="Following changes")
 def snapshot(
     table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
-    columns: Annotated[str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")
+    ] = None,
     conditions: Annotated[
-        str | None, typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]""")
+        str | None,
+        typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]"""),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Values as COPY prints them.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C leaves it running."""
+    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C
+    leaves it running.
+    """
     from headrace.cli import snapshot as command
 
     settings = settings_from()
@@ -226,10 +277,14 @@ def init(
     slot: Slot = None,
     pub: Pub = None,
     tables: Annotated[
-        str | None, typer.Option("--tables", help="Tables of the publication, comma-separated. [all tables]")
+        str | None,
+        typer.Option("--tables", help="Tables of the publication, comma-separated. [all tables]"),
     ] = None,
     ddl_trigger: Annotated[
-        bool, typer.Option("--ddl-trigger", help="An event trigger too: drops, renames, rewrites told in order.")
+        bool,
+        typer.Option(
+            "--ddl-trigger", help="An event trigger too: drops, renames, rewrites told in order."
+        ),
     ] = False,
 ) -> None:
     """Make what is missing: publication, streams, buckets, replication slot. Safe to repeat."""
@@ -245,9 +300,14 @@ def teardown(
     slot: Slot = None,
     pub: Pub = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    streams: Annotated[bool, typer.Option("--streams", help="Delete streams and buckets too.")] = False,
+    streams: Annotated[
+        bool, typer.Option("--streams", help="Delete streams and buckets too.")
+    ] = False,
     ddl_trigger: Annotated[
-        bool, typer.Option("--ddl-trigger", help="Remove the event trigger too; other suites here may use it.")
+        bool,
+        typer.Option(
+            "--ddl-trigger", help="Remove the event trigger too; other suites here may use it."
+        ),
     ] = False,
 ) -> None:
     """Remove what init made: the slot first, then the publication, with --streams the streams."""
@@ -268,8 +328,12 @@ def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
 
 @app.command("status", rich_help_panel=_PANEL)
 def status(
-    port: Annotated[int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how the running suite is."""
@@ -281,9 +345,15 @@ def status(
 
 @app.command("top", rich_help_panel=_PANEL)
 def top(
-    port: Annotated[int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")] = 1.0,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Telemetry's port on this machine. [9090]")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
+    ] = None,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")
+    ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="One screen, then end.")] = False,
 ) -> None:
     """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. q ends."""
@@ -298,7 +368,9 @@ def pause(
     slot: Slot = None,
     reason: Annotated[str, typer.Option("--reason", help="Shown in the status.")] = "",
 ) -> None:
-    """Stop publishing until `headrace resume`, through restarts too; PostgreSQL's slot keeps what comes meanwhile."""
+    """Stop publishing until `headrace resume`, through restarts too; PostgreSQL's slot keeps what
+    comes meanwhile.
+    """
     from headrace.cli import pause as command
 
     settings = settings_from(slot)
@@ -341,7 +413,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def main() -> None:
-    # The entry point of the console script; typer wants the program's name, whatever it was started as.
+    # The entry point of the console script; typer wants the program's name, whatever it was started
+    # as.
     for slip in slips(os.environ):
         typer.echo(plain(f"headrace: {slip}"), err=True)
     readable(typer.main.get_command(app))(prog_name="headrace", args=sys.argv[1:])

@@ -1,4 +1,5 @@
-"""`headrace mirror`: tables kept in step in SQLite or PostgreSQL, with a progress bar while they are bootstrapped.
+"""`headrace mirror`: tables kept in step in SQLite or PostgreSQL, with a progress bar while they
+are bootstrapped.
 
 On a terminal it shows bars and a status line; anywhere else it logs lines, as services do.
 """
@@ -43,7 +44,9 @@ def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(map(table_of, tables))
 
 
-def run(settings: Settings, tables: Sequence[str], to: str, http: int | None, *, fresh: bool = False) -> int:
+def run(
+    settings: Settings, tables: Sequence[str], to: str, http: int | None, *, fresh: bool = False
+) -> int:
     """Mirror until told to stop; the process's exit code."""
     names = table_names(tables)
     on_terminal = sys.stdout.isatty()
@@ -79,10 +82,16 @@ async def _mirror(
     names = settings.streams
     streams = Streams(names.cdc, names.init, names.schemas, names.state)
     try:
-        async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
+        async with (
+            served(scope, settings, http),
+            opened(to) as target,
+            connected(scope, settings.nats) as client,
+        ):
             mirror = Mirror(client, target, tables, streams, fresh=fresh)
             mirror.stats = scope.health.stats
-            scope.health.refreshers.append(lambda stats: stats.update(nats_connected=int(client.is_connected)))
+            scope.health.refreshers.append(
+                lambda stats: stats.update(nats_connected=int(client.is_connected))
+            )
             scope.spawn("mirror-health", _judge(scope, mirror))
             scope.spawn("mirror-figures", _look(scope, mirror))
             if on_terminal:
@@ -102,7 +111,9 @@ async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIte
     if http is None:
         yield
         return
-    async with serving(application(scope.health, settings.source.slot), settings.process.http_host, http):
+    async with serving(
+        application(scope.health, settings.source.slot), settings.process.http_host, http
+    ):
         yield
 
 
@@ -141,7 +152,10 @@ async def _look(scope: Scope, mirror: Mirror) -> None:
 
 async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
     """Bars and a status line, until the end."""
-    with Live(console=Console(), refresh_per_second=1 / VIEW_S) as live, _logged_above(scope.process):
+    with (
+        Live(console=Console(), refresh_per_second=1 / VIEW_S) as live,
+        _logged_above(scope.process),
+    ):
         while not scope.stopping.is_set():
             live.update(_view(mirror, to))
             await scope.pause(VIEW_S)
@@ -150,13 +164,17 @@ async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
 
 @contextlib.contextmanager
 def _logged_above(process: ProcessSettings) -> Iterator[None]:
-    """Lines go above the bars, which own the terminal; what only warns is in the status line anyway."""
+    """Lines go above the bars, which own the terminal; what only warns is in the status line
+    anyway.
+    """
     level = "error" if process.log_level == "warning" else process.log_level
     logs.configure(SERVICE, level=level, form=process.log_format)
     try:
         yield
     finally:
-        logs.configure(SERVICE, level=process.log_level, form=process.log_format, stream=sys.__stderr__)
+        logs.configure(
+            SERVICE, level=process.log_level, form=process.log_format, stream=sys.__stderr__
+        )
 
 
 def _view(mirror: Mirror, to: str) -> RenderableType:
@@ -165,9 +183,14 @@ def _view(mirror: Mirror, to: str) -> RenderableType:
         known = progress.rows_estimated or None
         loading = token in mirror.book.tables and mirror.book.tables[token].phase is Phase.LOADING
         done = "loaded" if loading else "copied at the source"
-        rows = f"{progress.rows:,} of {known:,} rows {done}" if known else "waiting for its snapshot"
+        rows = (
+            f"{progress.rows:,} of {known:,} rows {done}" if known else "waiting for its snapshot"
+        )
         bar = ProgressBar(
-            total=known, completed=min(progress.rows, known or 0), width=_BAR_CHARACTERS, pulse=known is None
+            total=known,
+            completed=min(progress.rows, known or 0),
+            width=_BAR_CHARACTERS,
+            pulse=known is None,
         )
         bars.add_row(Text(token, style="bold"), bar, Text(rows, style="dim"))
     return Group(bars, _line(mirror, to))
@@ -180,7 +203,9 @@ def _line(mirror: Mirror, to: str) -> Text:
     # What stands before the @ may be a password.
     shown = f"{scheme}://{place.rpartition('@')[2]}"
     count = len(mirror.following)
-    line = Text.assemble((f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}")
+    line = Text.assemble(
+        (f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}"
+    )
     if mirror.parked:
         line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")
     line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")

@@ -1,7 +1,7 @@
 """The reference page of the command line, docs/cli.md, made from the commands themselves.
 
-Owns the page's form and none of its facts. Run as `python -m headrace.cli.page PATH` it writes the page; a test keeps
-it up to date. No command imports it.
+Owns the page's form and none of its facts. Run as `python -m headrace.cli.page PATH` it writes the
+page; a test keeps it up to date. No command imports it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def page() -> str:
 
 
 def _services() -> Iterator[str]:
-    rows = "".join(f"| `headrace {name}` | {_cell(explain)} |\n" for name, explain in service.SERVICES.items())
+    rows = "".join(
+        f"| `headrace {name}` | {_cell(explain)} |\n" for name, explain in service.SERVICES.items()
+    )
     yield _SERVICES + rows
     actions = [action for action in service.parser("publisher")._actions if action.dest != "help"]  # noqa: SLF001  # argparse has no public way to list its options
     yield _table((_flag(action), action.help or "") for action in actions)
@@ -69,7 +71,9 @@ def _command(command: object, name: str, level: int = 2) -> Iterator[str]:
         for part, inner in command.commands.items():
             yield from _command(inner, f"{name} {part}", level + 1)
         return
-    if rows := [_parameter(one) for one in command.params if isinstance(one, TyperArgument | TyperOption)]:
+    if rows := [
+        _parameter(one) for one in command.params if isinstance(one, TyperArgument | TyperOption)
+    ]:
         yield _table(rows)
 
 

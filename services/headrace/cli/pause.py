@@ -1,6 +1,8 @@
-"""`headrace pause` and `headrace resume`: publishing stops, the slot holds; and goes on where it stopped.
+"""`headrace pause` and `headrace resume`: publishing stops, the slot holds; and goes on where it
+stopped.
 
-Promises: the word is kept in NATS before the command says so; it then says whether the publisher has obeyed.
+Promises: the word is kept in NATS before the command says so; it then says whether the publisher
+has obeyed.
 """
 
 from __future__ import annotations
@@ -31,20 +33,37 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
         obeyed = asyncio.Event()
         await _listen(client, settings.source.slot, obeyed, paused=paused)
         state = await bucket(client.jetstream(), settings.streams.state)
-        await pause.write(client, state, settings, Pause(paused=paused, by=pause.someone(), reason=reason))
+        await pause.write(
+            client, state, settings, Pause(paused=paused, by=pause.someone(), reason=reason)
+        )
         try:
             async with asyncio.timeout(OBEYED_S):
                 await obeyed.wait()
         except TimeoutError:
             word = "paused" if paused else "resumed"
-            console.print(Text(f"{settings.source.slot} is {word} as soon as a publisher runs", style="yellow"))
+            console.print(
+                Text(
+                    f"{settings.source.slot} is {word} as soon as a publisher runs", style="yellow"
+                )
+            )
             console.print(Text("none has said yet that it obeys; see headrace status", style="dim"))
             return
     if paused:
-        console.print(Text.assemble(("✓ ", "green"), f"{settings.source.slot} is paused: nothing is published"))
-        console.print(Text("PostgreSQL keeps WAL meanwhile. headrace resume goes on, without a loss", style="dim"))
+        console.print(
+            Text.assemble(
+                ("✓ ", "green"), f"{settings.source.slot} is paused: nothing is published"
+            )
+        )
+        console.print(
+            Text(
+                "PostgreSQL keeps WAL meanwhile. headrace resume goes on, without a loss",
+                style="dim",
+            )
+        )
     else:
-        console.print(Text.assemble(("✓ ", "green"), f"{settings.source.slot} goes on where it stopped"))
+        console.print(
+            Text.assemble(("✓ ", "green"), f"{settings.source.slot} goes on where it stopped")
+        )
 
 
 async def _listen(client: Client, slot: str, obeyed: asyncio.Event, *, paused: bool) -> None:

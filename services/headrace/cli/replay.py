@@ -1,8 +1,9 @@
 """`headrace replay`: a range of the archive played again, with the original positions.
 
-Into JetStream: the events as JSON under a subject of their own, chained, each once: a run that was cut off is begun
-again and goes on behind what is there. Into a database: the tables as the range leaves them, with a mirror's account of
-them, kept in the same transaction; a run that is begun again goes on too. Never writes to the archive or the source.
+Into JetStream: the events as JSON under a subject of their own, chained, each once: a run that was
+cut off is begun again and goes on behind what is there. Into a database: the tables as the range
+leaves them, with a mirror's account of them, kept in the same transaction; a run that is begun
+again goes on too. Never writes to the archive or the source.
 """
 
 from __future__ import annotations
@@ -59,14 +60,22 @@ async def _publish(js: JetStreamContext, run: Run, stream: str, prefix: str) -> 
         answers = []
         for event in window:
             # Each names its predecessor, so that nothing is stored behind a hole.
-            headers = {"Nats-Msg-Id": event.msg_id, **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {})}
+            headers = {
+                "Nats-Msg-Id": event.msg_id,
+                **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {}),
+            }
             subject = f"{prefix}.{event.subject}"
-            answers.append(await js.publish_async(subject, event.payload, stream=stream, headers=headers))
+            answers.append(
+                await js.publish_async(subject, event.payload, stream=stream, headers=headers)
+            )
             last_id = event.msg_id
         if any(answer.duplicate for answer in await asyncio.gather(*answers)):
             raise ReplayError(
                 f"the stream {stream} had these events a moment ago, and takes them for duplicates",
-                remedy="Wait for its duplicate window, purge it and replay again; or replay into another stream.",
+                remedy=(
+                    "Wait for its duplicate window, purge it and replay again; or replay into "
+                    "another stream."
+                ),
             )
         run.stored(len(window), window[-1].position)
     run.finish()
@@ -88,12 +97,14 @@ async def into_database(run: Run, target_url: str) -> None:
         await _apply(run, target_url)
     except TargetAwayError as error:
         raise ReplayError(
-            str(error.args[0]), remedy="Check the server that --into names, and begin again: it goes on where it was."
+            str(error.args[0]),
+            remedy="Check the server that --into names, and begin again: it goes on where it was.",
         ) from error
     except RowMissingError as error:
         raise ReplayError(
             str(error.args[0]),
-            remedy="The target does not have what is before this range: begin at the table's beginning, with an empty "
+            remedy="The target does not have what is before this range: begin at the table's beginning, "
+            "with an empty "
             "target.",
         ) from error
 
@@ -142,7 +153,11 @@ class _Player:
         """The table as this row has it: made, or altered, if it is not so yet."""
         state = self._book.tables.get(table_token(info.schema, info.table))
         wanted = _shape(info)
-        if state is not None and state.live is not None and (state.version == info.version or state.live == wanted):
+        if (
+            state is not None
+            and state.live is not None
+            and (state.version == info.version or state.live == wanted)
+        ):
             return state.live
         if state is None or state.live is None:
             self.steps.append(Create(wanted))
@@ -187,7 +202,13 @@ def _altered(before: Table, wanted: Table, info: TableInfo) -> Alter:
     if doubtful or (new and went):
         names = ", ".join(column.name for column in new)
         raise ReplayError(
-            f"{info.schema}.{info.table} took another shape: columns {names} may have got values that no change tells",
-            remedy="Replay from behind this place, into a target that a snapshot filled; or leave the table out.",
+            (
+                f"{info.schema}.{info.table} took another shape: columns {names} may have got "
+                "values that no change tells"
+            ),
+            remedy=(
+                "Replay from behind this place, into a target that a snapshot filled; or leave the "
+                "table out."
+            ),
         )
     return Alter(before, wanted)

@@ -1,7 +1,7 @@
 """The range of an archive that `headrace replay` plays: its rows in order, and how far a run came.
 
-Promises that a run that ends before the archive's end, as it was when the run began, and before the end that was asked
-for, is an error and never a success. Reads only.
+Promises that a run that ends before the archive's end, as it was when the run began, and before the
+end that was asked for, is an error and never a success. Reads only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from headrace.archive import RowEntry, SegmentInfo, WalFileCollectedError, WalReader, WalReaderOptions
+from headrace.archive import (
+    RowEntry,
+    SegmentInfo,
+    WalFileCollectedError,
+    WalReader,
+    WalReaderOptions,
+)
 from headrace.archive.errors import ArchiveError
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.payloads import Payloads, Replayed
@@ -42,10 +48,13 @@ class Run:
 
     def __init__(self, chosen: Range) -> None:
         self._begin, self._end = place(chosen.begin), place(chosen.end)
-        self._reader = WalReader(chosen.url, WalReaderOptions(tables=chosen.tables, raise_at_gap=not chosen.past_gaps))
+        self._reader = WalReader(
+            chosen.url, WalReaderOptions(tables=chosen.tables, raise_at_gap=not chosen.past_gaps)
+        )
         self._payloads = Payloads()
         listed = self._reader.list()
-        # The archive's end as it is now: what is written from here on may be played, and need not be.
+        # The archive's end as it is now: what is written from here on may be played, and need not
+        # be.
         self._last_id = listed[-1].id if listed else 0
         self._file_id = 0
         self._read = ORIGIN
@@ -72,7 +81,8 @@ class Run:
         """Everything was read and stored: raises where that was not all that was asked for."""
         if not self._at_end_asked and self._file_id < self._last_id:
             raise ReplayError(
-                f"the archive reached to file {self._last_id} when the replay began, which ended at file "
+                f"the archive reached to file {self._last_id} when the replay began, which ended "
+                "at file "
                 f"{self._file_id}",
                 remedy="Run `headrace archive verify`, and begin again.",
             )
@@ -87,7 +97,11 @@ class Run:
             said += f", up to {self._stored}"
         if self._at_end_asked:
             return f"{said}, where --to ends"
-        return f"{said}, the end of the archive" if self._file_id >= self._last_id else f"{said}, not to the end"
+        return (
+            f"{said}, the end of the archive"
+            if self._file_id >= self._last_id
+            else f"{said}, not to the end"
+        )
 
     def _rows(self, done: Position, *, ids: bool) -> Iterator[tuple[SegmentInfo, RowEntry]]:
         start = self._start(done)
@@ -95,7 +109,9 @@ class Run:
         if done > ORIGIN and start.after == done:
             # From its transaction's first row on: ids count the rows of a WAL record.
             selection = Start(from_lsn=done.lsn).selection
-        first = self._reader.run(start.first_id(self._reader.reading.options, self._reader.reading.seen))
+        first = self._reader.run(
+            start.first_id(self._reader.reading.options, self._reader.reading.seen)
+        )
         self._file_id, self._read = first - 1, done
         for file in self._reader.files(from_id=first):
             if file.id >= self._end.get("from_id", _ID_MAX):  # type: ignore[operator]  # an id is a number
@@ -113,9 +129,16 @@ class Run:
             self._file_id, self._read = file.id, file.info.last
 
     def _start(self, done: Position) -> Start:
-        """Where to read from: the place that was asked for, or behind what an earlier run did, which is later."""
+        """Where to read from: the place that was asked for, or behind what an earlier run did,
+        which is later.
+        """
         lsn = self._begin.get("from_lsn", 0)
-        if done > ORIGIN and self._begin.keys() <= {"from_lsn"} and isinstance(lsn, int) and lsn <= done.lsn:
+        if (
+            done > ORIGIN
+            and self._begin.keys() <= {"from_lsn"}
+            and isinstance(lsn, int)
+            and lsn <= done.lsn
+        ):
             return Start(after=done)
         return Start(**self._begin)  # type: ignore[arg-type]  # each place has its own type
 
@@ -123,10 +146,16 @@ class Run:
         lsn, moment = self._end.get("from_lsn"), self._end.get("from_time")
         if isinstance(lsn, int) and entry.commit_lsn >= lsn:
             return True
-        return isinstance(moment, datetime) and entry.commit_time is not None and entry.commit_time >= moment
+        return (
+            isinstance(moment, datetime)
+            and entry.commit_time is not None
+            and entry.commit_time >= moment
+        )
 
     def _same_record_before(self, file: WalFile, selection: Selection) -> list[RowEntry]:
-        """Rows of earlier files that share a WAL record with the file's first row: its id counts them."""
+        """Rows of earlier files that share a WAL record with the file's first row: its id counts
+        them.
+        """
         commit, seq = file.info.first
         begun = next(file.entries(selection), None) if file.id > FIRST_ID and seq > 0 else None
         if begun is None or begun.commit_lsn != commit:
@@ -149,7 +178,8 @@ class Run:
             file = self._reader.get(file_id)
         except WalFileCollectedError as error:
             raise ReplayError(
-                f"file {file_id + 1} begins inside a transaction, and file {file_id} was removed by garbage "
+                f"file {file_id + 1} begins inside a transaction, and file {file_id} was removed "
+                "by garbage "
                 "collection: the original ids of its rows are not known",
                 remedy="Begin at a later transaction: --from LSN.",
             ) from error

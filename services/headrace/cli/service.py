@@ -1,7 +1,8 @@
 """`headrace wal-reader` and the other services: one process each, with as little in it as it needs.
 
-Parsed with the standard library alone: typer and what it brings would take a fifth of a service's memory. What runs a
-service (event loop, HTTP) is imported only where one is run: every command imports this module for the list.
+Parsed with the standard library alone: typer and what it brings would take a fifth of a service's
+memory. What runs a service (event loop, HTTP) is imported only where one is run: every command
+imports this module for the list.
 """
 
 from __future__ import annotations
@@ -38,9 +39,21 @@ SERVICES = {
 
 _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
     "--arrays": ("format__arrays", ArrayForm, "PostgreSQL's literals, or lists [HEADRACE_ARRAYS]"),
-    "--delivery": ("delivery__mode", DeliveryMode, "what one message, or atomic group, holds [HEADRACE_DELIVERY]"),
-    "--poison": ("delivery__poison", Poison, "what to do with a change that can't be read [HEADRACE_POISON]"),
-    "--compat": ("delivery__compat", Compat, "bridge: exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]"),
+    "--delivery": (
+        "delivery__mode",
+        DeliveryMode,
+        "what one message, or atomic group, holds [HEADRACE_DELIVERY]",
+    ),
+    "--poison": (
+        "delivery__poison",
+        Poison,
+        "what to do with a change that can't be read [HEADRACE_POISON]",
+    ),
+    "--compat": (
+        "delivery__compat",
+        Compat,
+        "bridge: exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]",
+    ),
 }
 
 _EPILOG = """\
@@ -60,9 +73,25 @@ def parser(name: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("--slot", metavar="NAME", dest="source__slot", help="replication slot, and the source's name [HEADRACE_SLOT]")
-    add("--pub", metavar="NAME", dest="source__publication", help="publication to read [HEADRACE_PUB]")
-    add("--port", metavar="PORT", dest="process__http_port", type=int, help="for health, metrics [HEADRACE_HTTP_PORT]")
+    add(
+        "--slot",
+        metavar="NAME",
+        dest="source__slot",
+        help="replication slot, and the source's name [HEADRACE_SLOT]",
+    )
+    add(
+        "--pub",
+        metavar="NAME",
+        dest="source__publication",
+        help="publication to read [HEADRACE_PUB]",
+    )
+    add(
+        "--port",
+        metavar="PORT",
+        dest="process__http_port",
+        type=int,
+        help="for health, metrics [HEADRACE_HTTP_PORT]",
+    )
     add(
         "--json",
         dest="format__encoding",

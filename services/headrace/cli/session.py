@@ -28,8 +28,12 @@ _DENIED = "42501"
 
 
 @contextlib.asynccontextmanager
-async def postgres(settings: Settings, command: str, denied: str | None = None) -> AsyncIterator[asyncpg.Connection]:
-    """A connection for as long as the command needs it; `denied` is the remedy where the role lacks a right."""
+async def postgres(
+    settings: Settings, command: str, denied: str | None = None
+) -> AsyncIterator[asyncpg.Connection]:
+    """A connection for as long as the command needs it; `denied` is the remedy where the role lacks
+    a right.
+    """
     session = await connection.connect(settings.postgres, f"headrace {command}")
     try:
         yield session
@@ -47,7 +51,9 @@ async def postgres(settings: Settings, command: str, denied: str | None = None) 
 
 @contextlib.asynccontextmanager
 async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, list[str]]]:
-    """A connection, and what the server complained about meanwhile: a missing right comes as nothing else."""
+    """A connection, and what the server complained about meanwhile: a missing right comes as
+    nothing else.
+    """
     complaints: list[str] = []
 
     async def note(error: Exception) -> None:
@@ -57,7 +63,10 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
     try:
         yield client, complaints
     except TimeoutError as error:
-        refused = next((complaint for complaint in complaints if "permissions violation" in complaint.lower()), None)
+        refused = next(
+            (complaint for complaint in complaints if "permissions violation" in complaint.lower()),
+            None,
+        )
         if refused is not None:
             raise NatsForbiddenError(refused) from error
         raise NatsUnreachableError(
@@ -83,8 +92,12 @@ async def suite_of(settings: Settings, command: str) -> str | None:
 def refused(error: NatsError) -> HeadraceError:
     """What NATS answered where no command foresaw it, as an error of the suite."""
     if isinstance(error, ServiceUnavailableError):
-        return JetStreamError("JetStream does not answer on this NATS server", remedy=NO_JETSTREAM_REMEDY)
-    return NatsUnreachableError(f"NATS refused: {error}", remedy="Try again; `headrace doctor` looks closer.")
+        return JetStreamError(
+            "JetStream does not answer on this NATS server", remedy=NO_JETSTREAM_REMEDY
+        )
+    return NatsUnreachableError(
+        f"NATS refused: {error}", remedy="Try again; `headrace doctor` looks closer."
+    )
 
 
 def kind_and_name(stream: str) -> tuple[str, str]:

@@ -1,6 +1,8 @@
-"""`headrace snapshot`: ask for a table's snapshot, watch it being made, say where it lies; or cancel it.
+"""`headrace snapshot`: ask for a table's snapshot, watch it being made, say where it lies; or
+cancel it.
 
-On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: it is somebody else's too, maybe.
+On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: it is somebody else's
+too, maybe.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
     """Ask, wait, and say what came."""
     token = token_of(table)
     async with session.nats(settings, COMMAND) as (client, _):
-        snapshots = Snapshots(client, settings.streams.cdc, settings.streams.init, settings.streams.state)
+        snapshots = Snapshots(
+            client, settings.streams.cdc, settings.streams.init, settings.streams.state
+        )
         with _bar(table, quiet=as_json) as told:
             made = await snapshots.take(token, told, payload)
     facts = {
@@ -81,8 +85,15 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
 def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
     """A progress bar on stderr where that is a terminal; what tells it of rows."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rows]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=quiet or not console.is_terminal, transient=True
+    ) as progress:
         task = progress.add_task(table, total=None, rows="waiting for Spark")
 
         def told(rows: int, estimated: int) -> None:
@@ -90,7 +101,9 @@ def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
                 return
             # An estimate is PostgreSQL's; a bar that is full before the end would be a lie.
             total = max(estimated, rows + 1)
-            progress.update(task, completed=rows, total=total, rows=f"{rows:,} of about {total:,} rows")
+            progress.update(
+                task, completed=rows, total=total, rows=f"{rows:,} of about {total:,} rows"
+            )
 
         yield told
 
@@ -99,11 +112,15 @@ async def cancel(settings: Settings, table: str, *, as_json: bool) -> None:
     """End a table's snapshots; when it returns, nothing of them comes any more."""
     async with session.nats(settings, COMMAND) as (client, _):
         try:
-            message = await client.request(snapshot_cancel_subject(token_of(table)), timeout=CANCEL_TIMEOUT_S)
+            message = await client.request(
+                snapshot_cancel_subject(token_of(table)), timeout=CANCEL_TIMEOUT_S
+            )
         except nats.errors.NoRespondersError as error:
             raise NobodyAnswersError("no snapshot-responder answers") from error
         except TimeoutError as error:
-            raise NobodyAnswersError(f"no answer within {CANCEL_TIMEOUT_S:g} s", remedy="Ask again.") from error
+            raise NobodyAnswersError(
+                f"no answer within {CANCEL_TIMEOUT_S:g} s", remedy="Ask again."
+            ) from error
     answer: Mapping[str, Any] = decode(message.data)
     if as_json:
         print(json.dumps(answer))

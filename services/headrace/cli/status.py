@@ -50,12 +50,19 @@ async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
 async def fetch(base: str) -> dict[str, Any]:
     try:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as http, http.get(f"{base}/status") as answer:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(f"{base}/status") as answer,
+        ):
             body = orjson.loads(await answer.read())
     except aiohttp.ClientConnectorError as error:
-        raise TelemetryAwayError(f"telemetry at {base} does not answer: {error.os_error.strerror}") from error
+        raise TelemetryAwayError(
+            f"telemetry at {base} does not answer: {error.os_error.strerror}"
+        ) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise TelemetryAwayError(f"telemetry at {base} does not answer: {str(error) or 'time-out'}") from error
+        raise TelemetryAwayError(
+            f"telemetry at {base} does not answer: {str(error) or 'time-out'}"
+        ) from error
     if not isinstance(body, dict) or "services" not in body:
         raise TelemetryAwayError(f"what answers at {base} is not telemetry")
     return body
@@ -66,7 +73,8 @@ def _headline(body: dict[str, Any]) -> Text:
     text = Text.assemble(
         (f"{body['source']} ", "bold"),
         (body["status"], "green" if connected else "red"),
-        f"   up {span(body['uptime_seconds'])}   LSN {body['current_lsn']}   lag {size(body['wal_lag_bytes'])}",
+        f"   up {span(body['uptime_seconds'])}   LSN {body['current_lsn']}   lag "
+        f"{size(body['wal_lag_bytes'])}",
         f"   {body['cdc_events_published']:,} events",
     )
     for part in ("postgres", "nats"):
@@ -85,10 +93,16 @@ def _services(services: dict[str, Any]) -> Table:
     for name, service in services.items():
         style = STYLES.get(service["state"], "")
         reasons = "; ".join(service["reasons"].values())
-        state = service["state"] if service["instances"] < 2 else f"{service['state']} ({service['instances']})"
+        state = (
+            service["state"]
+            if service["instances"] < 2
+            else f"{service['state']} ({service['instances']})"
+        )
         shown = reasons or _figures(name, service["figures"])
         up = span(service["figures"].get("uptime_seconds", 0))
-        table.add_row(name, Text(state, style=style), up, Text(shown, style="yellow" if reasons else ""))
+        table.add_row(
+            name, Text(state, style=style), up, Text(shown, style="yellow" if reasons else "")
+        )
     return table
 
 

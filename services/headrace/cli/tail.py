@@ -24,7 +24,13 @@ from headrace.jetstream.connection import connect_once
 from headrace.plain import one_line, plain
 from headrace.settings import Settings
 
-_STYLES = {"INSERT": "green", "UPDATE": "yellow", "DELETE": "red", "TRUNCATE": "red bold", "SCHEMA": "cyan"}
+_STYLES = {
+    "INSERT": "green",
+    "UPDATE": "yellow",
+    "DELETE": "red",
+    "TRUNCATE": "red bold",
+    "SCHEMA": "cyan",
+}
 _VALUE_CHARACTERS_MAX = 60
 _TABLES_SHOWN_MAX = 10
 _SCHEMAS_S = 5.0
@@ -35,7 +41,9 @@ def filters(tables: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{CDC}.{_token(table)}.>" for table in tables)
 
 
-async def run(settings: Settings, tables: list[str], *, as_json: bool, from_start: bool, limit: int | None) -> None:
+async def run(
+    settings: Settings, tables: list[str], *, as_json: bool, from_start: bool, limit: int | None
+) -> None:
     """Print events until interrupted, or until `limit` of them."""
     console = Console(soft_wrap=True)
     client = await connect_once(settings.nats, "headrace-tail")
@@ -68,7 +76,9 @@ async def run(settings: Settings, tables: list[str], *, as_json: bool, from_star
 
 
 async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str]) -> None:
-    """Say which of the tables have no schema yet, and which ones there are; nothing where the bucket can't be read."""
+    """Say which of the tables have no schema yet, and which ones there are; nothing where the
+    bucket can't be read.
+    """
     try:
         schemas = await client.jetstream().key_value(settings.streams.schemas)
         async with asyncio.timeout(_SCHEMAS_S):

@@ -1,7 +1,8 @@
-"""`headrace teardown`: removes what `headrace init` made, the slot first, since it is what holds WAL.
+"""`headrace teardown`: removes what `headrace init` made, the slot first, since it is what holds
+WAL.
 
-Promises: asks before it removes anything; ends only a reader of ours; leaves a publication, stream or bucket that
-others made, and the archive's files; says what it removed and what it left.
+Promises: asks before it removes anything; ends only a reader of ours; leaves a publication, stream
+or bucket that others made, and the archive's files; says what it removed and what it left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _POLL_S = 0.1
 _OUR_STREAM = "Headrace: "
 
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1"
-_PUBLICATION = "SELECT obj_description(oid, 'pg_publication') AS mark FROM pg_publication WHERE pubname = $1"
+_PUBLICATION = (
+    "SELECT obj_description(oid, 'pg_publication') AS mark FROM pg_publication WHERE pubname = $1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,9 @@ class Plan:
         return not (self.slot or self.publication or self.streams)
 
 
-async def run(settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger: bool = False) -> None:
+async def run(
+    settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger: bool = False
+) -> None:
     """Show what goes, ask, remove."""
     screen = Screen()
     async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
@@ -74,7 +79,9 @@ async def run(settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger:
     if settings.archive.url:
         screen.title(f"Archive {settings.archive.url}")
         screen.kept(
-            "files", "all", "left: they are yours to remove; a new slot tells a gap there, or wants a new place"
+            "files",
+            "all",
+            "left: they are yours to remove; a new slot tells a gap there, or wants a new place",
         )
 
 
@@ -120,19 +127,25 @@ def _ask(settings: Settings, plan: Plan) -> None:
     if plan.reader is not None:
         parts.append("stops the running suite")
     if plan.slot:
-        parts.append(f"drops replication slot {settings.source.slot} (its place in the WAL is lost)")
+        parts.append(
+            f"drops replication slot {settings.source.slot} (its place in the WAL is lost)"
+        )
     if plan.publication:
         parts.append(f"drops publication {settings.source.publication}")
     if plan.streams:
         parts.append(f"deletes {', '.join(plan.streams)} with everything in them")
     question = f"This {'; '.join(parts)}. Go on?"
     if not sys.stdin.isatty():
-        raise HeadraceError(question.removesuffix(" Go on?").removesuffix("."), remedy="Say so with --yes.")
+        raise HeadraceError(
+            question.removesuffix(" Go on?").removesuffix("."), remedy="Say so with --yes."
+        )
     typer.confirm(question, abort=True)
 
 
 async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: int) -> None:
-    """An ordered stop by the bus; a reader that doesn't hear it is ended, and with it nothing that was confirmed."""
+    """An ordered stop by the bus; a reader that doesn't hear it is ended, and with it nothing that
+    was confirmed.
+    """
     try:
         async with nats(settings, "teardown") as (client, _):
             await client.publish(
@@ -156,13 +169,17 @@ async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: i
 async def _released(session: asyncpg.Connection, slot: str, within_s: float) -> bool:
     """Whether nobody reads the slot any more; PostgreSQL tells of that to no one who doesn't ask."""
     for _ in range(int(within_s / _POLL_S)):
-        if not await session.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot):
+        if not await session.fetchval(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot
+        ):
             return True
         await asyncio.sleep(_POLL_S)
     return False
 
 
-async def _drop_slot(session: asyncpg.Connection, settings: Settings, screen: Screen, *, there: bool) -> None:
+async def _drop_slot(
+    session: asyncpg.Connection, settings: Settings, screen: Screen, *, there: bool
+) -> None:
     slot = settings.source.slot
     if not there:
         screen.kept("slot", slot, "was not there")
@@ -171,7 +188,9 @@ async def _drop_slot(session: asyncpg.Connection, settings: Settings, screen: Sc
     screen.made("slot", slot, "dropped")
 
 
-async def _drop_publication(session: asyncpg.Connection, settings: Settings, screen: Screen, plan: Plan) -> None:
+async def _drop_publication(
+    session: asyncpg.Connection, settings: Settings, screen: Screen, plan: Plan
+) -> None:
     name = settings.source.publication
     if plan.publication:
         await session.execute(f"DROP PUBLICATION {quote_name(name)}")

@@ -1,4 +1,6 @@
-"""The console that commands write to: what came from outside is shown and never obeyed, nor taken for markup."""
+"""The console that commands write to: what came from outside is shown and never obeyed, nor taken
+for markup.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ class Console(rich_console.Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
         if not self.is_terminal and "COLUMNS" not in os.environ and options.get("width") is None:
-            # Rich takes 80 for what is no terminal: a table in a file or a pipe would be folded for nobody.
+            # Rich takes 80 for what is no terminal: a table in a file or a pipe would be folded for
+            # nobody.
             self.width = _PLAIN_WIDTH
 
     def render(
-        self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
+        self,
+        renderable: rich_console.RenderableType,
+        options: rich_console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             # Rich's own commands to the terminal are apart from text.

@@ -1,7 +1,8 @@
-"""`headrace top`: a live view of the running suite, made of telemetry's `/status`. Asks over HTTP and nothing else.
+"""`headrace top`: a live view of the running suite, made of telemetry's `/status`. Asks over HTTP
+and nothing else.
 
-Promises: the terminal is as it was when it ends; telemetry being away is shown, and waited for. Where the output is no
-terminal, one screen is printed.
+Promises: the terminal is as it was when it ends; telemetry being away is shown, and waited for.
+Where the output is no terminal, one screen is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ async def run(settings: Settings, *, url: str | None, interval_s: float, once: b
         past.add(time.monotonic(), await fetch(base))
         console.print(screen(past))
         return
-    with _leaving() as over, Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+    with (
+        _leaving() as over,
+        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
         trouble = ""
         while not over.is_set():
             live.update(screen(past, trouble), refresh=True)

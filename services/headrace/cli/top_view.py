@@ -50,7 +50,10 @@ class Past:
         """How fast a figure of a service grows."""
         if len(self.bodies) < 2:
             return 0.0
-        first, last = (_number(figures(body, service), key, series) for body in (self.bodies[0], self.bodies[-1]))
+        first, last = (
+            _number(figures(body, service), key, series)
+            for body in (self.bodies[0], self.bodies[-1])
+        )
         elapsed = self.at[-1] - self.at[-len(self.bodies)]
         return max(0.0, (last - first) / elapsed) if elapsed > 0 else 0.0
 
@@ -58,7 +61,12 @@ class Past:
         """The time within which this share of the frames was acknowledged lately."""
         held = figures(self.now, "publisher").get("ack_lag_seconds")
         before = figures(self.bodies[0], "publisher").get("ack_lag_seconds")
-        if isinstance(held, list) and isinstance(before, list) and len(self.bodies) > 1 and sum(held) >= sum(before):
+        if (
+            isinstance(held, list)
+            and isinstance(before, list)
+            and len(self.bodies) > 1
+            and sum(held) >= sum(before)
+        ):
             held = [one - other for one, other in zip(held, before, strict=True)]
         return quantile("ack_lag_seconds", held, share)
 
@@ -75,7 +83,12 @@ def _number(stats: dict[str, Any], key: str, series: str | None) -> float:
 
 def screen(past: Past, trouble: str = "") -> RenderableType:
     """All of it."""
-    parts: list[RenderableType] = [_head(past, trouble), _stream(past), _slot(past), _services(past)]
+    parts: list[RenderableType] = [
+        _head(past, trouble),
+        _stream(past),
+        _slot(past),
+        _services(past),
+    ]
     for part in (_snapshots(past), _consumers(past), _tables(past), _errors(past)):
         if part is not None:
             parts += [Text(""), part]
@@ -105,12 +118,18 @@ def _stream(past: Past) -> Table:
     rate = sum(list(past.rates)[-3:]) / max(1, len(list(past.rates)[-3:]))
     lag_s = figures(past.now, "publisher").get("lag_seconds") or 0
     table.add_row(
-        "events/s", f"{rate:,.0f}", Text(spark(past.rates), "cyan"), f"{past.now['cdc_events_published']:,} in all"
+        "events/s",
+        f"{rate:,.0f}",
+        Text(spark(past.rates), "cyan"),
+        f"{past.now['cdc_events_published']:,} in all",
     )
     waits = f"oldest waits {seconds(lag_s)}" if lag_s else "nothing waits"
     table.add_row("lag", size(past.now["wal_lag_bytes"]), Text(spark(past.lags), "cyan"), waits)
     p50, p99 = past.acked_within(0.5), past.acked_within(0.99)
-    mode = next((mode for mode, on in figures(past.now, "publisher").get("ingest_mode", {}).items() if on), "")
+    mode = next(
+        (mode for mode, on in figures(past.now, "publisher").get("ingest_mode", {}).items() if on),
+        "",
+    )
     table.add_row("commit→ack", seconds(p50), f"p99 {seconds(p99)}", mode and f"ingest {mode}")
     return table
 
@@ -120,9 +139,14 @@ def _slot(past: Past) -> Text:
     if slot is None:
         return Text(f"\nslot: {past.now['postgres']['reason'] or 'not seen yet'}\n", style="yellow")
     text = Text("\nslot  ", style="dim")
-    text.append("active" if slot["active"] else "not read", style="green" if slot["active"] else "yellow")
+    text.append(
+        "active" if slot["active"] else "not read", style="green" if slot["active"] else "yellow"
+    )
     text.append(f"   {slot['wal_status']}", style=_ALARMS.get(slot["alarm"], ""))
-    text.append(f"   keeps {size(slot['retained_bytes'])}   WAL {size(slot['wal_rate_bytes'])}/s", style="default")
+    text.append(
+        f"   keeps {size(slot['retained_bytes'])}   WAL {size(slot['wal_rate_bytes'])}/s",
+        style="default",
+    )
     if slot["safe_bytes"] is not None:
         text.append(f"   room {size(slot['safe_bytes'])}")
     if slot["loss_s"] is not None:
@@ -134,14 +158,21 @@ def _services(past: Past) -> Table:
     table = _table("service", "state", "memory", "cpu", "")
     for name, service in past.now["services"].items():
         stats = service["figures"]
-        state = service["state"] if service["instances"] < 2 else f"{service['state']} ({service['instances']})"
+        state = (
+            service["state"]
+            if service["instances"] < 2
+            else f"{service['state']} ({service['instances']})"
+        )
         reasons = "; ".join(service["reasons"].values())
         table.add_row(
             name,
             Text(state, STYLES.get(service["state"], "")),
             size(stats["memory_bytes"]) if "memory_bytes" in stats else "",
             f"{past.per_second(name, 'cpu_seconds') * 100:.0f} %",
-            Text(reasons or f"up {span(stats.get('uptime_seconds', 0))}", "yellow" if reasons else "dim"),
+            Text(
+                reasons or f"up {span(stats.get('uptime_seconds', 0))}",
+                "yellow" if reasons else "dim",
+            ),
         )
     return table
 
@@ -165,11 +196,23 @@ def _consumers(past: Past) -> Table | None:
         return None
     table = _table("durable consumer", "behind", "lag", "of its retention left", "")
     for view in past.now["consumers"]:
-        style = "red" if view["left_ratio"] < RATIO_MIN else "yellow" if view["left_ratio"] < RATIO_LOW else ""
+        style = (
+            "red"
+            if view["left_ratio"] < RATIO_MIN
+            else "yellow"
+            if view["left_ratio"] < RATIO_LOW
+            else ""
+        )
         lost = f"lost {view['lost']:,} messages" if view["lost"] else ""
-        left = f"{view['left_ratio']:.0%}" + (f", {span(view['left_s'])}" if view["left_s"] is not None else "")
+        left = f"{view['left_ratio']:.0%}" + (
+            f", {span(view['left_s'])}" if view["left_s"] is not None else ""
+        )
         table.add_row(
-            view["name"], f"{view['pending']:,}", seconds(view["lag_s"]), Text(left, style), Text(lost, "red")
+            view["name"],
+            f"{view['pending']:,}",
+            seconds(view["lag_s"]),
+            Text(left, style),
+            Text(lost, "red"),
         )
     return table
 
@@ -183,7 +226,9 @@ def _tables(past: Past) -> Table | None:
     if not sums:
         return None
     table = _table("table", "events/s", "events", "", "")
-    for token, (rate, total) in sorted(sums.items(), key=lambda item: item[1], reverse=True)[:TABLES_MAX]:
+    for token, (rate, total) in sorted(sums.items(), key=lambda item: item[1], reverse=True)[
+        :TABLES_MAX
+    ]:
         table.add_row(token, f"{rate:,.0f}", f"{total:,.0f}", "", "")
     return table
 
@@ -197,9 +242,13 @@ def _errors(past: Past) -> Table | None:
     if not found:
         return None
     table = _table("told", "times", "by", "", "")
-    for times, kind, name in sorted(found, key=lambda one: ("warning" in one[1], -one[0]))[:ERRORS_MAX]:
+    for times, kind, name in sorted(found, key=lambda one: ("warning" in one[1], -one[0]))[
+        :ERRORS_MAX
+    ]:
         level, _, event = kind.partition(" ")
-        table.add_row(Text(event, "yellow" if level == "warning" else "red"), f"{times:,.0f}", name, "", "")
+        table.add_row(
+            Text(event, "yellow" if level == "warning" else "red"), f"{times:,.0f}", name, "", ""
+        )
     return table
 
 

@@ -1,7 +1,8 @@
 """`headrace up`: the whole suite on this machine, or several of them, with one command.
 
-Promises: two of them never share a folder; what it started it stops, in order, whatever ends it; a second Ctrl-C
-hastens that. Never touches servers that the environment names, beyond what the suite itself needs there.
+Promises: two of them never share a folder; what it started it stops, in order, whatever ends it; a
+second Ctrl-C hastens that. Never touches servers that the environment names, beyond what the suite
+itself needs there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from headrace.cli.up_demo import kept_events, make_database, make_table, sample_
 from headrace.cli.up_keeper import Keeper, cancelled, unless_told_to_stop
 from headrace.cli.up_servers import DATABASE, Servers
 from headrace.cli.up_suite import Suite
-from headrace.cli.up_suites import Chosen, check_together, is_published, require_disjoint, require_free_slot
+from headrace.cli.up_suites import (
+    Chosen,
+    check_together,
+    is_published,
+    require_disjoint,
+    require_free_slot,
+)
 from headrace.cli.up_view import Made, Row, View
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
@@ -66,7 +73,9 @@ class FolderError(HeadraceError):
 
 
 async def run(folder: Path, options: Options) -> None:
-    """Start everything, show it, wait for the end, stop everything. All that it keeps is in the folder."""
+    """Start everything, show it, wait for the end, stop everything. All that it keeps is in the
+    folder.
+    """
     with _alone_in(folder):
         await _Up(folder, options).run()
 
@@ -86,7 +95,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
             pid = os.pread(lock, 20, 0).decode().strip() or "?"
             raise AlreadyServedError(
                 f"headrace up already runs in {folder.parent}, as process {pid}",
-                remedy=f"Use that one, stop it with `kill {pid}`, or start this one in another folder.",
+                remedy=(
+                    f"Use that one, stop it with `kill {pid}`, or start this one in another folder."
+                ),
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -103,7 +114,9 @@ class _Up:
         self._folder = folder
         self._options = options
         self._view = View(verbose=options.verbose)
-        self._servers = Servers.choose(folder, os.environ, pg_port=options.pg_port, nats_port=options.nats_port)
+        self._servers = Servers.choose(
+            folder, os.environ, pg_port=options.pg_port, nats_port=options.nats_port
+        )
         self._suites: list[Suite] = []
         self._begun = time.monotonic()
         self._told_to_stop = asyncio.Event()
@@ -116,7 +129,10 @@ class _Up:
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
         keeping = asyncio.create_task(self._keeper.run(), name="keeper")
         try:
-            if await unless_told_to_stop(self._start(), self._told_to_stop, keeping) and not self._options.once:
+            if (
+                await unless_told_to_stop(self._start(), self._told_to_stop, keeping)
+                and not self._options.once
+            ):
                 await self._watch(keeping)
         finally:
             # A server that ends from here on is to end.
@@ -163,7 +179,8 @@ class _Up:
             tables = []
             if embedded:
                 await make_table(suite.settings, suite.demo_table)
-                # A new publication is of all tables, where one suite is alone; one that is there may lack the demo's.
+                # A new publication is of all tables, where one suite is alone; one that is there
+                # may lack the demo's.
                 tables = [suite.demo_table] if several or await is_published(suite.settings) else []
             await init.run(suite.settings, tables, made)
         if several:
@@ -175,14 +192,17 @@ class _Up:
 
     def _adopt_environment(self) -> None:
         """Lead this process, and so its children, to the servers and settings that were chosen."""
-        environment = self._servers.inherited() | self._servers.environment() | self._options.environment()
+        environment = (
+            self._servers.inherited() | self._servers.environment() | self._options.environment()
+        )
         audit = load_audit(environment)
         environment |= audit.for_the_suite(environment) if audit.enabled else {}
         os.environ.clear()
         os.environ.update(environment)
         chosen = self._options.suites
         self._suites = [
-            Suite(one, environment, self._folder, number=number, of=len(chosen)) for number, one in enumerate(chosen)
+            Suite(one, environment, self._folder, number=number, of=len(chosen))
+            for number, one in enumerate(chosen)
         ]
 
     async def _start_services(self) -> None:
@@ -260,7 +280,12 @@ class _Up:
     def _show(self) -> None:
         first = self._suites[0].settings
         rows = [
-            Row(place.name, place.address, place.pid, _short(place.embedded.folder) if place.embedded else "")
+            Row(
+                place.name,
+                place.address,
+                place.pid,
+                _short(place.embedded.folder) if place.embedded else "",
+            )
             for place in self._servers.places(first.postgres, first.nats)
         ]
         for suite in self._suites:
@@ -269,14 +294,20 @@ class _Up:
                 pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
                 rows.append(Row(f"{suite.label}{name}", url, pid, pages))
         self._view.table(rows, self._hints())
-        self._view.say(f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in {_short(self._folder)}/logs.")
+        self._view.say(
+            f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in "
+            f"{_short(self._folder)}/logs."
+        )
 
     def _hints(self) -> list[tuple[str, str]]:
         environment = _short(self._folder / "env")
         nats = self._suites[0].settings.nats
         url = nats.url or nats.host
         several = [
-            (f"of {suite.slot}", f". {_short(self._folder / suite.environment_file)} && headrace status")
+            (
+                f"of {suite.slot}",
+                f". {_short(self._folder / suite.environment_file)} && headrace status",
+            )
             for suite in self._suites
             if suite.label
         ]

@@ -1,7 +1,9 @@
-"""The first changes a newcomer sees: a small table, one transaction on it, its events as they come from JetStream.
+"""The first changes a newcomer sees: a small table, one transaction on it, its events as they come
+from JetStream.
 
-Owns the table `headrace_demo` of the embedded database (with several suites one for each), and touches no other. One
-row more stays with each run, which is how a later run shows that the data was kept.
+Owns the table `headrace_demo` of the embedded database (with several suites one for each), and
+touches no other. One row more stays with each run, which is how a later run shows that the data was
+kept.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ async def make_database(settings: Settings, name: str) -> None:
 async def make_table(settings: Settings, table: str) -> None:
     """The demo's table, if missing."""
     async with postgres(settings, "up") as session:
-        # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every later run.
+        # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every
+        # later run.
         if await session.fetchval("SELECT to_regclass($1)", f"public.{quote_name(table)}") is None:
             await session.execute(_CREATE.format(table=quote_name(table)))
 
@@ -89,14 +92,20 @@ async def sample_changes(settings: Settings, table: str) -> list[Event]:
                         await consumer.done(event)
             return found
     except TimeoutError as error:
-        raise NotArrivedError(f"the sample changes did not arrive in {ARRIVAL_TIMEOUT_S:g} s") from error
+        raise NotArrivedError(
+            f"the sample changes did not arrive in {ARRIVAL_TIMEOUT_S:g} s"
+        ) from error
 
 
 async def _write(settings: Settings, table: str) -> int:
-    """An insert of two rows, an update and a delete in one transaction; its id as the stream has it."""
+    """An insert of two rows, an update and a delete in one transaction; its id as the stream has
+    it.
+    """
     name = quote_name(table)
     async with postgres(settings, "up") as session, session.transaction():
-        xid = await session.fetchval("SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint")
+        xid = await session.fetchval(
+            "SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint"
+        )
         first, second = await session.fetch(
             f"INSERT INTO {name} (name, price, tags)"  # noqa: S608  # quoted
             """ VALUES ('lamp', 19.90, '["new"]'), ('chair', 49.00, NULL) RETURNING id"""

@@ -1,8 +1,10 @@
-"""Keeps embedded servers running: one that dies is started again where it was, and the user is told.
+"""Keeps embedded servers running: one that dies is started again where it was, and the user is
+told.
 
-Promises: a server that died leaves no zombie; it comes back over its own folder and port, so that every client finds
-it again; one that dies three times within a minute ends the command, with the server's last log lines. Starts nothing
-that was not running before, and nothing once it is cancelled.
+Promises: a server that died leaves no zombie; it comes back over its own folder and port, so that
+every client finds it again; one that dies three times within a minute ends the command, with the
+server's last log lines. Starts nothing that was not running before, and nothing once it is
+cancelled.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class Keeper:
             for server in self._servers:
                 if not server.running:
                     await self._revive(server)
-            # Its own child's end would give an event, but only to the thread that waits for it: one each, all the time.
+            # Its own child's end would give an event, but only to the thread that waits for it: one
+            # each, all the time.
             await asyncio.sleep(_LOOK_S)
 
     async def _revive(self, server: EmbeddedServer) -> None:
@@ -64,8 +67,10 @@ class Keeper:
         self._died_at[server] = [*deaths, now]
         if len(deaths) + 1 >= DEATHS_MAX:
             raise ServerDiedError(
-                f"{server.kind} ended {DEATHS_MAX} times within {WITHIN_S:g} s, the last time {server.ending}; "
-                f"its log ends\n{server.log_tail}\nThat is the end of {server.folder / 'server.log'}"
+                f"{server.kind} ended {DEATHS_MAX} times within {WITHIN_S:g} s, the last time "
+                f"{server.ending}; "
+                f"its log ends\n{server.log_tail}\nThat is the end of "
+                f"{server.folder / 'server.log'}"
             )
 
 
@@ -90,7 +95,9 @@ async def unless_told_to_stop(
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; the caller has seen its result, or has no more use for one."""
+    """Cancel a task and wait for its end; the caller has seen its result, or has no more use for
+    one.
+    """
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

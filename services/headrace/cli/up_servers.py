@@ -1,7 +1,9 @@
-"""The servers that `headrace up` works on: those the environment names, else embedded ones under `.headrace/`.
+"""The servers that `headrace up` works on: those the environment names, else embedded ones under
+`.headrace/`.
 
-Promises: what the environment names is used and never changed beyond what the suite needs; an embedded server keeps
-its data and, if it is free, its port from run to run; passwords stay in files that only the user reads.
+Promises: what the environment names is used and never changed beyond what the suite needs; an
+embedded server keeps its data and, if it is free, its port from run to run; passwords stay in files
+that only the user reads.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from headrace.postgres.connection import where
 from headrace.settings import NatsSettings, PostgresSettings
 
 DATABASE = "headrace"
-# A slot that is far behind fills the disk, or is lost: this server runs only while its reader does, so that a slot is
-# never so far behind unless the suite has stood still for all of that.
+# A slot that is far behind fills the disk, or is lost: this server runs only while its reader does,
+# so that a slot is never so far behind unless the suite has stood still for all of that.
 _POSTGRES_SETTINGS = {"max_slot_wal_keep_size": "32GB"}
 POSTGRES_NAMED_BY = ("PG_HOST", "PGHOST", "PGHOSTADDR", "PGSERVICE")
 NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
@@ -54,12 +56,16 @@ class Servers:
     nats: EmbeddedNats | None
 
     @classmethod
-    def choose(cls, folder: Path, environ: Mapping[str, str], *, pg_port: int, nats_port: int) -> Servers:
+    def choose(
+        cls, folder: Path, environ: Mapping[str, str], *, pg_port: int, nats_port: int
+    ) -> Servers:
         """Decide by the environment which server is embedded; starts nothing."""
         postgres = nats = None
         if not any(environ.get(name) for name in POSTGRES_NAMED_BY):
             password = kept_password(folder / "postgres.password")
-            postgres = EmbeddedPostgres(folder / "postgres", 18, pg_port, _POSTGRES_SETTINGS, password=password)
+            postgres = EmbeddedPostgres(
+                folder / "postgres", 18, pg_port, _POSTGRES_SETTINGS, password=password
+            )
         if not any(environ.get(name) for name in NATS_NAMED_BY):
             nats = EmbeddedNats(folder / "nats", nats_port)
         return cls(folder, environ, postgres, nats)
@@ -70,7 +76,9 @@ class Servers:
             await server.start()
             tell(f"{server.kind} listens on 127.0.0.1:{server.port}")
         if self.postgres is not None:
-            self._write_secret("pgpass", f"127.0.0.1:{self.postgres.port}:*:{SUPERUSER}:{self._password()}\n")
+            self._write_secret(
+                "pgpass", f"127.0.0.1:{self.postgres.port}:*:{SUPERUSER}:{self._password()}\n"
+            )
 
     @property
     def embedded(self) -> list[EmbeddedServer]:
@@ -106,7 +114,11 @@ class Servers:
     def places(self, postgres: PostgresSettings, nats: NatsSettings) -> list[Place]:
         """Both servers, for the table."""
         return [
-            Place("PostgreSQL", f"{where(postgres)}/{postgres.database or ''}".rstrip("/"), self.postgres),
+            Place(
+                "PostgreSQL",
+                f"{where(postgres)}/{postgres.database or ''}".rstrip("/"),
+                self.postgres,
+            ),
             Place("NATS", shown(nats), self.nats),
         ]
 
@@ -115,7 +127,11 @@ class Servers:
         if self.postgres is None:
             return "psql, with the connection settings you gave"
         # The embedded server has one, for who has none.
-        program = "psql" if shutil.which("psql") else shlex.quote(str(postgres_binaries(18, None) / "psql"))
+        program = (
+            "psql"
+            if shutil.which("psql")
+            else shlex.quote(str(postgres_binaries(18, None) / "psql"))
+        )
         passfile = quote(str(self.folder / "pgpass"), safe="/")
         return f"{program} 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
 
@@ -123,13 +139,20 @@ class Servers:
         """Keep what another terminal needs in a file it can source."""
         given = self.environment() | self._psqls() | settings
         lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
-        # So that `headrace` is found there by its name, and the server's own psql where there is no other.
-        last = "" if self.postgres is None else f":{_shell_quoted(str(postgres_binaries(18, None)))}"
-        lines.append(f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"{last}\n')
+        # So that `headrace` is found there by its name, and the server's own psql where there is no
+        # other.
+        last = (
+            "" if self.postgres is None else f":{_shell_quoted(str(postgres_binaries(18, None)))}"
+        )
+        lines.append(
+            f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"{last}\n'
+        )
         return self._write_secret(name, "".join(lines))
 
     def _psqls(self) -> dict[str, str]:
-        """What lets psql, pg_dump and their like connect to the embedded server without an argument."""
+        """What lets psql, pg_dump and their like connect to the embedded server without an
+        argument.
+        """
         if self.postgres is None:
             return {}
         return {

@@ -1,7 +1,8 @@
 """One suite of `headrace up`: its settings, its ports, its services while they run.
 
-Promises: the documented ports where they are free, those of a further suite ten higher each; whatever stands in the
-way of them is told before anything starts. One suite knows nothing of another.
+Promises: the documented ports where they are free, those of a further suite ten higher each;
+whatever stands in the way of them is told before anything starts. One suite knows nothing of
+another.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
 
-# In the order in which they stop: the reader first, so that what it read is confirmed before the publisher goes.
+# In the order in which they stop: the reader first, so that what it read is confirmed before the
+# publisher goes.
 PORTS = {
     "wal-reader": 9091,
     "publisher": 9092,
@@ -44,7 +46,9 @@ STOP_GRACE_S = 3.0
 class Suite:
     """A suite and, once started, its supervisor."""
 
-    def __init__(self, chosen: Chosen, environment: Mapping[str, str], folder: Path, *, number: int, of: int) -> None:
+    def __init__(
+        self, chosen: Chosen, environment: Mapping[str, str], folder: Path, *, number: int, of: int
+    ) -> None:
         own = dict(environment) | chosen.environment()
         if of > 1 and own.get("HEADRACE_ARCHIVE_URL"):
             # An archive is of one source.
@@ -121,7 +125,9 @@ class Suite:
         """The services to start, in the order in which they stop, and their documented ports."""
         audit = {AUDIT: AUDIT_PORT} if load_audit(self._environment).enabled else {}
         archiver = {ARCHIVER: ARCHIVER_PORT} if self.settings.archive.url else {}
-        later = {name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")}
+        later = {
+            name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")
+        }
         line = {name: PORTS[name] for name in PORTS if name not in later}
         return {**line, **archiver, **audit, **later}
 
@@ -144,9 +150,11 @@ _ports_held: list[socket.socket] = []
 
 
 def hold_documented_ports() -> bool:
-    """Whether this process, of all that share its ports, is the one that may take the documented ones.
+    """Whether this process, of all that share its ports, is the one that may take the documented
+    ones.
 
-    A name in the kernel and no file: it is as wide as the network namespace, and is given up with the process.
+    A name in the kernel and no file: it is as wide as the network namespace, and is given up with
+    the process.
     """
     if _ports_held:
         return True

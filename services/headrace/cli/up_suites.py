@@ -1,7 +1,9 @@
-"""Which suites one `headrace up` runs: a slot and a publication for each, and whether they go together.
+"""Which suites one `headrace up` runs: a slot and a publication for each, and whether they go
+together.
 
-Promises: what can't go together is one error before a slot is made or a service starts. Suites share the streams, so
-no table may be in two of their publications: it would be delivered twice, under one subject.
+Promises: what can't go together is one error before a slot is made or a service starts. Suites
+share the streams, so no table may be in two of their publications: it would be delivered twice,
+under one subject.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from headrace.postgres import slot_reader
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 
-_ALL_TABLES = "SELECT pubname FROM pg_publication WHERE puballtables AND pubname = ANY($1) ORDER BY 1"
+_ALL_TABLES = (
+    "SELECT pubname FROM pg_publication WHERE puballtables AND pubname = ANY($1) ORDER BY 1"
+)
 _SHARED = """
 SELECT schemaname || '.' || tablename AS name, array_agg(pubname::text ORDER BY pubname) AS pubs
 FROM pg_publication_tables WHERE pubname = ANY($1) GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 3
@@ -26,7 +30,9 @@ FROM pg_publication_tables WHERE pubname = ANY($1) GROUP BY 1 HAVING count(*) > 
 _KNOWN = "SELECT pubname::text FROM pg_publication WHERE pubname = ANY($1)"
 SLOT_WAIT_S = 10.0
 _LOOK_S = 0.2
-_OVERLAP_REMEDY = "Let each name tables of its own: DROP PUBLICATION …, then CREATE PUBLICATION … FOR TABLE …."
+_OVERLAP_REMEDY = (
+    "Let each name tables of its own: DROP PUBLICATION …, then CREATE PUBLICATION … FOR TABLE …."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,14 @@ def paired(slots: Sequence[str], pubs: Sequence[str]) -> tuple[Chosen, ...]:
         )
     for option, names, why in (
         ("--slot", slots, "A slot has one reader, so give each suite a slot of its own."),
-        ("--pub", pubs, "Its changes would be delivered twice, so give each suite a publication of other tables."),
+        (
+            "--pub",
+            pubs,
+            (
+                "Its changes would be delivered twice, so give each suite a publication of other "
+                "tables."
+            ),
+        ),
     ):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -80,12 +93,16 @@ class SlotInUseError(HeadraceError):
 
 
 async def require_free_slot(settings: Settings) -> None:
-    """Raise if the slot has a reader that stays; one that was killed just now is let go of within moments."""
+    """Raise if the slot has a reader that stays; one that was killed just now is let go of within
+    moments.
+    """
     async with postgres(settings, "up") as session:
         deadline = time.monotonic() + SLOT_WAIT_S
         while reader := await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot):
             if time.monotonic() > deadline:
-                raise SlotInUseError(f"replication slot {settings.source.slot} is read by {SlotReader.of(reader)}")
+                raise SlotInUseError(
+                    f"replication slot {settings.source.slot} is read by {SlotReader.of(reader)}"
+                )
             await asyncio.sleep(_LOOK_S)
 
 
@@ -96,20 +113,26 @@ async def is_published(settings: Settings) -> bool:
 
 
 async def require_disjoint(suites: Sequence[Settings], *, existing: bool) -> None:
-    """Raise if a table is in two publications, or a publication is of all tables, or where one is missing."""
+    """Raise if a table is in two publications, or a publication is of all tables, or where one is
+    missing.
+    """
     pubs = [settings.source.publication for settings in suites]
     async with postgres(suites[0], "up") as session:
         known = {row["pubname"] for row in await session.fetch(_KNOWN, pubs)}
         missing = [pub for pub in pubs if pub not in known]
         if existing and missing:
             raise SettingError(
-                f"publication {missing[0]} does not exist, and several suites can't each take all tables",
+                (
+                    f"publication {missing[0]} does not exist, and several suites can't each take "
+                    "all tables"
+                ),
                 remedy=f"Make it: CREATE PUBLICATION {missing[0]} FOR TABLE ….",
             )
         whole = await session.fetchval(_ALL_TABLES, pubs)
         if whole is not None:
             raise SettingError(
-                f"publication {whole} is of all tables, so nothing is left for another suite", remedy=_OVERLAP_REMEDY
+                f"publication {whole} is of all tables, so nothing is left for another suite",
+                remedy=_OVERLAP_REMEDY,
             )
         shared = await session.fetch(_SHARED, pubs)
     if shared:

@@ -1,6 +1,8 @@
-"""What `headrace up` shows: steps while it starts, sample changes, one table, then only what matters.
+"""What `headrace up` shows: steps while it starts, sample changes, one table, then only what
+matters.
 
-Plain text without colours or spinners where the output is no terminal; there, nothing is cut or wrapped.
+Plain text without colours or spinners where the output is no terminal; there, nothing is cut or
+wrapped.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class View:
     def __init__(self, *, verbose: bool) -> None:
         self._console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         self._verbose = verbose
-        # Services come and go while the suite starts and stops: what they warn of then is in their logs.
+        # Services come and go while the suite starts and stops: what they warn of then is in their
+        # logs.
         self.quiet = True
         self._told: dict[tuple[str, str], float] = {}
 
@@ -79,20 +82,28 @@ class View:
 
     def line(self, service: str, line: Line) -> None:
         """A service's line: all of them with --verbose, else the grave ones."""
-        if not self._verbose and (self.quiet or not line.grave or self._is_told(service, line.summary)):
+        if not self._verbose and (
+            self.quiet or not line.grave or self._is_told(service, line.summary)
+        ):
             return
         name = Text(f"{service:<{_NAME_WIDTH}} │ ", style="cyan")
-        self._console.print(name.append(line.summary, style=_COLOURS.get(line.level, "dim")), soft_wrap=True)
+        self._console.print(
+            name.append(line.summary, style=_COLOURS.get(line.level, "dim")), soft_wrap=True
+        )
 
     def _is_told(self, service: str, summary: str) -> bool:
-        """Whether it stood here a moment ago: what keeps a service waiting is logged at each attempt."""
+        """Whether it stood here a moment ago: what keeps a service waiting is logged at each
+        attempt.
+        """
         now = time.monotonic()
         self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_S}
         return self._told.setdefault((service, summary), now) != now
 
     def news(self, text: str) -> None:
         """What the supervisor or the shutdown does."""
-        self._console.print(Text.assemble((f"{'up':<{_NAME_WIDTH}} │ ", "cyan"), text), soft_wrap=True)
+        self._console.print(
+            Text.assemble((f"{'up':<{_NAME_WIDTH}} │ ", "cyan"), text), soft_wrap=True
+        )
 
     def say(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style=style), soft_wrap=True)
@@ -105,7 +116,9 @@ class View:
             self._beside(head, Text(json.dumps(data, ensure_ascii=False, default=str), style="dim"))
 
     def _beside(self, head: Text, text: Text) -> None:
-        """What is too long for the terminal goes on below its own beginning; elsewhere it stays one line."""
+        """What is too long for the terminal goes on below its own beginning; elsewhere it stays one
+        line.
+        """
         if not self._console.is_terminal:
             self._console.print(head.append_text(text), soft_wrap=True)
             return

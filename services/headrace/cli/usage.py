@@ -1,7 +1,8 @@
-"""How `--help` shows commands and options: in the order in which people come to need them, an option's value by a name.
+"""How `--help` shows commands and options: in the order in which people come to need them, an
+option's value by a name.
 
-Typer would show types of Python, also for flags, and commands in the order of imports. Changes only what is shown, of
-help and of errors.
+Typer would show types of Python, also for flags, and commands in the order of imports. Changes only
+what is shown, of help and of errors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _ORDER = (
 
 def readable(command: Any) -> Any:
     """The command, its options and those of all commands below it as a person reads them."""
-    if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get("ignore_unknown_options"):
+    if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get(
+        "ignore_unknown_options"
+    ):
         # On this one command, not on its class, which is Typer's.
         setattr(command, "parse_args", _in_own_words(command.parse_args))  # noqa: B010
         command.get_help_option(Context(command, help_option_names=HELP_NAMES))

@@ -1,7 +1,8 @@
-"""`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or again and again.
+"""`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or
+again and again.
 
-Ends with code 0 where all tables are equal, 3 where one is not, 1 where it was not found out. Shows keys of rows that
-differ, never other values.
+Ends with code 0 where all tables are equal, 3 where one is not, 1 where it was not found out. Shows
+keys of rows that differ, never other values.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def run(
         found = await _all(verifier, names, scope, as_json=as_json)
 
     async def main(scope: Scope) -> None:
-        async with served(scope, settings, http), opened(to) as target, connected(scope, settings.nats) as client:
+        async with (
+            served(scope, settings, http),
+            opened(to) as target,
+            connected(scope, settings.nats) as client,
+        ):
             verifier = Verifier(settings, client, target, patience)
             while await scope.until_stopping(compare(scope, verifier)):
                 scope.health.started()
@@ -76,7 +81,9 @@ def _exit_code(found: Sequence[Verdict] | None) -> int:
     return 0 if all(verdict.equal for verdict in found) else EXIT_DIFFERENT
 
 
-async def _all(verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool) -> list[Verdict]:
+async def _all(
+    verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool
+) -> list[Verdict]:
     """Every table's verdict, each told as soon as it is there."""
     began = time.monotonic()
     there = [state.token for state in await verifier.tables()]
@@ -106,15 +113,27 @@ def _step(token: str) -> Iterator[None]:
 def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
     count(stats, "verify_runs")
     stats["verify_differences"] = {
-        verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1)) for verdict in verdicts
+        verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1))
+        for verdict in verdicts
     }
     stats["verify_rows"] = sum(verdict.rows for verdict in verdicts)
 
 
 def _tell(verdict: Verdict, *, as_json: bool) -> None:
-    log.info("verified", table=verdict.token, equal=verdict.equal, rows=verdict.rows, lsn=format_lsn(verdict.lsn))
+    log.info(
+        "verified",
+        table=verdict.token,
+        equal=verdict.equal,
+        rows=verdict.rows,
+        lsn=format_lsn(verdict.lsn),
+    )
     if not verdict.equal:
-        log.error("mirror_differs", table=verdict.token, rows=len(verdict.found), reason=verdict.why or "rows")
+        log.error(
+            "mirror_differs",
+            table=verdict.token,
+            rows=len(verdict.found),
+            reason=verdict.why or "rows",
+        )
     if as_json:
         print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
     else:
@@ -122,7 +141,10 @@ def _tell(verdict: Verdict, *, as_json: bool) -> None:
 
 
 def _body(verdict: Verdict) -> dict[str, object]:
-    rows = [{"what": d.kind, "key": [str(v) for v in d.key], "columns": d.columns} for d in verdict.found[:SHOWN_MAX]]
+    rows = [
+        {"what": d.kind, "key": [str(v) for v in d.key], "columns": d.columns}
+        for d in verdict.found[:SHOWN_MAX]
+    ]
     return {
         "table": verdict.token,
         "equal": verdict.equal,
@@ -142,9 +164,13 @@ def _text(verdict: Verdict) -> Text:
     text = Text.assemble(("≠ ", "red"), (verdict.token, "bold"), f"  {verdict.why or place}")
     if verdict.why:
         return text
-    text.append(f", {len(verdict.found)} differ, in {verdict.ranges} of {RANGES} ranges", style="red")
+    text.append(
+        f", {len(verdict.found)} differ, in {verdict.ranges} of {RANGES} ranges", style="red"
+    )
     for difference in verdict.found[:SHOWN_MAX]:
-        pairs = [f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)]
+        pairs = [
+            f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)
+        ]
         named = " ".join(pairs) or ", ".join(map(repr, difference.key))
         columns = f"  ({', '.join(difference.columns)})" if difference.columns else ""
         text.append(f"\n    {difference.kind:<8} {one_line(named[:_CHARACTERS_MAX])}{columns}")

@@ -1,8 +1,9 @@
 """From pgoutput messages to events: positions, ids, payloads. Pure; one instance per epoch.
 
-Promises: positions strictly increase; the same WAL gives the same ids and positions on every replay; an event is held
-back until it is known whether it is its transaction's last. `feed` gives what to publish (`Event`) and, where
-everything before an LSN is complete, a `Mark`; `take` does so for many messages at once, where that needs nothing else.
+Promises: positions strictly increase; the same WAL gives the same ids and positions on every
+replay; an event is held back until it is known whether it is its transaction's last. `feed` gives
+what to publish (`Event`) and, where everything before an LSN is complete, a `Mark`; `take` does so
+for many messages at once, where that needs nothing else.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class ProtocolError(HeadraceError):
 
 
 class Event(NamedTuple):
-    """An event, encoded, with its place; `advances` is False for one that only tells about the event behind it."""
+    """An event, encoded, with its place; `advances` is False for one that only tells about the
+    event behind it.
+    """
 
     subject: str
     msg_id: str
@@ -59,7 +62,8 @@ class Event(NamedTuple):
     position: Position = ORIGIN
     # It is its transaction's last, or stands outside any.
     ends: bool = False
-    # The whole payload, where it is too large for a message: then `payload` refers to it by the event's id.
+    # The whole payload, where it is too large for a message: then `payload` refers to it by the
+    # event's id.
     large: bytes | None = None
 
 
@@ -71,8 +75,8 @@ class Mark:
     whole: bool
 
 
-# A row written up to whether it is its transaction's last, and what comes behind that: its position, subject, id and
-# both. No class of its own, which would cost as much as reading a column.
+# A row written up to whether it is its transaction's last, and what comes behind that: its
+# position, subject, id and both. No class of its own, which would cost as much as reading a column.
 _QuickHeld = tuple[Position, str, str, bytes, bytes]
 # NamedTuple's own constructors take twice as long.
 _new: Callable[..., Any] = tuple.__new__
@@ -173,9 +177,11 @@ class Assembler:
         return out
 
     def take(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
-        """`feed` for entries from `at` on; the index of the first that it leaves, which needs more than is known here.
+        """`feed` for entries from `at` on; the index of the first that it leaves, which needs more
+        than is known here.
 
-        What is complete by them is in `taken`, whatever is raised. Of an entry that is left nothing was done.
+        What is complete by them is in `taken`, whatever is raised. Of an entry that is left nothing
+        was done.
         """
         while at < len(entries):
             at = self._take_rows(entries, at)
@@ -207,12 +213,20 @@ class Assembler:
         return True
 
     def doubts(self, message: PgoutputMessage) -> set[int]:
-        """Relations of which a message makes a claim that the catalog has to bear out before it is fed."""
-        if self._compat or not isinstance(message, Message) or (ddl := ddl_trigger.claim(message)) is None:
+        """Relations of which a message makes a claim that the catalog has to bear out before it is
+        fed.
+        """
+        if (
+            self._compat
+            or not isinstance(message, Message)
+            or (ddl := ddl_trigger.claim(message)) is None
+        ):
             return set()
         return self._book.concerns(ddl, self.place)
 
-    def feed_claim(self, lsn: int, message: Message, now: Mapping[int, RelationNow]) -> list[Event | Mark]:
+    def feed_claim(
+        self, lsn: int, message: Message, now: Mapping[int, RelationNow]
+    ) -> list[Event | Mark]:
         """`feed` for such a message, with what exists of those relations."""
         self._now = now
         try:
@@ -221,16 +235,27 @@ class Assembler:
             self._now = None
 
     def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
-        """Take rows that can be read and written quickly; the index of the first entry that is none."""
+        """Take rows that can be read and written quickly; the index of the first entry that is
+        none.
+        """
         begin, writers, write, held = self._begin, self._writers, self._write, self._held
         if begin is None or not writers:
             return at
-        commit, seq, tx_head, room = begin.final_lsn, self._seq, self._tx_head, self._quick_bytes_max
+        commit, seq, tx_head, room = (
+            begin.final_lsn,
+            self._seq,
+            self._tx_head,
+            self._quick_bytes_max,
+        )
         put, not_last = self._taken.append, self._tx.not_last
         for index in range(at, len(entries)):
             lsn, data = entries[index]
             writer = writers.get(data[:6])
-            if writer is None or (read := writer[0](data)) is None or len(read[0]) + len(read[1]) > room:
+            if (
+                writer is None
+                or (read := writer[0](data)) is None
+                or len(read[0]) + len(read[1]) > room
+            ):
                 break
             row, rest = read
             _, subject, id_end, head, after_id, after_data = writer
@@ -239,10 +264,26 @@ class Assembler:
             else:
                 self._lsn, self._repeats = lsn, {id_end: 1}
                 msg_id = f"{lsn:x}{id_end}"
-            body = b"".join((head, write(msg_id), after_id, row, after_data, write(lsn), tx_head, write(seq)))
+            body = b"".join(
+                (head, write(msg_id), after_id, row, after_data, write(lsn), tx_head, write(seq))
+            )
             if type(held) is tuple:
                 place, of, named, before, behind = held
-                put(_new(Event, (of, named, before + not_last + behind, NO_HEADERS, True, place, False, None)))
+                put(
+                    _new(
+                        Event,
+                        (
+                            of,
+                            named,
+                            before + not_last + behind,
+                            NO_HEADERS,
+                            True,
+                            place,
+                            False,
+                            None,
+                        ),
+                    )
+                )
             elif held is not None:
                 put(self._release(last=False))
             held = (_new(Position, (commit, seq)), subject, msg_id, body, rest)
@@ -291,7 +332,13 @@ class Assembler:
 
     def _update(self, lsn: int, message: Update) -> None:
         if (shape := self._wanted(message.relation_id)) is not None:
-            self._hold(lsn, shape, shape.update, shape.row(message.new), _old(shape, message.key, message.old))
+            self._hold(
+                lsn,
+                shape,
+                shape.update,
+                shape.row(message.new),
+                _old(shape, message.key, message.old),
+            )
 
     def _delete(self, lsn: int, message: Delete) -> None:
         if (shape := self._wanted(message.relation_id)) is not None:
@@ -322,7 +369,9 @@ class Assembler:
             raise ProtocolError(f"a change of relation {relation_id}, which was never described")
         return shape
 
-    def _hold(self, lsn: int, shape: Shape, kind: Kind, new: Values, old: Values | None = None) -> None:
+    def _hold(
+        self, lsn: int, shape: Shape, kind: Kind, new: Values, old: Values | None = None
+    ) -> None:
         """Hold this event back, let go of the one before."""
         begin, position = self._next_position()
         if shape.excluded:
@@ -337,9 +386,15 @@ class Assembler:
         payload["tx"] = events.transaction(begin.xid, position, self._ts, last=False)
         payload |= _beside(new, old)
         self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
-        if shape.told and not self._compat and (way := (kind.operation, old is not None)) not in shape.quick:
+        if (
+            shape.told
+            and not self._compat
+            and (way := (kind.operation, old is not None)) not in shape.quick
+        ):
             shape.quick.add(way)
-            self._writers |= quick_events.writer(shape, kind, self._source, self._encoding, with_old=way[1])
+            self._writers |= quick_events.writer(
+                shape, kind, self._source, self._encoding, with_old=way[1]
+            )
 
     def _next_position(self) -> tuple[Begin, Position]:
         """The place of the change at hand: every change takes one, whether it is delivered or not."""
@@ -351,7 +406,9 @@ class Assembler:
         return begin, position
 
     def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> None:
-        """The schema event that must come before this row, if the stream has not told this shape yet."""
+        """The schema event that must come before this row, if the stream has not told this shape
+        yet.
+        """
         shape.told = True
         told = self._book.check(shape.table, position, lsn, begin.xid, shape.catalog)
         if told is not None:
@@ -359,7 +416,9 @@ class Assembler:
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
-        """What the catalog shows beyond the stream, told at the reading's place; only between transactions."""
+        """What the catalog shows beyond the stream, told at the reading's place; only between
+        transactions.
+        """
         assert self._begin is None, "a catalog reading inside a transaction"
         position = Position(reading.lsn, 0)
         for told in () if self._compat else self._book.compare(reading):
@@ -369,7 +428,11 @@ class Assembler:
     def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
         subject = schema_subject(told.token)
         body = schemas.event(
-            told.shape, source=self._source, version=told.version, changes=told.changes, resync=told.resync
+            told.shape,
+            source=self._source,
+            version=told.version,
+            changes=told.changes,
+            resync=told.resync,
         )
         payload: Payload = {"subject": subject, "msg_id": told.msg_id, **body, "lsn": lsn, "tx": tx}
         encoded = events.encode(payload, self._encoding)
@@ -378,7 +441,9 @@ class Assembler:
         return Event(subject, told.msg_id, encoded, advances=False, position=position)
 
     def _message(self, lsn: int, message: Message) -> None:
-        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own LSN."""
+        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own
+        LSN.
+        """
         if message.prefix in self._message_prefixes and message.readable != message.prefix:
             raise DecodeError("the prefix of an emitted message is not UTF-8")
         if message.transactional:
@@ -387,9 +452,14 @@ class Assembler:
         elif self._begin is not None:
             raise ProtocolError("a non-transactional message inside a transaction")
         else:
-            # Its LSN is where its record ends, which is where a commit's record may begin: one place for two.
+            # Its LSN is where its record ends, which is where a commit's record may begin: one
+            # place for two.
             position, xid, ts = Position(message.lsn - 1, 0), 0, None
-        if not self._compat and self._now is not None and (ddl := ddl_trigger.claim(message)) is not None:
+        if (
+            not self._compat
+            and self._now is not None
+            and (ddl := ddl_trigger.claim(message)) is not None
+        ):
             self._ddl(lsn, ddl, position, self._now)
         if self._compat or message.prefix not in self._message_prefixes:
             return
@@ -402,14 +472,18 @@ class Assembler:
             self._out.append(self._release(last=True))
 
     def _ddl(self, lsn: int, ddl: Ddl, position: Position, now: Mapping[int, RelationNow]) -> None:
-        """What the event trigger wrote: schema events in their place. Others may write under its prefix."""
+        """What the event trigger wrote: schema events in their place. Others may write under its
+        prefix.
+        """
         tx = events.transaction(self.xid, position, self._ts, last=False)
         for told in self._book.hear(ddl, position, lsn, self.xid, now):
             if self._held is not None:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))
 
-    def _message_payload(self, lsn: int, message: Message, position: Position, xid: int, ts: str | None) -> Payload:
+    def _message_payload(
+        self, lsn: int, message: Message, position: Position, xid: int, ts: str | None
+    ) -> Payload:
         return {
             "subject": message_subject(message.prefix),
             "operation": "MESSAGE",
@@ -451,16 +525,22 @@ class Assembler:
         except DecodeError as error:
             raise ProtocolError(f"event {held.msg_id} can't be written: {error}") from error
         if len(encoded) <= self._payload_bytes_max:
-            return Event(held.subject, held.msg_id, encoded, headers, position=held.position, ends=last)
+            return Event(
+                held.subject, held.msg_id, encoded, headers, position=held.position, ends=last
+            )
         small = self._referring(payload, held.key, len(encoded))
         return Event(held.subject, held.msg_id, small, headers, True, held.position, last, encoded)
 
     def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
-        small = events.encode(events.referring(payload, key, size, self._large_bucket), self._encoding)
+        small = events.encode(
+            events.referring(payload, key, size, self._large_bucket), self._encoding
+        )
         if len(small) <= self._payload_bytes_max:
             return small
         # Without a primary key, REPLICA IDENTITY FULL makes every column a key.
-        return events.encode(events.referring(payload, (), size, self._large_bucket), self._encoding)
+        return events.encode(
+            events.referring(payload, (), size, self._large_bucket), self._encoding
+        )
 
 
 def _content(content: bytes, encoding: Encoding) -> str | bytes:

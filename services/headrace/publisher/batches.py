@@ -1,12 +1,14 @@
 """`--delivery batch`: each table's events in arrays, cut by number, size and age.
 
-All tables are flushed together, so that what precedes a flush is in the stream whole. The last message of a flush says
-so in its position header (the floor); the others keep the floor before it, and after a crash in the middle of a flush
-a table's own last position (its lane) tells what of it is there. Until the stream is beyond every lane that such a
-crash left, nothing is a floor: whoever reads from a floor on must meet those lanes.
+All tables are flushed together, so that what precedes a flush is in the stream whole. The last
+message of a flush says so in its position header (the floor); the others keep the floor before it,
+and after a crash in the middle of a flush a table's own last position (its lane) tells what of it
+is there. Until the stream is beyond every lane that such a crash left, nothing is a floor: whoever
+reads from a floor on must meet those lanes.
 
-Tables are not in commit order among each other, so each array also says before which LSN transactions are complete in
-the stream: a reader of several tables shows whole transactions by that.
+Tables are not in commit order among each other, so each array also says before which LSN
+transactions are complete in the stream: a reader of several tables shows whole transactions by
+that.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ class _Batch:
 
 class Batches(Delivery):
     def __init__(
-        self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, settings: Settings, payload_bytes_max: int
+        self,
+        pipe: Pipe,
+        large: LargeStore,
+        place: Place,
+        stats: Stats,
+        settings: Settings,
+        payload_bytes_max: int,
     ) -> None:
         super().__init__(pipe, large, place, stats, settings.source.slot)
         self._encoding = settings.format.encoding
@@ -46,7 +54,8 @@ class Batches(Delivery):
         self._batches: dict[str, _Batch] = {}
         self._since = 0.0
         self._mark: Mark | None = None
-        # Every transaction that committed before it was given to `event`; and is in the stream, as of the last flush.
+        # Every transaction that committed before it was given to `event`; and is in the stream, as
+        # of the last flush.
         self._given_lsn = 0
         self._complete_lsn = 0
 
@@ -103,7 +112,9 @@ class Batches(Delivery):
         batch.last_id = event.msg_id
 
     async def _take_all(self, events: list[Event]) -> None:
-        """Fill a table's batch without a step for each event; where there is more to it, one by one."""
+        """Fill a table's batch without a step for each event; where there is more to it, one by
+        one.
+        """
         at = 0
         while at < len(events):
             taken = self._take_some(events, at)
@@ -114,7 +125,9 @@ class Batches(Delivery):
                 at += 1
 
     def _take_some(self, events: list[Event], at: int) -> int:
-        """Put as many events as there are of one table into its batch, as far as there is room; how many."""
+        """Put as many events as there are of one table into its batch, as far as there is room; how
+        many.
+        """
         subject = events[at].subject
         batch = self._batches.get(lane_of(subject))
         if batch is None:
@@ -139,11 +152,16 @@ class Batches(Delivery):
             return
         headers = {**event.headers, **self._header(self._floor_at(event.position))}
         settles = event.position >= self._lanes_end
-        await self._publish(Outgoing(event.subject, event.msg_id, event.payload, headers, settles), event.position)
+        await self._publish(
+            Outgoing(event.subject, event.msg_id, event.payload, headers, settles), event.position
+        )
         self._floor = self._floor_at(event.position)
 
     def _full(self, batch: _Batch, more: int) -> bool:
-        return len(batch.payloads) >= self._limits.batch_events_max or batch.size + more > self._bytes_max
+        return (
+            len(batch.payloads) >= self._limits.batch_events_max
+            or batch.size + more > self._bytes_max
+        )
 
     async def flush(self) -> None:
         await self._flush(up_to=self.position)
@@ -151,14 +169,18 @@ class Batches(Delivery):
     async def _flush(self, up_to: Position) -> None:
         """Send all batches; with the last, everything up to there is in the stream."""
         batches, self._batches = self._batches, {}
-        for left, (token, batch) in zip(range(len(batches) - 1, -1, -1), batches.items(), strict=True):
+        for left, (token, batch) in zip(
+            range(len(batches) - 1, -1, -1), batches.items(), strict=True
+        ):
             settles = left == 0 and up_to >= self._lanes_end
             if left == 0:
                 self._complete_lsn = self._given_lsn
             headers = self._header(up_to if settles else self._floor)
             msg_id = f"{batch.last_id}-batch-{len(batch.payloads)}"
             payload = events.join(batch.payloads, self._encoding)
-            await self._publish(Outgoing(batch_subject(token), msg_id, payload, headers, settles), up_to)
+            await self._publish(
+                Outgoing(batch_subject(token), msg_id, payload, headers, settles), up_to
+            )
         self._floor = self._floor_at(up_to)
         if self._mark is not None:
             mark, self._mark = self._mark, None

@@ -1,8 +1,8 @@
 """Where the schema book is kept: one key a table in the state bucket, written by compare-and-set.
 
-A shape is kept before its event is published, with those before it: after a crash the book is what the stream itself
-has, whatever of the last shapes was stored. Were it kept later, a replay would have to find out again what was told,
-from a catalog that has moved on.
+A shape is kept before its event is published, with those before it: after a crash the book is what
+the stream itself has, whatever of the last shapes was stored. Were it kept later, a replay would
+have to find out again what was told, from a catalog that has moved on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from headrace.jetstream.state import Cell
 from headrace.lsn import Position
 from headrace.publisher.schemas import Entry, SchemaBook
 
-# More shapes than this of one table, none of them stored when the publisher dies, end in a `resync`.
+# More shapes than this of one table, none of them stored when the publisher dies, end in a
+# `resync`.
 HISTORY_MAX = 8
 
 
@@ -51,7 +52,9 @@ class BookShelf:
         history.append(entry)
         del history[:-HISTORY_MAX]
         cell = self._cells.setdefault(token, Cell(self._bucket, f"{self._prefix}{token}"))
-        await cell.write({"entries": zstandard.compress(msgpack.packb([one.encode() for one in history]))})
+        await cell.write(
+            {"entries": zstandard.compress(msgpack.packb([one.encode() for one in history]))}
+        )
 
 
 def _decode(value: bytes) -> list[Entry]:
@@ -60,7 +63,9 @@ def _decode(value: bytes) -> list[Entry]:
 
 
 def in_stream(history: list[Entry], position: Position, ids_after: Collection[str]) -> list[Entry]:
-    """Those entries whose events the stream has; where it lost them all, the oldest known, not told."""
+    """Those entries whose events the stream has; where it lost them all, the oldest known, not
+    told.
+    """
     stored = [entry for entry in history if entry.since <= position or entry.msg_id in ids_after]
     if stored or not history or history[0].version == 1:
         return stored

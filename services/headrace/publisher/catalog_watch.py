@@ -1,7 +1,9 @@
-"""Watching the catalog for what leaves no trace in the stream: DROP, DDL with no rows after it, rewrites, membership.
+"""Watching the catalog for what leaves no trace in the stream: DROP, DDL with no rows after it,
+rewrites, membership.
 
-Reads at intervals, beside the stream; a reading is told only once the stream has passed it (`CatalogReading.lsn`), so
-that a schema event never comes before a row of the old shape. A database that can't be asked is asked again later.
+Reads at intervals, beside the stream; a reading is told only once the stream has passed it
+(`CatalogReading.lsn`), so that a schema event never comes before a row of the old shape. A database
+that can't be asked is asked again later.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class CatalogWatch:
         self._reading: CatalogReading | None = None
 
     def due(self, passed_lsn: int) -> CatalogReading | None:
-        """A reading that the stream has passed, as of the place where the stream is; each is given out once."""
+        """A reading that the stream has passed, as of the place where the stream is; each is given
+        out once.
+        """
         reading = self._reading
         if reading is None or reading.lsn > passed_lsn:
             return None
@@ -46,7 +50,8 @@ class CatalogWatch:
 
     async def run(self, scope: Scope) -> None:
         while not scope.stopping.is_set():
-            # One reading waits until the stream has passed it: a newer one would only postpone what it shows.
+            # One reading waits until the stream has passed it: a newer one would only postpone what
+            # it shows.
             if self._reading is None:
                 try:
                     self._reading = await self._read()
@@ -88,7 +93,9 @@ class CatalogWatch:
                 number=row["number"],
                 filled=row["filled"],
                 base_type=row["base_type"],
-                fill=fill(row["missing"], converter(row["type_oid"], self._options, publication.types.get)),
+                fill=fill(
+                    row["missing"], converter(row["type_oid"], self._options, publication.types.get)
+                ),
             )
             for row in reading.columns
             if row["name"] not in hidden

@@ -1,8 +1,9 @@
-"""`--zstd-events`: events of rows compressed with a dictionary of their table, trained from the table's first events.
+"""`--zstd-events`: events of rows compressed with a dictionary of their table, trained from the
+table's first events.
 
-Promises that a dictionary is in the state bucket before the first message that needs it, and stays there longer than
-the stream keeps messages; a dictionary that fits less well than it did is replaced. Until a table has one, and where it
-does not help, its events stay as they are.
+Promises that a dictionary is in the state bucket before the first message that needs it, and stays
+there longer than the stream keeps messages; a dictionary that fits less well than it did is
+replaced. Until a table has one, and where it does not help, its events stay as they are.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Compression:
     def __init__(self, js: JetStreamContext, state: KeyValue, settings: Settings) -> None:
         source, age_max_s = settings.source.slot, settings.streams.cdc_age_max_s
         self._reader = DictionaryReader(js, settings.streams.state)
-        self._wanted = settings.format.zstd_events and settings.delivery.mode is not DeliveryMode.BATCH
+        self._wanted = (
+            settings.format.zstd_events and settings.delivery.mode is not DeliveryMode.BATCH
+        )
         self._state = state
         self._age_max_s = age_max_s
         self._cell = Cell(state, f"dictionaries.{source}")
@@ -80,7 +83,10 @@ class Compression:
         """Know every dictionary that the stream's messages may need, and go on with the newest."""
         for other in await self._cells():
             theirs = await other.read() or {"tables": {}, "retired": []}
-            for dictionary_id in [*theirs["tables"].values(), *(retired for retired, _ in theirs["retired"])]:
+            for dictionary_id in [
+                *theirs["tables"].values(),
+                *(retired for retired, _ in theirs["retired"]),
+            ]:
                 await self._learn(dictionary_id)
         kept = await self._cell.read()
         if kept is not None:
@@ -109,7 +115,10 @@ class Compression:
         """The same items, the events of rows compressed where that is wanted and helps."""
         if not self._wanted:
             return items
-        return [await self._one(item) if isinstance(item, Event) and item.advances else item for item in items]
+        return [
+            await self._one(item) if isinstance(item, Event) and item.advances else item
+            for item in items
+        ]
 
     async def _one(self, event: Event) -> Event:
         if event.large is not None or len(event.payload) > PAYLOAD_BYTES_MAX:
@@ -143,7 +152,9 @@ class Compression:
         dictionaries.learn(dictionary)
         await self._note(token, compressor.dictionary_id)
         table.compressor = compressor
-        log.info("dictionary_trained", token=token, id=compressor.dictionary_id, bytes=len(dictionary))
+        log.info(
+            "dictionary_trained", token=token, id=compressor.dictionary_id, bytes=len(dictionary)
+        )
 
     async def _note(self, token: str, dictionary_id: int) -> None:
         now = int(time.time())
@@ -161,5 +172,7 @@ class Compression:
                 continue
 
     def _is_over(self, retired_at: int, now: int) -> bool:
-        """Whether no message of the stream can need it any more; never, where the stream keeps them for ever."""
+        """Whether no message of the stream can need it any more; never, where the stream keeps them
+        for ever.
+        """
         return bool(self._age_max_s) and now - retired_at > self._age_max_s + LARGE_MARGIN_S

@@ -1,8 +1,8 @@
 """How events become messages: one each. What the other ways of delivery share is here too.
 
-A delivery knows how far the stream has been given events (`position`), skips what is there already, and tells which
-LSN may be confirmed. Promises: events of a table never change their order; a mark is settled only when every event
-before it is stored.
+A delivery knows how far the stream has been given events (`position`), skips what is there already,
+and tells which LSN may be confirmed. Promises: events of a table never change their order; a mark
+is settled only when every event before it is stored.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class _End(NamedTuple):
 class Delivery:
     """`--delivery event`: a message for each event, at once."""
 
-    def __init__(self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, source: str) -> None:
+    def __init__(
+        self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, source: str
+    ) -> None:
         self._source = source
         self._pipe = pipe
         self._large = large
@@ -82,7 +84,8 @@ class Delivery:
         self._floor = place.position
         self._ledger = Ledger()
         self._transactions = 0
-        # Messages that advance, one behind the other, each run with how many were handed over before it.
+        # Messages that advance, one behind the other, each run with how many were handed over
+        # before it.
         self._sent: deque[tuple[int, Sequence[_Placed]]] = deque()
         self._last = (place.position, place.progress.msg_id)
         # Every event up to here was handed over, or was in the stream already.
@@ -184,15 +187,22 @@ class Delivery:
         await self._pipe.publish_all(events)
 
     def _is_behind_lanes(self, event: Event) -> bool:
-        """Whether arrays that a crash cut off, in batches, go further: then its place is not how far the stream is."""
+        """Whether arrays that a crash cut off, in batches, go further: then its place is not how
+        far the stream is.
+        """
         return event.advances and event.position < self._lanes_end
 
-    async def _send_behind_lanes(self, event: Event, headers: Mapping[str, str] = NO_HEADERS) -> None:
-        """With the floor that the stream has: whoever goes on after a crash must meet those arrays again."""
+    async def _send_behind_lanes(
+        self, event: Event, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        """With the floor that the stream has: whoever goes on after a crash must meet those arrays
+        again.
+        """
         floor = {POSITION_HEADER: position_header(self._source, self._floor)}
         merged = {**event.headers, **headers, **floor}
         await self._publish(
-            Outgoing(event.subject, event.msg_id, event.payload, merged, advances=False), event.position
+            Outgoing(event.subject, event.msg_id, event.payload, merged, advances=False),
+            event.position,
         )
 
     async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:

@@ -1,8 +1,9 @@
-"""When an LSN may be confirmed that JetStream has acknowledged: at once, or when its disk has it too. Pure.
+"""When an LSN may be confirmed that JetStream has acknowledged: at once, or when its disk has it
+too. Pure.
 
-An acknowledgement is not an fsync: nats-server syncs its files every `sync_interval`, and a machine that crashes in
-between loses what it acknowledged. Held back by that interval, PostgreSQL's slot still has all of it
-(docs/durability.md).
+An acknowledgement is not an fsync: nats-server syncs its files every `sync_interval`, and a machine
+that crashes in between loses what it acknowledged. Held back by that interval, PostgreSQL's slot
+still has all of it (docs/durability.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Following one run of epochs: frames in, events published, LSNs confirmed.
 
-Lives from one reading of the stream's tail to the next doubt: an `IngestError`, a lost race or a lost connection ends
-it, and the service makes a new one. Within it, new epochs of the wal-reader are simply replays, skipped by position.
+Lives from one reading of the stream's tail to the next doubt: an `IngestError`, a lost race or a
+lost connection ends it, and the service makes a new one. Within it, new epochs of the wal-reader
+are simply replays, skipped by position.
 """
 
 from __future__ import annotations
@@ -83,7 +84,13 @@ class _Writing:
 
 class Follower:
     def __init__(
-        self, scope: Scope, settings: Settings, client: Client, tables: Tables, watch: CatalogWatch, session: str
+        self,
+        scope: Scope,
+        settings: Settings,
+        client: Client,
+        tables: Tables,
+        watch: CatalogWatch,
+        session: str,
     ) -> None:
         self._scope = scope
         self._settings = settings
@@ -101,8 +108,8 @@ class Follower:
         self._confirmable = 0
         # Everything before this place of the WAL has gone through here.
         self._passed_lsn = 0
-        # How far what came here reaches, and how far it reached when the follower before this one gave up: until that
-        # has gone through, nobody knows that what stood in its way is gone.
+        # How far what came here reaches, and how far it reached when the follower before this one
+        # gave up: until that has gone through, nobody knows that what stood in its way is gone.
         self.reached_lsn = self._doubtful_lsn = 0
 
     def succeed(self, other: Follower) -> None:
@@ -114,12 +121,16 @@ class Follower:
         return bool(self._stats.get("cdc_events", 0)) and self._confirmable > 0
 
     async def run(self, paused: asyncio.Event) -> None:
-        """Follow until the service stops or is paused; raises when the outcome of something is in doubt."""
+        """Follow until the service stops or is paused; raises when the outcome of something is in
+        doubt.
+        """
         js = self._client.jetstream()
         state = await bucket(js, self._settings.streams.state)
         self._receiver.suite = await suite_identity(state)
         cell = Cell(state, f"progress.{self._source}")
-        tail = StreamTail(js, self._settings.streams.cdc, reader_of(self._source), suspect_of(self._source))
+        tail = StreamTail(
+            js, self._settings.streams.cdc, reader_of(self._source), suspect_of(self._source)
+        )
         self._compression = Compression(js, state, self._settings)
         # Before the tail is read: its messages may need them.
         await self._compression.open()
@@ -129,7 +140,9 @@ class Follower:
         self._shelf = BookShelf(state, self._source)
         self._book = await self._shelf.load(self._place.position, self._place.ids_after)
         self._assembler = self._new_assembler()
-        log.info("place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq)
+        log.info(
+            "place_found", position=str(self._place.position), stream_seq=self._place.tail.last_seq
+        )
         parked = LargeStore(js, self._settings.streams.parked, self._client.max_payload)
         self._parking = Parking(self._settings.delivery.poison, parked, self._source, self._stats)
         self._pipe = await self._new_pipe(tail)
@@ -144,7 +157,8 @@ class Follower:
         subscription = await self._client.subscribe(
             link.frames_subject(self._source),
             pending_msgs_limit=QUEUE_MESSAGES_MAX,
-            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max + self._client.max_payload,
+            pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max
+            + self._client.max_payload,
         )
         try:
             await self._control(self._receiver.join())
@@ -197,16 +211,22 @@ class Follower:
         """What took how long, once for a frame; one that brought nothing new has nothing to say."""
         took_s = time.monotonic() - began
         self._stats["last_processing_time_us"] = round(took_s * 1e6)
-        name, accepted = frame_name(self._receiver.epoch, self._receiver.seq), self._delivery.accepted
+        name, accepted = (
+            frame_name(self._receiver.epoch, self._receiver.seq),
+            self._delivery.accepted,
+        )
         oldest = self._assembler.oldest_commit_us
         if oldest is not None and accepted > before:
             log.debug("frame_handed_over", frame=name, messages=accepted - before)
-            self.lag.handed_over(Frame(name, accepted, unix_s(oldest), self.reached_lsn, time.time() - took_s))
+            self.lag.handed_over(
+                Frame(name, accepted, unix_s(oldest), self.reached_lsn, time.time() - took_s)
+            )
 
     async def _on_opening(self, opening: Opening) -> None:
         # What was published stays in its place; what the new epoch replays is skipped by position.
         self._delivery.begin_epoch()
-        # What was delivered since progress was written counts too: it is skipped by, and so must mean what it meant.
+        # What was delivered since progress was written counts too: it is skipped by, and so must
+        # mean what it meant.
         reached = max(self._progress.position, self._delivery.position)
         place = replace(self._place, progress=replace(self._progress, position=reached))
         try:
@@ -220,11 +240,15 @@ class Follower:
         self._assembler = self._new_assembler()
         if gap is not None:
             await self._tell_gap(gap)
-        self._progress = replace(self._progress, system_id=opening.system_id, timeline=opening.timeline)
+        self._progress = replace(
+            self._progress, system_id=opening.system_id, timeline=opening.timeline
+        )
         self._scope.health.started()
         self._scope.health.heal("bus")
         self._judge(opening.confirmed_lsn)
-        log.info("epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn))
+        log.info(
+            "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
+        )
 
     async def _tell_divergence(self, place: Place, opening: Opening) -> None:
         """The last that this stream can say of its source: what follows there is another history."""
@@ -233,9 +257,12 @@ class Follower:
         count(self._stats, "gaps")
         up_to = opening.current_lsn or opening.confirmed_lsn
         event = gap_event(
-            Gap(place.position.lsn, up_to, "source_diverged"), self._source, self._settings.format.encoding
+            Gap(place.position.lsn, up_to, "source_diverged"),
+            self._source,
+            self._settings.format.encoding,
         )
-        # Its place means nothing to this stream, so nothing is skipped by it; a restart tells it once.
+        # Its place means nothing to this stream, so nothing is skipped by it; a restart tells it
+        # once.
         if self._settings.delivery.compat is Compat.NONE and event.msg_id not in place.ids_after:
             await self._pipe.publish(event)
             await self._pipe.drain()
@@ -247,7 +274,10 @@ class Follower:
             after=format_lsn(gap.after),
             up_to=format_lsn(gap.up_to),
             reason=gap.reason,
-            remedy="changes in between are neither in the stream nor in the slot: bootstrap consumers again",
+            remedy=(
+                "changes in between are neither in the stream nor in the slot: bootstrap consumers "
+                "again"
+            ),
         )
         if self._settings.delivery.compat is Compat.NONE:
             await self._delivery.event(gap_event(gap, self._source, self._settings.format.encoding))
@@ -273,7 +303,9 @@ class Follower:
         stored = partial(tally, self._stats)
         if delivery.mode is DeliveryMode.TRANSACTION:
             self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
-            window = Window(delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s)
+            window = Window(
+                delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s
+            )
             return AtomicPipe(self._client, tail, self._stats, window, stored)
         fast = await self._is_fast(delivery.ingest)
         mode = "fast" if fast else "chain"
@@ -291,11 +323,15 @@ class Follower:
         stream = self._settings.streams.cdc
         offered = await offers_fast_ingest(self._client.jetstream(), self._client, stream)
         if wanted is IngestMode.FAST and not offered:
-            raise FastIngestUnsupportedError(f"the NATS server, or its stream {stream}, doesn't offer fast ingest")
+            raise FastIngestUnsupportedError(
+                f"the NATS server, or its stream {stream}, doesn't offer fast ingest"
+            )
         return offered
 
     def _new_delivery(self) -> Delivery:
-        large = LargeStore(self._client.jetstream(), self._settings.streams.large, self._client.max_payload)
+        large = LargeStore(
+            self._client.jetstream(), self._settings.streams.large, self._client.max_payload
+        )
         if isinstance(self._pipe, AtomicPipe):
             return Transactions(self._pipe, large, self._place, self._stats, self._source)
         if self._settings.delivery.mode is DeliveryMode.BATCH:
@@ -304,7 +340,9 @@ class Follower:
         return Delivery(self._pipe, large, self._place, self._stats, self._source)
 
     async def _on_entries(self, entries: Sequence[Entry]) -> None:
-        """All that needs no waiting is assembled in one go; then it is delivered, before what needs some."""
+        """All that needs no waiting is assembled in one go; then it is delivered, before what needs
+        some.
+        """
         if entries:
             self.reached_lsn = max(self.reached_lsn, max(entries)[0])
         at = 0
@@ -325,7 +363,9 @@ class Follower:
             if not self._parking.takes(message):
                 raise
             # An emitted message outside any transaction has its place before its LSN.
-            place = self._assembler.place if self._assembler.in_transaction else Position(lsn - 1, 0)
+            place = (
+                self._assembler.place if self._assembler.in_transaction else Position(lsn - 1, 0)
+            )
             await self._parking.put(lsn, place, message, error, self._assembler.hidden(message))
             failpoint("publisher.after_parking")
             self._assembler.pass_over()
@@ -382,7 +422,8 @@ class Follower:
 
     async def _publish(self, event: Event) -> None:
         if not event.advances:
-            # Before the event: what the stream may have must not be found out anew from a later catalog.
+            # Before the event: what the stream may have must not be found out anew from a later
+            # catalog.
             await self._keep(event.subject.split(".")[1])
             failpoint("publisher.after_shape_before_event")
         await self._delivery.event(event)
@@ -391,7 +432,8 @@ class Follower:
         await self._pipe.settle()
         await self._tell_catalog()
         await self._delivery.rest(more=more)
-        # What is stored needs no memory of its own: a window of it, not all that an interval brought.
+        # What is stored needs no memory of its own: a window of it, not all that an interval
+        # brought.
         self._delivery.stored()
         due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
         if self._writing is not None and self._writing.task.done() and await self._written():
@@ -488,4 +530,6 @@ class Follower:
     async def _give_up(self) -> None:
         """The next follower starts from the stream's tail; frames on their way are of no use to it."""
         if self._client.is_connected and not self._scope.stopping.is_set():
-            await asyncio.shield(self._control(self._receiver.restart("the publisher finds its place again")))
+            await asyncio.shield(
+                self._control(self._receiver.restart("the publisher finds its place again"))
+            )

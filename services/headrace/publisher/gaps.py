@@ -1,4 +1,6 @@
-"""A gap that can't be healed, as an event: which stretch of the log is neither in the stream nor in the slot. Pure."""
+"""A gap that can't be healed, as an event: which stretch of the log is neither in the stream nor in
+the slot. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from headrace.publisher.assembler import Event
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes that committed at `after` or later and before `up_to` are lost to the stream, as far as there were any.
+    """Changes that committed at `after` or later and before `up_to` are lost to the stream, as far
+    as there were any.
 
-    At `after`: where the last commit record of the stream ends, the next may begin; and where the stream ends in the
-    middle of a transaction, its rest is missing. Not at `up_to`: a slot gives every commit from its own place on.
+    At `after`: where the last commit record of the stream ends, the next may begin; and where the
+    stream ends in the middle of a transaction, its rest is missing. Not at `up_to`: a slot gives
+    every commit from its own place on.
     """
 
     after: int

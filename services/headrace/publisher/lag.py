@@ -1,7 +1,8 @@
-"""How long it took, and how much WAL, from a commit to JetStream's acknowledgement: noted once for each frame.
+"""How long it took, and how much WAL, from a commit to JetStream's acknowledgement: noted once for
+each frame.
 
-A frame has what the acknowledgement of its last event says of the commit of its first: the most that any of its events
-took. Times are PostgreSQL's clock against this machine's.
+A frame has what the acknowledgement of its last event says of the commit of its first: the most
+that any of its events took. Times are PostgreSQL's clock against this machine's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class AckLag:
         self._frames.append(frame)
 
     def settle(self, acked: int, acked_at: float, reached_lsn: int) -> list[Frame]:
-        """The first `acked` messages are stored, the last since `acked_at`; the frames that are done by it."""
+        """The first `acked` messages are stored, the last since `acked_at`; the frames that are
+        done by it.
+        """
         done: list[Frame] = []
         while self._frames and self._frames[0].accepted <= acked:
             done.append(self._frames.popleft())
@@ -64,7 +67,9 @@ class AckLag:
             self._traces.add(Span("publish", frame.name, frame.received_s, acked_s))
 
     def refresh(self, stats: Stats) -> None:
-        stats["lag_seconds"] = round(max(0.0, time.time() - self._frames[0].commit_s), 3) if self._frames else 0
+        stats["lag_seconds"] = (
+            round(max(0.0, time.time() - self._frames[0].commit_s), 3) if self._frames else 0
+        )
 
 
 def unix_s(postgres_us: int) -> float:

@@ -1,9 +1,10 @@
 """The publisher's obedience to `headrace pause`.
 
-While paused it publishes nothing and gives no credit: what was under way is acknowledged, written down and confirmed,
-then the slot holds the rest. It keeps its lease. Resumed, it begins as after any restart, from the stream's tail.
-Promises: the word is read before the first event is published, so a restart does not end a pause; a word that can't be
-read, or is not signed as it has to be, changes nothing.
+While paused it publishes nothing and gives no credit: what was under way is acknowledged, written
+down and confirmed, then the slot holds the rest. It keeps its lease. Resumed, it begins as after
+any restart, from the stream's tail. Promises: the word is read before the first event is published,
+so a restart does not end a pause; a word that can't be read, or is not signed as it has to be,
+changes nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Pausing:
             await self._scope.until_stopping(self._look_or(wait_s))
 
     async def until_going(self) -> None:
-        """Wait until it is known that the suite isn't paused, or the service stops; nothing is published meanwhile."""
+        """Wait until it is known that the suite isn't paused, or the service stops; nothing is
+        published meanwhile.
+        """
         if self.paused.is_set():
             self._scope.health.stats["paused"] = 1
         await self._scope.until_stopping(self._going.wait())

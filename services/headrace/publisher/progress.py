@@ -1,9 +1,10 @@
 """Where the publisher stands: found again after any restart from what is durable in NATS.
 
-The state bucket keeps (position, stream sequence) of the last message known to be stored; what lies in the stream
-after that sequence says the rest. It holds when the stream is shared with another source, when its messages have aged
-out, when its tail was lost (an acknowledgement is not an fsync), and tells when the source itself is not the one that
-the progress belongs to (docs/adr/0005).
+The state bucket keeps (position, stream sequence) of the last message known to be stored; what lies
+in the stream after that sequence says the rest. It holds when the stream is shared with another
+source, when its messages have aged out, when its tail was lost (an acknowledgement is not an
+fsync), and tells when the source itself is not the one that the progress belongs to
+(docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class SourceDivergedError(HeadraceError):
     """The source is not the one whose changes are in the stream."""
 
     remedy = (
-        "Its LSNs mean something else than those in the stream, so nothing may be skipped or resumed by them. Use a "
-        "new slot name (a new source) and bootstrap consumers again, or run `headrace teardown` first."
+        "Its LSNs mean something else than those in the stream, so nothing may be skipped or "
+        "resumed by them. Use a "
+        "new slot name (a new source) and bootstrap consumers again, or run `headrace teardown` "
+        "first."
     )
 
 
@@ -57,7 +60,9 @@ class Progress:
         if value is None:
             return cls()
         if value.get("format") != FORMAT:
-            raise DecodeError(f"progress of format {value.get('format')}, this version reads {FORMAT}")
+            raise DecodeError(
+                f"progress of format {value.get('format')}, this version reads {FORMAT}"
+            )
         fields = {name: value[name] for name in cls.__slots__}
         return cls(**{**fields, "position": Position(*fields["position"])})
 
@@ -104,7 +109,9 @@ def reader_of(source: str) -> Reader:
 
 
 def suspect_of(source: str) -> Suspect:
-    """Recognises what can't be a source's own: its name is in each of its messages, unless they are compressed."""
+    """Recognises what can't be a source's own: its name is in each of its messages, unless they are
+    compressed.
+    """
     name = source.encode()
 
     def suspect(header: bytes, data: bytes) -> bool:
@@ -135,7 +142,12 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
         lost = False
     here = replace(progress, stream_created=found.created)
     if found.position_seq:
-        here = replace(here, position=found.position or ORIGIN, stream_seq=found.position_seq, msg_id=found.position_id)
+        here = replace(
+            here,
+            position=found.position or ORIGIN,
+            stream_seq=found.position_seq,
+            msg_id=found.position_id,
+        )
     elif lost:
         # Unfinished flushes alone say what was before them, and where nothing.
         here = replace(here, position=found.position or ORIGIN, stream_seq=0, msg_id="")
@@ -177,15 +189,20 @@ def check_source(place: Place, opening: Opening) -> None:
     progress = place.progress
     if progress.system_id and progress.system_id != opening.system_id:
         raise SourceDivergedError(
-            f"PostgreSQL's system identifier is {opening.system_id}, the stream's is {progress.system_id}"
+            f"PostgreSQL's system identifier is {opening.system_id}, the stream's is "
+            f"{progress.system_id}"
         )
     if progress.timeline and opening.timeline < progress.timeline:
-        raise SourceDivergedError(f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}")
+        raise SourceDivergedError(
+            f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}"
+        )
     _check_history(progress, opening)
 
 
 def gap_before(place: Place, opening: Opening) -> Gap | None:
-    """What the slot no longer has and the stream does not have: its tail was lost, or the slot is another one."""
+    """What the slot no longer has and the stream does not have: its tail was lost, or the slot is
+    another one.
+    """
     if place.lost_up_to and opening.confirmed_lsn > place.position.lsn:
         return Gap(place.position.lsn, opening.confirmed_lsn, "stream_tail_lost")
     known = max(place.progress.confirmed_lsn, place.position.lsn)
@@ -196,15 +213,22 @@ def gap_before(place: Place, opening: Opening) -> Gap | None:
 
 
 def _check_history(progress: Progress, opening: Opening) -> None:
-    """Refuse a server that never had what the stream has: a lagging standby promoted, or a backup restored."""
+    """Refuse a server that never had what the stream has: a lagging standby promoted, or a backup
+    restored.
+    """
     at = progress.position.lsn
-    fork = min((lsn for timeline, lsn in opening.forks if timeline >= progress.timeline > 0), default=None)
+    fork = min(
+        (lsn for timeline, lsn in opening.forks if timeline >= progress.timeline > 0), default=None
+    )
     if fork is not None and fork <= at:
         raise SourceDivergedError(
-            f"PostgreSQL's timeline {opening.timeline} left timeline {progress.timeline} at {format_lsn(fork)}, before "
-            f"{format_lsn(at)}, where the stream is: the stream has changes that this server never had"
+            f"PostgreSQL's timeline {opening.timeline} left timeline {progress.timeline} at "
+            f"{format_lsn(fork)}, before "
+            f"{format_lsn(at)}, where the stream is: the stream has changes that this server never "
+            "had"
         )
     if opening.current_lsn and opening.current_lsn < at:
         raise SourceDivergedError(
-            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, where the stream is"
+            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, "
+            "where the stream is"
         )

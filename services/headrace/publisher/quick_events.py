@@ -1,6 +1,8 @@
-"""Events of plain rows, put together from bytes that are made once: for a table, and for a transaction.
+"""Events of plain rows, put together from bytes that are made once: for a table, and for a
+transaction.
 
-The plain way, a payload encoded whole, is the meaning of these bytes and the oracle of the test. Pure.
+The plain way, a payload encoded whole, is the meaning of these bytes and the oracle of the test.
+Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from headrace.publisher.quick_rows import QuickRow, compiled
 from headrace.publisher.shape import Kind, Shape
 
 _HOLES = ("msg_id", "data", "lsn", "tx")
-# What an event has around its values takes less: names of 63 bytes, two of them as a subject's token, and up to 32 as
-# the key, of which JSON may escape every byte.
+# What an event has around its values takes less: names of 63 bytes, two of them as a subject's
+# token, and up to 32 as the key, of which JSON may escape every byte.
 AROUND_BYTES_MAX = 8192 + 32 * 6 * 64
 
 
@@ -33,13 +35,18 @@ class RowWriter(NamedTuple):
 
 
 def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
-    """How the messages begin that can be read quickly: an insert, an update, and one with the whole old row."""
+    """How the messages begin that can be read quickly: an insert, an update, and one with the whole
+    old row.
+    """
     relation = struct.pack(">I", relation_id)
     return b"I" + relation + b"N", b"U" + relation + b"N", b"U" + relation + b"O"
 
 
-def writer(shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool) -> dict[bytes, RowWriter]:
-    """A writer by how a message of this kind begins, with an old row or without; none where only the plain way reads.
+def writer(
+    shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool
+) -> dict[bytes, RowWriter]:
+    """A writer by how a message of this kind begins, with an old row or without; none where only
+    the plain way reads.
 
     Made when there was such a row: compiling takes longer than writing a hundred of them.
     """
@@ -68,7 +75,9 @@ def change(shape: Shape, kind: Kind, source: str) -> Payload:
     )
 
 
-def _writer(shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False) -> RowWriter | None:
+def _writer(
+    shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False
+) -> RowWriter | None:
     payload, old_head = change(shape, kind, source), None
     holes: tuple[str, ...] = _HOLES
     if with_old:
@@ -77,7 +86,11 @@ def _writer(shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_o
     if with_old:
         old_head = rest[0]
     read = compiled(shape.columns, events.writer(encoding), old_head=old_head, end=end)
-    return None if read is None else RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)
+    return (
+        None
+        if read is None
+        else RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)
+    )
 
 
 class TransactionWriter:
@@ -94,4 +107,6 @@ class TransactionWriter:
     def head(self, xid: int, lsn: int, ts: str) -> bytes:
         """From the key `tx` up to the value of `seq`."""
         write = self._write
-        return b"".join((self._begin, write(xid), self._lsn, write(lsn), self._ts, write(ts), self._seq))
+        return b"".join(
+            (self._begin, write(xid), self._lsn, write(lsn), self._ts, write(ts), self._seq)
+        )

@@ -1,8 +1,10 @@
-"""Rows of one relation read by code made for it: its columns one after the other, with no loop and no object between.
+"""Rows of one relation read by code made for it: its columns one after the other, with no loop and
+no object between.
 
-Reads an Insert or Update message, by far the most frequent, and writes its row, in less than half the time of `decode`,
-`Shape.row` and the encoder. Those are the meaning, and the oracle of the tests: whatever is not a plain whole row of
-text values and NULLs, and whatever is wrong with it, is left to them. Pure.
+Reads an Insert or Update message, by far the most frequent, and writes its row, in less than half
+the time of `decode`, `Shape.row` and the encoder. Those are the meaning, and the oracle of the
+tests: whatever is not a plain whole row of text values and NULLs, and whatever is wrong with it, is
+left to them. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from headrace.errors import DecodeError
 
 Convert = Callable[[bytes], object]
 Write = Callable[[object], bytes]
-# From a whole message to its new row, written, and what ends the event: the old row where there is one. None: the
-# plain way must read it.
+# From a whole message to its new row, written, and what ends the event: the old row where there is
+# one. None: the plain way must read it.
 QuickRow = Callable[[bytes], tuple[bytes, bytes] | None]
 
 # Compiling takes some 0.1 ms a column, which wide tables with few rows would not win back.
@@ -68,11 +70,16 @@ _INLINE: dict[Convert, str] = {
 
 
 def compiled(
-    columns: Sequence[tuple[str, Convert | None]], write: Write, *, old_head: bytes | None = None, end: bytes = b""
+    columns: Sequence[tuple[str, Convert | None]],
+    write: Write,
+    *,
+    old_head: bytes | None = None,
+    end: bytes = b"",
 ) -> QuickRow | None:
     """A reader for rows of these columns; without a converter a column is left out.
 
-    With `old_head` the whole old row comes before the new one, and is written behind that head, before `end`.
+    With `old_head` the whole old row comes before the new one, and is written behind that head,
+    before `end`.
     """
     if len(columns) > COLUMNS_MAX:
         return None

@@ -1,7 +1,9 @@
-"""The book of shapes: which shape of each table the stream has told about, so that a change is told once. Pure.
+"""The book of shapes: which shape of each table the stream has told about, so that a change is told
+once. Pure.
 
-An entry holds from a position on. Replays of what lies before it change nothing. Entries are written to the state
-bucket before their schema event is published (`book_shelf`); what the stream turns out to lack is told again.
+An entry holds from a position on. Replays of what lies before it change nothing. Entries are
+written to the state bucket before their schema event is published (`book_shelf`); what the stream
+turns out to lack is told again.
 """
 
 from __future__ import annotations
@@ -32,11 +34,14 @@ class Entry:
     told: bool = True
     # The schema event's id, by which it is recognised in the stream's tail.
     msg_id: str = ""
-    # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not looked at yet.
+    # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not
+    # looked at yet.
     storage: str = ""
-    # The transaction it came with, until a catalog reading has seen it: one that missed it says nothing.
+    # The transaction it came with, until a catalog reading has seen it: one that missed it says
+    # nothing.
     xid: int = 0
-    # The place that the catalog was not beyond when `storage` was read, likewise: an earlier reading says nothing new.
+    # The place that the catalog was not beyond when `storage` was read, likewise: an earlier
+    # reading says nothing new.
     read_lsn: int = 0
 
     def encode(self) -> dict[str, Any]:
@@ -52,7 +57,9 @@ class Entry:
     @classmethod
     def decode(cls, value: Mapping[str, Any]) -> Entry:
         if value.get("format") != FORMAT:
-            raise DecodeError(f"a table shape of format {value.get('format')}, this version reads {FORMAT}")
+            raise DecodeError(
+                f"a table shape of format {value.get('format')}, this version reads {FORMAT}"
+            )
         return cls(
             TableShape.decode(value["shape"]),
             int(value["version"]),
@@ -85,7 +92,9 @@ class CatalogReading:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A change of a table that must be told before the row at hand, or when the stream has passed a place."""
+    """A change of a table that must be told before the row at hand, or when the stream has passed a
+    place.
+    """
 
     token: str
     shape: TableShape
@@ -96,8 +105,9 @@ class Told:
 
 
 class Looked(NamedTuple):
-    """What a reading of the catalog said of a table's files, the place in the log that it is not beyond, and the number
-    that a transaction would have got next."""
+    """What a reading of the catalog said of a table's files, the place in the log that it is not
+    beyond, and the number that a transaction would have got next.
+    """
 
     storage: str
     read_lsn: int
@@ -129,7 +139,9 @@ class SchemaBook:
         return self._entries.get(token)
 
     def key_of(self, relation_id: int) -> tuple[str, ...] | None:
-        """The relation's primary key as it was told last; None of one that the stream has no rows of."""
+        """The relation's primary key as it was told last; None of one that the stream has no rows
+        of.
+        """
         entry = self._entries.get(self._by_relation.get(relation_id, ""))
         return entry.shape.primary_key if entry is not None and entry.shape.columns else None
 
@@ -137,7 +149,9 @@ class SchemaBook:
         return dict(self._entries)
 
     def replays(self, shape: TableShape, position: Position) -> bool:
-        """Whether the stream has this row, and so what had to be told before it: by now the catalog may say more."""
+        """Whether the stream has this row, and so what had to be told before it: by now the catalog
+        may say more.
+        """
         return position <= self._reached and table_token(shape.schema, shape.name) in self._entries
 
     def truncated(self, relation_id: int, xid: int) -> None:
@@ -146,18 +160,27 @@ class SchemaBook:
             self._truncated.setdefault(relation_id, set()).add(xid)
 
     def check(
-        self, shape: TableShape, position: Position, lsn: int, xid: int, catalog: Looked = NOT_LOOKED
+        self,
+        shape: TableShape,
+        position: Position,
+        lsn: int,
+        xid: int,
+        catalog: Looked = NOT_LOOKED,
     ) -> Told | None:
-        """What must be told before the row at `position`, which has this shape; None when it is known.
+        """What must be told before the row at `position`, which has this shape; None when it is
+        known.
 
         `catalog` is what its reading said of the table's files.
         """
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
-            # Nobody has to copy a table that is told for the first time: only what was so at this place is known.
+            # Nobody has to copy a table that is told for the first time: only what was so at this
+            # place is known.
             storage = files.as_of(catalog.storage, xid, catalog.next_xid)
-            entry = Entry(shape, 1, position, True, _msg_id(lsn, token), storage, xid, catalog.read_lsn)
+            entry = Entry(
+                shape, 1, position, True, _msg_id(lsn, token), storage, xid, catalog.read_lsn
+            )
             return self._first(token, entry)
         if position < known.since:
             return None
@@ -167,28 +190,36 @@ class SchemaBook:
             return None
         changes, resync = schemas.differences(known.shape, shape)
         msg_id = _msg_id(lsn, token)
-        entry = Entry(shape, known.version, position, True, msg_id, catalog.storage, xid, catalog.read_lsn)
+        entry = Entry(
+            shape, known.version, position, True, msg_id, catalog.storage, xid, catalog.read_lsn
+        )
         return self._next(token, known, entry, changes, resync=resync)
 
     def _first(self, token: str, entry: Entry) -> Told:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
         if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
             # The event trigger told in its place that the table went on under another name.
-            changes, resync = [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)], True
+            changes, resync = (
+                [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)],
+                True,
+            )
         elif earlier is not None and earlier.since <= entry.since:
             changes, resync = schemas.differences(earlier.shape, entry.shape)
         else:
             changes, resync = [{"change": "table_first_seen"}], False
         return self._enter(token, entry, changes, resync=resync)
 
-    def _next(self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool) -> Told:
-        # What exactly was lost with the stream's tail is not known any more: a mirror must not rely on it.
+    def _next(
+        self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool
+    ) -> Told:
+        # What exactly was lost with the stream's tail is not known any more: a mirror must not rely
+        # on it.
         resync = resync or not known.told
         entry = replace(
             entry,
             version=known.version + 1 if known.told else known.version,
-            # Who copies the table now has all that the catalog showed: it is not told a second time. Who does not, has
-            # yet to be told what happened to its files.
+            # Who copies the table now has all that the catalog showed: it is not told a second
+            # time. Who does not, has yet to be told what happened to its files.
             storage=entry.storage if resync or entry.xid == 0 else known.storage,
         )
         if known.told and known.msg_id.startswith(entry.msg_id):
@@ -202,20 +233,30 @@ class SchemaBook:
         return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
 
     def concerns(self, ddl: Ddl, position: Position) -> set[int]:
-        """The relations of this book that a message of the event trigger's prefix says something new about."""
+        """The relations of this book that a message of the event trigger's prefix says something
+        new about.
+        """
         if position <= self._reached:
             return set()
-        return {table.relation_id for table in ddl.tables if self._heard_of(table.relation_id) is not None}
+        return {
+            table.relation_id
+            for table in ddl.tables
+            if self._heard_of(table.relation_id) is not None
+        }
 
-    def hear(self, ddl: Ddl, position: Position, lsn: int, xid: int, now: Mapping[int, RelationNow]) -> list[Told]:
+    def hear(
+        self, ddl: Ddl, position: Position, lsn: int, xid: int, now: Mapping[int, RelationNow]
+    ) -> list[Told]:
         """What the event trigger wrote at this place: drops, renames and rewrites, in order.
 
-        Anybody may write so. It is believed where the catalog, read after that transaction, agrees (`now`: the
-        relations that exist).
+        Anybody may write so. It is believed where the catalog, read after that transaction, agrees
+        (`now`: the relations that exist).
         """
         if position <= self._reached:
             return []
-        told = [self._heard(ddl.event, table, Heard(position, lsn, xid), now) for table in ddl.tables]
+        told = [
+            self._heard(ddl.event, table, Heard(position, lsn, xid), now) for table in ddl.tables
+        ]
         return [item for item in told if item is not None]
 
     def _heard_of(self, relation_id: int) -> Entry | None:
@@ -223,7 +264,9 @@ class SchemaBook:
         there = known is not None and known.shape.relation_id == relation_id and known.shape.columns
         return known if there else None
 
-    def _heard(self, event: str, table: DdlTable, at: Heard, relations: Mapping[int, RelationNow]) -> Told | None:
+    def _heard(
+        self, event: str, table: DdlTable, at: Heard, relations: Mapping[int, RelationNow]
+    ) -> Told | None:
         known, now = self._heard_of(table.relation_id), relations.get(table.relation_id)
         if known is None:
             return None
@@ -240,26 +283,36 @@ class SchemaBook:
             change = schemas.renamed("to", table.schema, table.name)
         else:
             return None
-        gone = replace(entry, shape=replace(known.shape, columns=(), primary_key=(), membership=-1), storage="")
+        gone = replace(
+            entry, shape=replace(known.shape, columns=(), primary_key=(), membership=-1), storage=""
+        )
         return self._next(token, known, gone, [change], resync=False)
 
     def compare(self, reading: CatalogReading) -> list[Told]:
-        """What the catalog shows and no row has told; called when the stream has passed the reading."""
+        """What the catalog shows and no row has told; called when the stream has passed the
+        reading.
+        """
         position = Position(reading.lsn, 0)
         self._settle(reading)
         told = [self._compare(table, position, reading) for table in reading.tables]
         return [item for item in (*told, *self._gone(reading, position)) if item is not None]
 
     def _settle(self, reading: CatalogReading) -> None:
-        """What one reading saw all later ones see, also when their numbers say nothing about it any more."""
+        """What one reading saw all later ones see, also when their numbers say nothing about it any
+        more.
+        """
         for token, entry in self._entries.items():
             if entry.xid and reading.snapshot.sees(entry.xid):
                 self._entries[token] = replace(entry, xid=0)
 
-    def _compare(self, table: CatalogTable, position: Position, reading: CatalogReading) -> Told | None:
+    def _compare(
+        self, table: CatalogTable, position: Position, reading: CatalogReading
+    ) -> Told | None:
         token = table_token(table.shape.schema, table.shape.name)
         known = self._entries.get(token)
-        entry = Entry(table.shape, 1, position, msg_id=_msg_id(reading.lsn, token), storage=table.storage)
+        entry = Entry(
+            table.shape, 1, position, msg_id=_msg_id(reading.lsn, token), storage=table.storage
+        )
         if known is None:
             return self._first(token, entry)
         if reading.read_lsn < known.read_lsn:
@@ -311,7 +364,9 @@ class SchemaBook:
             if token in there or told_gone or known.xid:
                 continue
             relation = known.shape.relation_id
-            change: Change = {"change": "table_removed" if relation in reading.existing else "table_dropped"}
+            change: Change = {
+                "change": "table_removed" if relation in reading.existing else "table_dropped"
+            }
             if relation in renamed:
                 change = schemas.renamed("to", renamed[relation].schema, renamed[relation].name)
             empty = replace(known.shape, columns=(), primary_key=(), membership=-1)
@@ -327,4 +382,8 @@ def _msg_id(lsn: int, token: str) -> str:
 def _moved(known: Entry, table: DdlTable, now: RelationNow | None) -> bool:
     """Whether a table has another name than the stream told, and the one that is claimed."""
     claimed = (table.schema, table.name)
-    return claimed != (known.shape.schema, known.shape.name) and now is not None and claimed == (now.schema, now.name)
+    return (
+        claimed != (known.shape.schema, known.shape.name)
+        and now is not None
+        and claimed == (now.schema, now.name)
+    )

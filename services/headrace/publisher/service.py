@@ -1,8 +1,9 @@
 """The publisher's process: holds the lease, finds its place, follows one epoch after another.
 
-One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the stream's tail, ask the
-wal-reader for a new epoch. Promises: an LSN is confirmed only after every event before it is acknowledged by JetStream
-and the progress is written; what is in the stream already is skipped by position.
+One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the
+stream's tail, ask the wal-reader for a new epoch. Promises: an LSN is confirmed only after every
+event before it is acknowledged by JetStream and the progress is written; what is in the stream
+already is skipped by position.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
     state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
     if state is None:
         return
-    lease = Lease(Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
+    lease = Lease(
+        Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s
+    )
     if not await lease.acquire(scope):
         return
     keeper = scope.spawn("lease", lease.keep(scope))
@@ -59,7 +62,11 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
     scope.spawn("pausing", pausing.run())
     try:
         await _publish(
-            scope, lambda: Follower(scope, settings, client, tables, watch, session), settings, client, pausing
+            scope,
+            lambda: Follower(scope, settings, client, tables, watch, session),
+            settings,
+            client,
+            pausing,
         )
     finally:
         await tables.close()

@@ -1,4 +1,6 @@
-"""The shape of a table as the stream has it now, with everything prepared that its events need. Pure."""
+"""The shape of a table as the stream has it now, with everything prepared that its events need.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Kind:
 
     @classmethod
     def of(cls, token: str, operation: Operation) -> Kind:
-        return cls(operation.upper(), change_subject(token, operation), message_id(0, token, operation)[1:])
+        return cls(
+            operation.upper(), change_subject(token, operation), message_id(0, token, operation)[1:]
+        )
 
 
 FULL_OR_NOTHING = ("f", "n")
@@ -35,7 +39,9 @@ FULL_OR_NOTHING = ("f", "n")
 
 @dataclass(slots=True)
 class Values:
-    """A row as an event has it: native values, PostgreSQL's text of those that are not all, and what was not sent."""
+    """A row as an event has it: native values, PostgreSQL's text of those that are not all, and
+    what was not sent.
+    """
 
     native: dict[str, object] = field(default_factory=dict)
     exact: dict[str, str] = field(default_factory=dict)
@@ -70,7 +76,8 @@ class Shape:
     excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
     told: bool = False
-    # Kinds of changes, with an old row and without, that are written the quick way from here on where they can be.
+    # Kinds of changes, with an old row and without, that are written the quick way from here on
+    # where they can be.
     quick: set[tuple[str, bool]] = field(default_factory=set)
 
     @classmethod
@@ -82,20 +89,31 @@ class Shape:
         selection: Selection | None = None,
         known_key: Sequence[str] | None = None,
     ) -> Shape:
-        """`known_key`: what the stream had as this relation's primary key so far; None: it has not had any row."""
+        """`known_key`: what the stream had as this relation's primary key so far; None: it has not
+        had any row.
+        """
         selection = selection or Selection()
         token = table_token(relation.schema, relation.name)
         hidden = selection.hidden_columns(relation.schema, relation.name)
         columns = tuple(
-            (column.name, None if column.name in hidden else converter(column.type_oid, options, facts.types.get))
+            (
+                column.name,
+                None
+                if column.name in hidden
+                else converter(column.type_oid, options, facts.types.get),
+            )
             for column in relation.columns
         )
         flagged = frozenset(column.name for column in relation.columns if column.is_key)
-        # FULL flags every column, NOTHING none: there the primary key must come from the catalog (a column list may
-        # hide part of it).
+        # FULL flags every column, NOTHING none: there the primary key must come from the catalog (a
+        # column list may hide part of it).
         present = {column.name for column in relation.columns}
         primary_key = _primary_key(relation, facts, known_key)
-        primary = frozenset(primary_key) if relation.replica_identity in FULL_OR_NOTHING else frozenset[str]()
+        primary = (
+            frozenset(primary_key)
+            if relation.replica_identity in FULL_OR_NOTHING
+            else frozenset[str]()
+        )
         key = primary if primary and primary <= present else flagged
         return cls(
             relation=relation,
@@ -137,14 +155,20 @@ class Shape:
         """DELETE's `data`: the key columns, the others null."""
         shown = [name for name, convert in self.columns if convert is not None]
         native = {name: known.native.get(name) if name in self.key else None for name in shown}
-        return Values(native, {name: text for name, text in known.exact.items() if name in self.key})
+        return Values(
+            native, {name: text for name, text in known.exact.items() if name in self.key}
+        )
 
 
-def _primary_key(relation: Relation, facts: TableFacts, known: Sequence[str] | None) -> tuple[str, ...]:
-    """The primary key as of this relation's message: the catalog may have moved on to another since.
+def _primary_key(
+    relation: Relation, facts: TableFacts, known: Sequence[str] | None
+) -> tuple[str, ...]:
+    """The primary key as of this relation's message: the catalog may have moved on to another
+    since.
 
-    With the default identity the message flags its columns; then only their order is the catalog's, or the stream's so
-    far. With another identity the message says nothing of it: the catalog is believed unless its key is a later one.
+    With the default identity the message flags its columns; then only their order is the catalog's,
+    or the stream's so far. With another identity the message says nothing of it: the catalog is
+    believed unless its key is a later one.
     """
     names = [column.name for column in relation.columns]
     flagged = tuple(column.name for column in relation.columns if column.is_key)
@@ -159,17 +183,28 @@ def _primary_key(relation: Relation, facts: TableFacts, known: Sequence[str] | N
     return facts.primary_key
 
 
-def _event_key(relation: Relation, primary_key: Sequence[str], delivered: Collection[str]) -> tuple[str, ...]:
+def _event_key(
+    relation: Relation, primary_key: Sequence[str], delivered: Collection[str]
+) -> tuple[str, ...]:
     """The columns by which an event's row is the table's; none where not all of them are delivered."""
     by_index = relation.replica_identity == "i" and not primary_key
-    key = tuple(column.name for column in relation.columns if column.is_key) if by_index else tuple(primary_key)
+    key = (
+        tuple(column.name for column in relation.columns if column.is_key)
+        if by_index
+        else tuple(primary_key)
+    )
     return key if set(key) <= set(delivered) else ()
 
 
 def _table_shape(
-    relation: Relation, facts: TableFacts, converters: Mapping[str, Convert | None], primary_key: Sequence[str]
+    relation: Relation,
+    facts: TableFacts,
+    converters: Mapping[str, Convert | None],
+    primary_key: Sequence[str],
 ) -> TableShape:
-    """What a schema event tells: names and types from the stream, the rest from the catalog where it still knows."""
+    """What a schema event tells: names and types from the stream, the rest from the catalog where
+    it still knows.
+    """
     hidden = {name for name, convert in converters.items() if convert is None}
     return TableShape(
         schema=relation.schema,
@@ -200,7 +235,8 @@ def _column_shape(column: RelationColumn, facts: TableFacts, convert: Convert) -
         base_type=facts.base_types.get(column.type_oid),
     )
     if known is None or not known.number:
-        # The catalog has moved on: nobody can say any more which column this is and what adding it did.
+        # The catalog has moved on: nobody can say any more which column this is and what adding it
+        # did.
         shape = replace(shape, filled=True)
     if known is None:
         return shape

@@ -1,8 +1,9 @@
-"""What two readings of the catalog give away of a table's files: whether its rows changed without events. Pure.
+"""What two readings of the catalog give away of a table's files: whether its rows changed without
+events. Pure.
 
-A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) give one too. What else is
-new tells them apart: ALTER TABLE writes columns' definitions, or, where it rewrites for another reason (UNLOGGED and
-back), makes the TOAST table again, which the others keep.
+A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) give one
+too. What else is new tells them apart: ALTER TABLE writes columns' definitions, or, where it
+rewrites for another reason (UNLOGGED and back), makes the TOAST table again, which the others keep.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from headrace.postgres.facts import follows
 
 
 class File(NamedTuple):
-    """A relation's file, the transaction that defined the relation last, and its TOAST table (0: it has none)."""
+    """A relation's file, the transaction that defined the relation last, and its TOAST table (0: it
+    has none).
+    """
 
     node: int
     by: int
@@ -24,7 +27,9 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a reading said; `exposed`: the table, not being published by its own name, may become unlogged."""
+    """What a reading said; `exposed`: the table, not being published by its own name, may become
+    unlogged.
+    """
 
     files: Mapping[int, File]
     columns: str
@@ -42,7 +47,12 @@ class Storage:
         for one in files.removeprefix(_EXPOSED).split(","):
             relation, *file = map(int, one.split(":"))
             made[relation] = File(*file)
-        return cls(made, columns, frozenset(filter(None, partitions.split(","))), files.startswith(_EXPOSED))
+        return cls(
+            made,
+            columns,
+            frozenset(filter(None, partitions.split(","))),
+            files.startswith(_EXPOSED),
+        )
 
     @property
     def divided(self) -> bool:
@@ -57,19 +67,24 @@ _UNKNOWN = -1
 
 
 def as_of(text: str, xid: int, next_xid: int) -> str:
-    """What a reading said, without what a later transaction than `xid` did to files: that has yet to be told.
+    """What a reading said, without what a later transaction than `xid` did to files: that has yet
+    to be told.
 
     `next_xid` was to be given out next when it was read.
     """
     storage = Storage.parse(text)
-    if storage is None or not any(follows(file.by, xid, next_xid) for file in storage.files.values()):
+    if storage is None or not any(
+        follows(file.by, xid, next_xid) for file in storage.files.values()
+    ):
         return text
     partitions = text.rpartition("/")[2]
     files = {
         relation: file._replace(node=_UNKNOWN) if follows(file.by, xid, next_xid) else file
         for relation, file in storage.files.items()
     }
-    listed = ",".join(f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items())
+    listed = ",".join(
+        f"{relation}:{file.node}:{file.by}:{file.toast}" for relation, file in files.items()
+    )
     return f"{_EXPOSED if storage.exposed else ''}{listed}/{_UNKNOWN}/{partitions}"
 
 
@@ -80,7 +95,9 @@ def same_files(before: str, now: str) -> bool:
 
 
 def rewritten(before: str, now: str, truncated: Collection[int]) -> bool:
-    """Whether rows may have other values, or be others, without events; `truncated` by these transactions' events."""
+    """Whether rows may have other values, or be others, without events; `truncated` by these
+    transactions' events.
+    """
     was, is_ = Storage.parse(before), Storage.parse(now)
     if was is None or is_ is None or not (replaced := _replaced(was, is_, truncated)):
         return False
@@ -90,9 +107,11 @@ def rewritten(before: str, now: str, truncated: Collection[int]) -> bool:
 
 
 def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
-    """Whether rows came or went with a partition: it is gone, was a table before, or has another file.
+    """Whether rows came or went with a partition: it is gone, was a table before, or has another
+    file.
 
-    The last may be a TRUNCATE of the partition alone, of which a table published as its root has no event.
+    The last may be a TRUNCATE of the partition alone, of which a table published as its root has no
+    event.
     """
     was, is_ = Storage.parse(before), Storage.parse(now)
     if was is None or is_ is None:
@@ -102,16 +121,21 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
     known = {partition.removesuffix("a") for partition in was.partitions}
     gone = known - {partition.removesuffix("a") for partition in is_.partitions}
     return bool(gone) or any(
-        partition.endswith("a") and partition.removesuffix("a") not in known for partition in is_.partitions
+        partition.endswith("a") and partition.removesuffix("a") not in known
+        for partition in is_.partitions
     )
 
 
 def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tuple[File, File]]:
-    """Files that are others, but for those whose relation's last change was a TRUNCATE that has its event."""
+    """Files that are others, but for those whose relation's last change was a TRUNCATE that has its
+    event.
+    """
     return [
         (old, new)
         for relation, new in is_.files.items()
-        if (old := was.files.get(relation)) is not None and old.node != new.node and new.by not in truncated
+        if (old := was.files.get(relation)) is not None
+        and old.node != new.node
+        and new.by not in truncated
     ]
 
 

@@ -27,18 +27,30 @@ def value_options(settings: Settings) -> ValueOptions:
 class Tables:
     def __init__(self, settings: Settings) -> None:
         self._options = value_options(settings)
-        self._selection = Selection(settings.format.include, settings.format.exclude, settings.format.exclude_columns)
+        self._selection = Selection(
+            settings.format.include, settings.format.exclude, settings.format.exclude_columns
+        )
         self._facts = RelationFacts(settings, "headrace publisher")
 
     async def describe(
         self, scope: Scope, relation: Relation, xid: int, known_key: Sequence[str] | None = None
     ) -> Shape | None:
-        """The relation's shape in transaction `xid`; None when the service stops before the catalog could be asked."""
+        """The relation's shape in transaction `xid`; None when the service stops before the catalog
+        could be asked.
+        """
         facts = await self._facts.of(scope, relation, xid)
-        return None if facts is None else Shape.of(relation, facts, self._options, self._selection, known_key)
+        return (
+            None
+            if facts is None
+            else Shape.of(relation, facts, self._options, self._selection, known_key)
+        )
 
-    async def now(self, scope: Scope, relation_ids: Collection[int], xid: int) -> dict[int, RelationNow] | None:
-        """Those of the relations that exist, read after transaction `xid`; None when the service stops before."""
+    async def now(
+        self, scope: Scope, relation_ids: Collection[int], xid: int
+    ) -> dict[int, RelationNow] | None:
+        """Those of the relations that exist, read after transaction `xid`; None when the service
+        stops before.
+        """
         return await self._facts.now(scope, relation_ids, xid)
 
     async def close(self) -> None:

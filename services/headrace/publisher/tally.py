@@ -1,6 +1,7 @@
 """Counts what JetStream acknowledged: events, and how many of which table and operation.
 
-Called with all that one answer acknowledged, so that nothing is counted message by message where answers are few.
+Called with all that one answer acknowledged, so that nothing is counted message by message where
+answers are few.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`--delivery transaction`: a PostgreSQL transaction becomes visible in JetStream whole or not at all.
+"""`--delivery transaction`: a PostgreSQL transaction becomes visible in JetStream whole or not at
+all.
 
-Whole transactions are grouped into atomic batches, as many as are at hand and fit. One that is larger than the server
-takes is delivered in several and says so in a header. What of an open transaction is held here is void when the
-wal-reader begins again. An event that ends what it belongs to (a transaction's last one, or one that stands outside
-any) waits for nothing.
+Whole transactions are grouped into atomic batches, as many as are at hand and fit. One that is
+larger than the server takes is delivered in several and says so in a header. What of an open
+transaction is held here is void when the wal-reader begins again. An event that ends what it
+belongs to (a transaction's last one, or one that stands outside any) waits for nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ SPLIT_HEADER = {"Headrace-Transaction": "split"}
 
 
 class Transactions(Delivery):
-    def __init__(self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats, source: str) -> None:
+    def __init__(
+        self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats, source: str
+    ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe
         self._open: list[Event] = []

@@ -1,8 +1,9 @@
 """The KV bucket of schemas: what is in it, and writing what differs.
 
-Promises: a key is written only when its content, its version or its encoding differs; every write and deletion
-replaces the revision that was compared, so that two publishers never undo each other; keys of other sources are left
-alone. Notices a bucket that others wrote to, lost or restored, and reads it again.
+Promises: a key is written only when its content, its version or its encoding differs; every write
+and deletion replaces the revision that was compared, so that two publishers never undo each other;
+keys of other sources are left alone. Notices a bucket that others wrote to, lost or restored, and
+reads it again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from headrace.jetstream.objects import ensure
 from headrace.jetstream.state import LostRaceError
 from headrace.jetstream.state import bucket as open_bucket
 from headrace.metrics import Stats, count
-from headrace.schema_publisher.schema import ABSENT, Stored, TableSchema, changed, is_of, value, version_of
+from headrace.schema_publisher.schema import (
+    ABSENT,
+    Stored,
+    TableSchema,
+    changed,
+    is_of,
+    value,
+    version_of,
+)
 from headrace.settings import Settings
 
 log = logs.logger("schema-publisher")
@@ -48,10 +57,16 @@ class SchemaBucket:
         self._kv, self._seen = None, None
 
     async def sync(self, tables: Iterable[TableSchema], told: Mapping[str, int]) -> None:
-        """Make the bucket say what the tables are; `told` are the versions that schema events gave, by token."""
+        """Make the bucket say what the tables are; `told` are the versions that schema events gave,
+        by token.
+        """
         kv = await self._current()
         by_token = {table.token: table for table in tables}
-        gone = [token for token, stored in self._stored.items() if token not in by_token and self._owns(stored)]
+        gone = [
+            token
+            for token, stored in self._stored.items()
+            if token not in by_token and self._owns(stored)
+        ]
         try:
             for token, table in by_token.items():
                 await self._put(kv, table, told.get(token))
@@ -82,7 +97,8 @@ class SchemaBucket:
         watcher = await kv.watchall()
         stored: dict[str, Stored] = {}
         try:
-            # The watcher marks the end of what is there with None, and every wait of its own has a time-out.
+            # The watcher marks the end of what is there with None, and every wait of its own has a
+            # time-out.
             while (entry := await watcher.updates()) is not None:  # type: ignore[no-untyped-call]  # nats-py's
                 stored[entry.key] = _stored(entry)
         finally:
@@ -94,18 +110,28 @@ class SchemaBucket:
         if stored.value is None and stored.revision:
             stored = await self._before_deletion(kv, table.token, stored)
         version = version_of(stored, table.content, told)
-        if not changed(stored, table.content) and version == stored.version and stored.encoding is self._encoding:
+        if (
+            not changed(stored, table.content)
+            and version == stored.version
+            and stored.encoding is self._encoding
+        ):
             return
         written = value(table.content, version, int(time.time()))
         failpoint("schema_publisher.before_schema")
-        revision = await kv.update(table.token, encode(written, self._encoding), last=stored.revision)
+        revision = await kv.update(
+            table.token, encode(written, self._encoding), last=stored.revision
+        )
         failpoint("schema_publisher.after_schema")
         self._seen = None
         count(self._stats, "schemas_published")
-        log.info("schema_published", table=table.content["schema"], version=version, revision=revision)
+        log.info(
+            "schema_published", table=table.content["schema"], version=version, revision=revision
+        )
 
     async def _before_deletion(self, kv: KeyValue, token: str, deleted: Stored) -> Stored:
-        """A table that comes back goes on counting: its old version must not be reused for another shape."""
+        """A table that comes back goes on counting: its old version must not be reused for another
+        shape.
+        """
         try:
             versions = [_stored(entry).version for entry in await kv.history(token)]
         except NoKeysError:

@@ -1,7 +1,7 @@
 """The publisher's schema events, as far as this service needs them: which version each table has.
 
-Promises: knows, after a restart too, the latest version the CDC stream tells for each table of this source, and wakes
-whoever waits when one comes. A consumer that the server forgot is made again.
+Promises: knows, after a restart too, the latest version the CDC stream tells for each table of this
+source, and wakes whoever waits when one comes. A consumer that the server forgot is made again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class SchemaEvents:
             mem_storage=True,
         )
         subject = schema_subject("*")
-        subscription = await js.pull_subscribe(subject, stream=self._settings.streams.cdc, config=config)
+        subscription = await js.pull_subscribe(
+            subject, stream=self._settings.streams.cdc, config=config
+        )
         while not scope.stopping.is_set():
             fetched: list[Msg] = []
             if await scope.until_stopping(_fetch(subscription, fetched)):

@@ -1,7 +1,7 @@
 """The schemas of all tables that are delivered, read from the catalog in one consistent look.
 
-Promises: a publication that isn't there is an error, never an empty list, since an empty list would delete every key.
-Keeps one connection and opens it again after a failure.
+Promises: a publication that isn't there is an error, never an empty list, since an empty list would
+delete every key. Keeps one connection and opens it again after a failure.
 """
 
 from __future__ import annotations
@@ -50,20 +50,28 @@ class Reading:
                 return await self._schemas(await self._connected())
         except connection.BROKEN as error:
             self.close()
-            raise PostgresUnreachableError(f"the catalog can't be read: {error or type(error).__name__}") from error
+            raise PostgresUnreachableError(
+                f"the catalog can't be read: {error or type(error).__name__}"
+            ) from error
         except asyncpg.PostgresError as error:
             self.close()
-            raise connection.explained(error.sqlstate, str(error), self._settings.postgres) from error
+            raise connection.explained(
+                error.sqlstate, str(error), self._settings.postgres
+            ) from error
 
     async def _connected(self) -> asyncpg.Connection:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connection.connect(self._settings.postgres, "headrace schema-publisher")
+            self._connection = await connection.connect(
+                self._settings.postgres, "headrace schema-publisher"
+            )
         return self._connection
 
     async def _schemas(self, session: asyncpg.Connection) -> list[TableSchema]:
         source = self._settings.source
         async with session.transaction(isolation="repeatable_read", readonly=True):
-            if not await session.fetchval("SELECT 1 FROM pg_publication WHERE pubname = $1", source.publication):
+            if not await session.fetchval(
+                "SELECT 1 FROM pg_publication WHERE pubname = $1", source.publication
+            ):
                 raise PublicationMissingError(f'publication "{source.publication}" does not exist')
             published = await catalog.published_tables(session, source.publication)
             tables = catalog.delivered(published, self._selection)
@@ -98,6 +106,13 @@ def _visible(table: PublishedTable, rows: list[asyncpg.Record]) -> list[Column]:
     shown = set(table.columns)
     visible = [row for row in rows if row["name"] in shown]
     return [
-        Column(row["name"], position, row["data_type"], row["is_nullable"], row["column_default"], row["base_type"])
+        Column(
+            row["name"],
+            position,
+            row["data_type"],
+            row["is_nullable"],
+            row["column_default"],
+            row["base_type"],
+        )
         for position, row in enumerate(visible, start=1)
     ]

@@ -1,8 +1,8 @@
 """A table's schema as the bucket shows it, and when it must be written again. Pure.
 
-Promises that only a change of content asks for a write: neither the time nor the version is content. The version is
-the publisher's schema events' where they have told one; until then it is counted here, 1 and then one more for each
-change seen.
+Promises that only a change of content asks for a write: neither the time nor the version is
+content. The version is the publisher's schema events' where they have told one; until then it is
+counted here, 1 and then one more for each change seen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ class TableSchema:
 
     @classmethod
     def of(
-        cls, source: str, table: PublishedTable, columns: Iterable[Column], primary_key: Iterable[str]
+        cls,
+        source: str,
+        table: PublishedTable,
+        columns: Iterable[Column],
+        primary_key: Iterable[str],
     ) -> TableSchema:
         content: Payload = {
             "table": table.name,
@@ -51,7 +55,9 @@ def _shown(column: Column) -> Payload:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A key of the bucket: its value (None once deleted), how that is written, and the revision a write replaces."""
+    """A key of the bucket: its value (None once deleted), how that is written, and the revision a
+    write replaces.
+    """
 
     value: Mapping[str, Any] | None
     encoding: Encoding
@@ -74,7 +80,9 @@ def changed(stored: Stored, content: Payload) -> bool:
 
 
 def version_of(stored: Stored, content: Payload, told: int | None) -> int:
-    """The version to write: the one `told` by a schema event, else one more than before when something changed."""
+    """The version to write: the one `told` by a schema event, else one more than before when
+    something changed.
+    """
     if told is not None:
         return told
     return stored.version + 1 if changed(stored, content) else stored.version
@@ -83,7 +91,11 @@ def version_of(stored: Stored, content: Payload, told: int | None) -> int:
 def value(content: Payload, version: int, timestamp: int) -> Payload:
     """The bridge's keys first, in its order."""
     head = {"table": content["table"], "schema": content["schema"], "timestamp": timestamp}
-    return {**head, **{key: item for key, item in content.items() if key not in head}, "version": version}
+    return {
+        **head,
+        **{key: item for key, item in content.items() if key not in head},
+        "version": version,
+    }
 
 
 def is_of(stored: Stored, source: str) -> bool:

@@ -1,7 +1,9 @@
-"""The schema-publisher's process: compares the catalog with the bucket, at start and whenever something changed.
+"""The schema-publisher's process: compares the catalog with the bucket, at start and whenever
+something changed.
 
-Promises: every table of the publication has its schema in the bucket, one that left has none, a restart writes nothing.
-While PostgreSQL, NATS or the publication is away it waits, unready, and goes on by itself. Never reads a row.
+Promises: every table of the publication has its schema in the bucket, one that left has none, a
+restart writes nothing. While PostgreSQL, NATS or the publication is away it waits, unready, and
+goes on by itself. Never reads a row.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ async def run(scope: Scope, settings: Settings) -> None:
 
 
 class SchemaPublisher:
-    def __init__(self, scope: Scope, settings: Settings, client: Client, events: SchemaEvents) -> None:
+    def __init__(
+        self, scope: Scope, settings: Settings, client: Client, events: SchemaEvents
+    ) -> None:
         self._scope = scope
         self._interval_s = settings.watch.catalog_interval_s
         self._reading = Reading(settings)
@@ -79,10 +83,17 @@ class SchemaPublisher:
         return self._interval_s
 
     def _ailing(self, error: Exception) -> float:
-        """What is refused at the start ends the process with its remedy; what worked before is waited for."""
+        """What is refused at the start ends the process with its remedy; what worked before is
+        waited for.
+        """
         self._silent += isinstance(error.__cause__, NatsTimeoutError)
         is_busy = isinstance(error.__cause__, NatsTimeoutError) and self._silent < SILENT_MAX
-        if isinstance(error, HeadraceError) and not error.retry and not self._worked and not is_busy:
+        if (
+            isinstance(error, HeadraceError)
+            and not error.retry
+            and not self._worked
+            and not is_busy
+        ):
             raise error
         part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
         self._scope.health.ail(part, str(error) or type(error).__name__)

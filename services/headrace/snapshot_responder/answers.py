@@ -1,9 +1,10 @@
-"""Brings the two views of one request together: the message with a reply subject, and its stored copy.
+"""Brings the two views of one request together: the message with a reply subject, and its stored
+copy.
 
-The work queue keeps a request but not its reply subject, unless a header names it; the core subscription sees the reply
-subject but can't tell whether the request was kept. Equal requests are interchangeable, so views are paired in order,
-by subject and payload.
-An outcome without its view, or the other way round, waits `patience_s` and no longer. Pure.
+The work queue keeps a request but not its reply subject, unless a header names it; the core
+subscription sees the reply subject but can't tell whether the request was kept. Equal requests are
+interchangeable, so views are paired in order, by subject and payload. An outcome without its view,
+or the other way round, waits `patience_s` and no longer. Pure.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Answer:
     def to_a_late_view(self) -> Answer:
         """For a reply subject that was seen when its outcome was there already.
 
-        The outcome may be an equal request's, whose snapshot is older than what this one noted of the stream's end.
+        The outcome may be an equal request's, whose snapshot is older than what this one noted of
+        the stream's end.
         """
         return replace(self, status="joined") if self.status == "accepted" else self
 
@@ -71,7 +73,9 @@ class Pairing(Generic[Outcome]):
     def expire(self, now: float) -> list[tuple[View, str]]:
         """Forget what waited too long; the reply subjects of requests whose stored copy never came."""
         list(_expired(self._outcomes, now - self.patience_s))
-        return [(view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply]
+        return [
+            (view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply
+        ]
 
 
 Item = TypeVar("Item")
@@ -85,13 +89,21 @@ def _pop(queues: dict[View, deque[tuple[float, Item]]], view: View) -> Item:
     return item
 
 
-def _expired(queues: dict[View, deque[tuple[float, Item]]], before: float) -> Iterator[tuple[View, Item]]:
+def _expired(
+    queues: dict[View, deque[tuple[float, Item]]], before: float
+) -> Iterator[tuple[View, Item]]:
     for view in list(queues):
         while view in queues and queues[view][0][0] < before:
             yield view, _pop(queues, view)
 
 
 def may_be_told(reply: str) -> bool:
-    """Whether an answer may go there: to an inbox, never into a stream of the suite or the server's own subjects."""
+    """Whether an answer may go there: to an inbox, never into a stream of the suite or the server's
+    own subjects.
+    """
     tokens = reply.split(".")
-    return len(reply) <= _REPLY_CHARS_MAX and tokens[0] not in _NO_INBOXES and all(map(_TOKEN.fullmatch, tokens))
+    return (
+        len(reply) <= _REPLY_CHARS_MAX
+        and tokens[0] not in _NO_INBOXES
+        and all(map(_TOKEN.fullmatch, tokens))
+    )

@@ -1,8 +1,9 @@
 """The cut of a range's rows into chunks, and the bytes of a chunk's message.
 
-A chunk has at most `rows_max` rows and never more than `bytes_max` bytes before compression; a row that has more stands
-alone in its chunk, which then goes by reference. The cut depends on the rows and these two bounds alone, never on how
-the rows arrived: a retried task cuts the same chunks. Pure.
+A chunk has at most `rows_max` rows and never more than `bytes_max` bytes before compression; a row
+that has more stands alone in its chunk, which then goes by reference. The cut depends on the rows
+and these two bounds alone, never on how the rows arrived: a retried task cuts the same chunks.
+Pure.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Row = dict[str, Any]
 Exact = dict[int, dict[str, str]]
 
 ZSTD_LEVEL: Final = 1
-# What a message has besides its rows: subject, headers, and the map around the rows with names of at most 63 bytes,
-# which JSON may escape to six times as much.
+# What a message has besides its rows: subject, headers, and the map around the rows with names of
+# at most 63 bytes, which JSON may escape to six times as much.
 ENVELOPE_BYTES_MAX: Final = 4096
 # A row's place as a key, in either encoding: ten digits and what is around them.
 _PLACE_BYTES_MAX: Final = 16
@@ -34,9 +35,11 @@ _PLACE_BYTES_MAX: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows in their encoded form: row `i` is `data[offsets[i]:offsets[i + 1]]`, in JSON with a comma at its end.
+    """Rows in their encoded form: row `i` is `data[offsets[i]:offsets[i + 1]]`, in JSON with a
+    comma at its end.
 
-    `exact` has the texts of values that native forms are not all of; `ends` is `offsets` with the bytes of these texts.
+    `exact` has the texts of values that native forms are not all of; `ends` is `offsets` with the
+    bytes of these texts.
     """
 
     data: memoryview
@@ -45,18 +48,27 @@ class Block:
     ends: Sequence[int] = ()
 
     @classmethod
-    def of(cls, data: memoryview, offsets: Sequence[int], exact: Exact, encoding: Encoding) -> Block:
+    def of(
+        cls, data: memoryview, offsets: Sequence[int], exact: Exact, encoding: Encoding
+    ) -> Block:
         if not exact:
             return cls(data, offsets, exact, offsets)
         write = events.writer(encoding)
-        sizes = (len(write(exact[row])) + _PLACE_BYTES_MAX if row in exact else 0 for row in range(len(offsets) - 1))
+        sizes = (
+            len(write(exact[row])) + _PLACE_BYTES_MAX if row in exact else 0
+            for row in range(len(offsets) - 1)
+        )
         more = accumulate(sizes, initial=0)
-        return cls(data, offsets, exact, [end + size for end, size in zip(offsets, more, strict=True)])
+        return cls(
+            data, offsets, exact, [end + size for end, size in zip(offsets, more, strict=True)]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows in their encoded form, without what is around them; `large` is a single row over the bound."""
+    """Rows in their encoded form, without what is around them; `large` is a single row over the
+    bound.
+    """
 
     rows: int
     body: bytes | memoryview
@@ -74,7 +86,12 @@ def block_of(rows: Sequence[Row], encoding: Encoding, exact: Exact | None = None
         return Block.of(memoryview(b",".join([*elements, b""])), list(ends), exact, encoding)
     pack = msgpack.Packer().pack
     elements = [bytes(pack(row)) for row in rows]
-    return Block.of(memoryview(b"".join(elements)), list(accumulate(map(len, elements), initial=0)), exact, encoding)
+    return Block.of(
+        memoryview(b"".join(elements)),
+        list(accumulate(map(len, elements), initial=0)),
+        exact,
+        encoding,
+    )
 
 
 @dataclass(slots=True)
@@ -120,7 +137,9 @@ class ChunkCutter:
 
 
 def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: bool) -> bytes:
-    """The payload: `head`, what the native forms of the rows lose, and the rows as `data` at its end."""
+    """The payload: `head`, what the native forms of the rows lose, and the rows as `data` at its
+    end.
+    """
     if chunk.exact:
         head = {**head, "exact": {str(row): texts for row, texts in chunk.exact.items()}}
     if encoding is Encoding.JSON:
@@ -140,6 +159,10 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
 
 def key_only(chunk: Chunk, key: Collection[str], encoding: Encoding) -> Chunk:
     """A large row's key columns, for the message that refers to the whole."""
-    row: Row = orjson.loads(memoryview(chunk.body)[:-1]) if encoding is Encoding.JSON else msgpack.unpackb(chunk.body)
+    row: Row = (
+        orjson.loads(memoryview(chunk.body)[:-1])
+        if encoding is Encoding.JSON
+        else msgpack.unpackb(chunk.body)
+    )
     small = block_of([{name: value for name, value in row.items() if name in key}], encoding)
     return Chunk(1, bytes(small.data))

@@ -1,9 +1,10 @@
-"""The desk where requests arrive: judged, answered, joined with one that is running, held until their snapshot ended.
+"""The desk where requests arrive: judged, answered, joined with one that is running, held until
+their snapshot ended.
 
-A request stays in the work queue until its snapshot has a meta or an error message, so it outlives the responder; a
-small cell of state tells a restarted responder what was begun. An interrupted snapshot gets an error under its id and
-a new attempt gets a new id: two attempts hold different moments, and their chunks must never mix. A request for another
-suite's table is handed on to it.
+A request stays in the work queue until its snapshot has a meta or an error message, so it outlives
+the responder; a small cell of state tells a restarted responder what was begun. An interrupted
+snapshot gets an error under its id and a new attempt gets a new id: two attempts hold different
+moments, and their chunks must never mix. A request for another suite's table is handed on to it.
 """
 
 from __future__ import annotations
@@ -75,8 +76,12 @@ class Running:
 
     @property
     def joinable(self) -> bool:
-        """Whether who comes now still hears of its end: that may be read before we know that it is stored."""
-        return not (self.cancelled or self.failed or (self.snapshot is not None and self.snapshot.ending))
+        """Whether who comes now still hears of its end: that may be read before we know that it is
+        stored.
+        """
+        return not (
+            self.cancelled or self.failed or (self.snapshot is not None and self.snapshot.ending)
+        )
 
 
 def new_snapshot_id() -> str:
@@ -84,7 +89,9 @@ def new_snapshot_id() -> str:
 
 
 class Desk:
-    def __init__(self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue) -> None:
+    def __init__(
+        self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue
+    ) -> None:
         self._scope = scope
         self._settings = settings
         self._client = client
@@ -118,12 +125,19 @@ class Desk:
 
     def refresh(self, stats: Stats) -> None:
         """Bring the figures of what is being done up to date."""
-        copied = {running.request.token: running.snapshot for running in self._running.values() if running.snapshot}
+        copied = {
+            running.request.token: running.snapshot
+            for running in self._running.values()
+            if running.snapshot
+        }
         stats["snapshots_running"] = len(copied)
         stats["snapshot_requests_held"] = self.held
-        stats["snapshot_progress_rows"] = {token: snapshot.numbers.rows for token, snapshot in copied.items()}
+        stats["snapshot_progress_rows"] = {
+            token: snapshot.numbers.rows for token, snapshot in copied.items()
+        }
         stats["snapshot_estimated_rows"] = {
-            token: max(snapshot.rows_estimated, snapshot.numbers.rows) for token, snapshot in copied.items()
+            token: max(snapshot.rows_estimated, snapshot.numbers.rows)
+            for token, snapshot in copied.items()
         }
         stats["spark_state"] = one_of(SPARK_STATES, self._driver.state)
         stats["spark_losses"] = logs.told.get("warning spark_lost", 0)
@@ -164,11 +178,15 @@ class Desk:
             del self._judged[next(iter(self._judged))]
         inbox, keep = _inbox(message), sequence > self._deaf_until
         if inbox or not again:
-            reply = self._pairing.decided(_view(message), answer, time.monotonic(), keep=keep and not inbox)
+            reply = self._pairing.decided(
+                _view(message), answer, time.monotonic(), keep=keep and not inbox
+            )
             await self._tell(reply or inbox, answer)
 
     async def keep(self) -> None:
-        """Keep the held requests from being handed out again, and answer those that were never stored."""
+        """Keep the held requests from being handed out again, and answer those that were never
+        stored.
+        """
         while True:
             for view, reply in self._pairing.expire(time.monotonic()):
                 await self._tell_unstored(view, reply)
@@ -185,14 +203,20 @@ class Desk:
             if await self._are_queued(view[0]):
                 await self._seen(view, reply)
             else:
-                await self._tell(reply, Answer("", "rejected", "the request could not be stored; ask again"))
+                await self._tell(
+                    reply, Answer("", "rejected", "the request could not be stored; ask again")
+                )
 
     async def _are_queued(self, subject: str) -> bool:
-        """Whether a request of the subject has still to be judged, because those before it take their time."""
+        """Whether a request of the subject has still to be judged, because those before it take
+        their time.
+        """
         js, sequence = self._client.jetstream(), 0
         with contextlib.suppress(NotFoundError):
             while True:
-                message = await js.get_msg(self._settings.streams.requests, sequence + 1, subject=subject, next=True)
+                message = await js.get_msg(
+                    self._settings.streams.requests, sequence + 1, subject=subject, next=True
+                )
                 sequence = int(message.seq or 0)
                 if sequence not in self._judged:
                     return True
@@ -226,7 +250,9 @@ class Desk:
         task.add_done_callback(self._cancellations.discard)
 
     async def _cancel(self, message: Msg) -> None:
-        """End the token's snapshots, or the one that is named; the answer comes when nothing of them comes any more."""
+        """End the token's snapshots, or the one that is named; the answer comes when nothing of
+        them comes any more.
+        """
         token, wanted = _token(message.subject), _named(message.data)
         found = [
             running
@@ -238,13 +264,19 @@ class Desk:
             if running.task is not None:
                 running.task.cancel()
         if found:
-            await asyncio.wait([running.task for running in found if running.task], timeout=CANCEL_TIMEOUT_S)
+            await asyncio.wait(
+                [running.task for running in found if running.task], timeout=CANCEL_TIMEOUT_S
+            )
         with contextlib.suppress(NatsError, TimeoutError):
             if found or not await self._neighbours.have(token):
-                await self._send(message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]})
+                await self._send(
+                    message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]}
+                )
 
     async def _judge(self, message: Msg, sequence: int) -> Answer | None:
-        """Accept, join or reject; None for a request whose snapshot turned out to be there, or that is not for us."""
+        """Accept, join or reject; None for a request whose snapshot turned out to be there, or that
+        is not for us.
+        """
         try:
             request = parse_request(message.subject, message.data)
         except RequestError as error:
@@ -260,16 +292,22 @@ class Desk:
 
     def _equal(self, request: SnapshotRequest) -> Running | None:
         """What it can join."""
-        return next((one for one in self._running.values() if one.request == request and one.joinable), None)
+        return next(
+            (one for one in self._running.values() if one.request == request and one.joinable), None
+        )
 
     async def _begun_before(self, sequence: int) -> bool:
-        """Whether an earlier responder promised this request a snapshot: that has to end under its own id."""
+        """Whether an earlier responder promised this request a snapshot: that has to end under its
+        own id.
+        """
         return await self._cell(sequence).read() is not None
 
     def _cell(self, sequence: int) -> Cell:
         return Cell(self._state, f"snapshot.{self._settings.source.slot}.{sequence}")
 
-    async def _judge_table(self, message: Msg, sequence: int, request: SnapshotRequest) -> Answer | None:
+    async def _judge_table(
+        self, message: Msg, sequence: int, request: SnapshotRequest
+    ) -> Answer | None:
         refusal: HeadraceError | None = None
         try:
             await find_table(self._settings, request)
@@ -292,18 +330,28 @@ class Desk:
         await _acknowledge(message)
         return Answer(snapshot_id, "rejected", str(error))
 
-    async def _accept(self, message: Msg, sequence: int, request: SnapshotRequest, reason: str | None) -> Answer | None:
+    async def _accept(
+        self, message: Msg, sequence: int, request: SnapshotRequest, reason: str | None
+    ) -> Answer | None:
         cell = self._cell(sequence)
         before = await cell.read()
-        if before is not None and before["running"] and not await self._interrupted(message, request, cell):
+        if (
+            before is not None
+            and before["running"]
+            and not await self._interrupted(message, request, cell)
+        ):
             return None
         attempt = 1 if before is None else int(before["attempt"]) + int(before["running"])
-        snapshot_id = str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
+        snapshot_id = (
+            str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
+        )
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
         await _note(running, running_now=False)
         count(self._scope.health.stats, "snapshots_requested")
         self._running[snapshot_id] = running
-        running.task = task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
+        running.task = task = self._scope.tasks.create_task(
+            self._serve(running), name=f"snapshot-{snapshot_id}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         log.info("snapshot_accepted", snapshot_id=snapshot_id, token=request.token, attempt=attempt)
@@ -383,7 +431,12 @@ class Desk:
         pause = RETRY_S
         while True:
             running.snapshot = snapshot = Snapshot(
-                self._settings, self._client, self._driver, running.request, running.snapshot_id, self._throttle
+                self._settings,
+                self._client,
+                self._driver,
+                running.request,
+                running.snapshot_id,
+                self._throttle,
             )
             try:
                 rows = await snapshot.run()
@@ -403,7 +456,9 @@ class Desk:
         available = error.available if isinstance(error, RefusedError) else ()
         request = running.request
         reason = str(error) or type(error).__name__
-        await self._results.fail(request.token, request.table, running.snapshot_id, reason, available)
+        await self._results.fail(
+            request.token, request.table, running.snapshot_id, reason, available
+        )
         await self._results.purge(request.token, running.snapshot_id)
 
 
@@ -441,7 +496,9 @@ def _named(payload: bytes) -> str | None:
 
 
 async def _acknowledge(message: Msg) -> None:
-    """Take the request off the work queue; a lost acknowledgement brings it again, as a new snapshot."""
+    """Take the request off the work queue; a lost acknowledgement brings it again, as a new
+    snapshot.
+    """
     try:
         await message.ack_sync(timeout=ACK_TIMEOUT_S)
     except (NatsError, TimeoutError) as error:

@@ -1,7 +1,9 @@
-"""Spark's driver, in a process of its own: `python -m headrace.snapshot_responder.driver`, a child of the responder.
+"""Spark's driver, in a process of its own: `python -m headrace.snapshot_responder.driver`, a child
+of the responder.
 
-Takes plans on standard input and answers on standard output (`wire`); logs and Spark's own words go to standard error.
-Ends when its input ends, and the JVM with it. No row passes through here: tasks return counts.
+Takes plans on standard input and answers on standard output (`wire`); logs and Spark's own words go
+to standard error. Ends when its input ends, and the JVM with it. No row passes through here: tasks
+return counts.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class SparkError(HeadraceError):
 
 def main() -> int:
     settings = load(os.environ)
-    logs.configure("spark-driver", level=settings.process.log_level, form=settings.process.log_format)
+    logs.configure(
+        "spark-driver", level=settings.process.log_level, form=settings.process.log_format
+    )
     answers = _claim_stdout()
     with tempfile.TemporaryDirectory(prefix="headrace-spark-") as folder:
         try:
@@ -82,7 +86,9 @@ def _session(settings: Settings, folder: Path) -> Any:
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  # without the extra there must be an answer, too
     except ImportError as error:
-        raise SparkError("pyspark is not installed", remedy="pip install headrace[spark]") from error
+        raise SparkError(
+            "pyspark is not installed", remedy="pip install headrace[spark]"
+        ) from error
     builder = SparkSession.builder.appName("headrace-snapshots")
     if chosen.spark_remote:
         return _remote(builder, chosen.spark_remote)
@@ -117,7 +123,8 @@ def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, s
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.adaptive.enabled": "false",
-        # Compiling the query costs a second or two of a cold JVM; it has as many rows as there are tasks.
+        # Compiling the query costs a second or two of a cold JVM; it has as many rows as there are
+        # tasks.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.local.dir": str(folder),
@@ -146,7 +153,10 @@ class Driver:
         for message in _frames(requests):
             if message["op"] == "run":
                 work = threading.Thread(
-                    target=self._run, args=(message["job"], message["plan"]), name=message["job"], daemon=True
+                    target=self._run,
+                    args=(message["job"], message["plan"]),
+                    name=message["job"],
+                    daemon=True,
                 )
                 work.start()
             elif message["op"] == "cancel":
@@ -160,8 +170,11 @@ class Driver:
             self._answers.send({"op": "failed", "job": job, "error": describe(error)})
 
     def _exit_without_jvm(self, error: Exception) -> None:
-        """A session whose JVM is gone never recovers; the responder starts another and runs its plans again."""
-        with contextlib.suppress(Exception):  # any failure of so plain a question means that nobody is there
+        """A session whose JVM is gone never recovers; the responder starts another and runs its
+        plans again.
+        """
+        # any failure of so plain a question means that nobody is there
+        with contextlib.suppress(Exception):
             self._spark.conf.get("spark.app.name")
             return
         log.error("jvm_lost", reason=type(error).__name__)
@@ -180,7 +193,10 @@ class Driver:
         for row in rows:
             if row["error"]:
                 raise SparkError(row["error"])
-        return {"chunks": sum(row["chunks"] for row in rows), "rows": sum(row["rows"] for row in rows)}
+        return {
+            "chunks": sum(row["chunks"] for row in rows),
+            "rows": sum(row["rows"] for row in rows),
+        }
 
     def _tell(self, job: str, done: int, tasks: int) -> None:
         self._answers.send({"op": "progress", "job": job, "done": done, "tasks": tasks})
@@ -203,7 +219,9 @@ def _mapper(plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 done = run_task(plan, task)
-                yield pa.RecordBatch.from_pylist([{"chunks": done.chunks, "rows": done.rows, "error": done.error}])
+                yield pa.RecordBatch.from_pylist(
+                    [{"chunks": done.chunks, "rows": done.rows, "error": done.error}]
+                )
 
     return run
 
@@ -214,7 +232,11 @@ def describe(error: BaseException) -> str:
         return str(error)
     text = str(error)
     found = _PYTHON_ERROR.findall(text)
-    line = f"{found[-1][0]}: {found[-1][1]}" if found else (text.strip().splitlines() or [type(error).__name__])[0]
+    line = (
+        f"{found[-1][0]}: {found[-1][1]}"
+        if found
+        else (text.strip().splitlines() or [type(error).__name__])[0]
+    )
     return f"Spark: {line}"[:ERROR_CHARS_MAX]
 
 

@@ -1,7 +1,9 @@
-"""The responder's end of the driver process: started at the first plan, stopped when idle, started again when lost.
+"""The responder's end of the driver process: started at the first plan, stopped when idle, started
+again when lost.
 
-Promises that the child, its JVM and its workers end with the responder, however it ends, and that a plan whose driver
-died raises `DriverLostError`: running it again is safe, since chunks have their numbers from the responder.
+Promises that the child, its JVM and its workers end with the responder, however it ends, and that a
+plan whose driver died raises `DriverLostError`: running it again is safe, since chunks have their
+numbers from the responder.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class _Child:
 
     @property
     def usable(self) -> bool:
-        return self.process.returncode is None and not (self.ready.done() and self.ready.exception() is not None)
+        return self.process.returncode is None and not (
+            self.ready.done() and self.ready.exception() is not None
+        )
 
 
 class SparkDriver:
@@ -93,7 +97,9 @@ class SparkDriver:
         self._watch_idleness(await self._running())
 
     async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> Totals:
-        """Run a plan to its end; cancelling this cancels it. `tell` hears how many tasks are done, of how many."""
+        """Run a plan to its end; cancelling this cancels it. `tell` hears how many tasks are done,
+        of how many.
+        """
         child = await self._running()
         done: asyncio.Future[Totals] = asyncio.get_running_loop().create_future()
         child.jobs[job] = done
@@ -140,7 +146,16 @@ class SparkDriver:
 
     async def _start(self) -> _Child:
         # The parent's death kills the driver; its JVM and the workers end as their pipes do.
-        prefix = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(int(signal.SIGKILL)), "-1", "-1"]
+        prefix = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(_LAUNCH),
+            str(os.getpid()),
+            str(int(signal.SIGKILL)),
+            "-1",
+            "-1",
+        ]
         process = await asyncio.create_subprocess_exec(
             *prefix,
             sys.executable,
@@ -189,7 +204,9 @@ class SparkDriver:
             return
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(self._settings.spark_idle_s, self._on_idle, child)
+        self._idle = asyncio.get_running_loop().call_later(
+            self._settings.spark_idle_s, self._on_idle, child
+        )
 
     def _on_idle(self, child: _Child) -> None:
         if child.jobs or child is not self._child or not child.usable:

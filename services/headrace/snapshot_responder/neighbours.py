@@ -1,8 +1,8 @@
 """Other suites on the same NATS: which tables are theirs.
 
-All suites take requests from one work queue, since a subject can be in one stream only. The bucket of schemas says
-whose a table is. Never answers for another suite: a request for its table goes back to the queue, until that suite
-takes it.
+All suites take requests from one work queue, since a subject can be in one stream only. The bucket
+of schemas says whose a table is. Never answers for another suite: a request for its table goes back
+to the queue, until that suite takes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Neighbours:
         return source is not None and source != self._settings.source.slot
 
     async def hand_on(self, message: Msg) -> None:
-        """Give a request back for the suite that it is for; less and less often while that one is away."""
+        """Give a request back for the suite that it is for; less and less often while that one is
+        away.
+        """
         delay_s = min(HAND_ON_S * 2 ** min(message.metadata.num_delivered, 10), HAND_ON_S_MAX)
         log.debug("request_handed_on", subject=message.subject, delay_s=delay_s)
         await message.nak(delay_s)

@@ -1,7 +1,8 @@
-"""Chunk numbers of one snapshot: 0, 1, 2, … in the order of the first asking, the same at every later asking.
+"""Chunk numbers of one snapshot: 0, 1, 2, … in the order of the first asking, the same at every
+later asking.
 
-The key is (range, chunk within the range), whose rows are the same at every attempt, so a retried task gets the numbers
-its predecessor had. Pure; what asks and answers over NATS is in `tickets`.
+The key is (range, chunk within the range), whose rows are the same at every attempt, so a retried
+task gets the numbers its predecessor had. Pure; what asks and answers over NATS is in `tickets`.
 """
 
 from __future__ import annotations
@@ -45,5 +46,6 @@ class ChunkNumbers:
         """Raise unless the finished tasks account for every number given."""
         if chunks != len(self._numbers) or rows != self.rows:
             raise NumberingError(
-                f"tasks finished {chunks} chunks of {rows} rows, and {len(self._numbers)} of {self.rows} were begun"
+                f"tasks finished {chunks} chunks of {rows} rows, and {len(self._numbers)} of "
+                f"{self.rows} were begun"
             )

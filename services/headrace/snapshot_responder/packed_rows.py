@@ -1,7 +1,9 @@
-"""COPY's CSV to rows in MessagePack, whole columns at a time: no Python object per value, for the common types.
+"""COPY's CSV to rows in MessagePack, whole columns at a time: no Python object per value, for the
+common types.
 
-Promises bytes that decode to the very rows that `csv_rows` gives. The bytes of a row depend on its values alone, never
-on the rows it arrives with: a retried task packs the same. Runs in Spark's tasks: needs pyarrow and NumPy.
+Promises bytes that decode to the very rows that `csv_rows` gives. The bytes of a row depend on its
+values alone, never on the rows it arrives with: a retried task packs the same. Runs in Spark's
+tasks: needs pyarrow and NumPy.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ _FALSE, _TRUE = b"\xc2", b"\xc3"
 _FLOAT64: Final = 0xCB
 _NUMBER_BYTES: Final = 8
 _INT64: Final = 0xD3
-# Integers from the widest to the narrowest: least, end, marker, bytes after it. The narrowest are their own marker.
+# Integers from the widest to the narrowest: least, end, marker, bytes after it. The narrowest are
+# their own marker.
 _INTEGER_KINDS: Final = (
     (-(1 << 31), 0, 0xD2, 4),
     (0, 1 << 32, 0xCE, 4),
@@ -60,13 +63,19 @@ class PackedRows:
         self._packings: list[Packing] = []
         for place, (name, converter) in enumerate(zip(names, converters, strict=True)):
             prefix = bytes(msgpack.packb(name))
-            self._packings.append(self._packing(head + prefix if place == 0 else prefix, converter, place))
+            self._packings.append(
+                self._packing(head + prefix if place == 0 else prefix, converter, place)
+            )
 
     def block(self, data: bytes) -> Block:
         """The rows of `data`, which holds whole rows only."""
         columns = self._csv.columns(data)
         self._exact.clear()
-        pieces = [piece for pack, column in zip(self._packings, columns, strict=True) for piece in pack(column)]
+        pieces = [
+            piece
+            for pack, column in zip(self._packings, columns, strict=True)
+            for piece in pack(column)
+        ]
         rows = pc.binary_join_element_wise(*pieces, _EMPTY) if len(pieces) > 1 else pieces[0]
         _, offsets, body = rows.buffers()
         starts = np.frombuffer(offsets, np.int32, len(rows) + 1).tolist()
@@ -90,13 +99,22 @@ class PackedRows:
         pack = msgpack.Packer().pack
 
         def packed(column: Array) -> Pieces:
-            return [_binary([prefix + pack(value) for value in self._csv.natives(place, column, self._exact)])]
+            return [
+                _binary(
+                    [
+                        prefix + pack(value)
+                        for value in self._csv.natives(place, column, self._exact)
+                    ]
+                )
+            ]
 
         return packed
 
 
 def _documents(prefix: bytes, otherwise: Packing) -> Packing:
-    """Many documents with one call to the reader and one to the packer, cut apart again at a mark between them."""
+    """Many documents with one call to the reader and one to the packer, cut apart again at a mark
+    between them.
+    """
     pack = msgpack.Packer().pack
     just_prefix = _binary([prefix])[0]
     mark = os.urandom(16)
@@ -112,7 +130,9 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
                 return otherwise(column)
             marked = [mark] * (2 * len(some))
             marked[::2] = documents  # type: ignore[assignment]  # a list of whatever documents are
-            parts = bytes(pack(marked))[_ARRAY_HEAD if len(marked) >= _ARRAY_SHORT else 1 :].split(cut)
+            parts = bytes(pack(marked))[_ARRAY_HEAD if len(marked) >= _ARRAY_SHORT else 1 :].split(
+                cut
+            )
             if len(parts) != len(some) + 1:
                 return otherwise(column)
             elements += parts[:-1]
@@ -122,13 +142,17 @@ def _documents(prefix: bytes, otherwise: Packing) -> Packing:
 
 
 def _binary(elements: Sequence[bytes]) -> Array:
-    """An array of these. Not by `pa.array`, which would import pandas: longer than a small snapshot takes."""
+    """An array of these. Not by `pa.array`, which would import pandas: longer than a small snapshot
+    takes.
+    """
     ends = np.fromiter(accumulate(map(len, elements), initial=0), np.int32, len(elements) + 1)
     return _from_buffers(ends, b"".join(elements))
 
 
 def _from_buffers(ends: np.ndarray[Any, np.dtype[np.int32]], data: bytes | memoryview) -> Array:
-    return pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends.data), pa.py_buffer(data)])
+    return pa.Array.from_buffers(
+        pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends.data), pa.py_buffer(data)]
+    )
 
 
 def _scalar(value: np.generic) -> Any:
@@ -139,7 +163,9 @@ def _scalar(value: np.generic) -> Any:
 
 def _raw(column: Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
     """A column's numbers, anything where it has NULL."""
-    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize)
+    return np.frombuffer(
+        column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize
+    )
 
 
 _EMPTY: Final = _binary([b""])[0]
@@ -153,14 +179,25 @@ def _texts(prefix: bytes) -> Packing:
     def packed(column: Array) -> Pieces:
         lengths = pc.binary_length(column)
         longest = pc.max(lengths).as_py() or 0
-        values = column.cast(pa.binary()).fill_null(_EMPTY) if column.null_count else column.cast(pa.binary())
+        values = (
+            column.cast(pa.binary()).fill_null(_EMPTY)
+            if column.null_count
+            else column.cast(pa.binary())
+        )
         if longest >= _MEDIUM:
-            # Head by head: a text may be a hundred million characters, of which there must be no more copies.
-            heads = [_NIL if length is None else _text_head(length) for length in lengths.to_pylist()]
+            # Head by head: a text may be a hundred million characters, of which there must be no
+            # more copies.
+            heads = [
+                _NIL if length is None else _text_head(length) for length in lengths.to_pylist()
+            ]
             return [just_prefix, _binary(heads), values]
         if longest < _SHORT:
             return [heads_short.take(lengths.fill_null(_scalar(np.int32(_SHORT)))), values]
-        return [just_prefix, _heads_medium().take(lengths.fill_null(_scalar(np.int32(_MEDIUM)))), values]
+        return [
+            just_prefix,
+            _heads_medium().take(lengths.fill_null(_scalar(np.int32(_MEDIUM)))),
+            values,
+        ]
 
     return packed
 
@@ -180,7 +217,11 @@ def _text_head(length: int) -> bytes:
         return bytes([0xA0 | length])
     if length < _SHORT:
         return bytes([0xD9, length])
-    return b"\xda" + length.to_bytes(2, "big") if length < _MEDIUM else b"\xdb" + length.to_bytes(4, "big")
+    return (
+        b"\xda" + length.to_bytes(2, "big")
+        if length < _MEDIUM
+        else b"\xdb" + length.to_bytes(4, "big")
+    )
 
 
 def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Packing:
@@ -228,8 +269,12 @@ def _integers(prefix: bytes) -> Packing:
     return packed
 
 
-def _numbers(prefix: bytes, markers: Matrix, values: np.ndarray[Any, Any], sizes: Matrix, column: Array) -> Array:
-    """One piece: the prefix, a marker, and the last `size` of a number's eight bytes, most significant first."""
+def _numbers(
+    prefix: bytes, markers: Matrix, values: np.ndarray[Any, Any], sizes: Matrix, column: Array
+) -> Array:
+    """One piece: the prefix, a marker, and the last `size` of a number's eight bytes, most
+    significant first.
+    """
     if column.null_count:
         null = column.is_null().to_numpy(zero_copy_only=False)
         markers[null], sizes[null] = _NIL[0], 0
@@ -237,7 +282,9 @@ def _numbers(prefix: bytes, markers: Matrix, values: np.ndarray[Any, Any], sizes
     matrix = np.empty((rows, fixed + size), np.uint8)
     matrix[:, : fixed - 1] = np.frombuffer(prefix, np.uint8)
     matrix[:, fixed - 1] = markers
-    matrix[:, fixed:] = values.view(np.uint8).reshape(rows, _NUMBER_BYTES)[:, _NUMBER_BYTES - size :]
+    matrix[:, fixed:] = values.view(np.uint8).reshape(rows, _NUMBER_BYTES)[
+        :, _NUMBER_BYTES - size :
+    ]
     if int(sizes.min(initial=size)) < size:
         kept = np.ones(matrix.shape, np.bool_)
         kept[:, fixed:] = np.arange(size, 0, -1, dtype=np.uint8) <= sizes[:, np.newaxis]

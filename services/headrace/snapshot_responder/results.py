@@ -1,7 +1,8 @@
-"""What ends a snapshot on the INIT stream, apart from its meta: errors, and the removal of what an attempt left.
+"""What ends a snapshot on the INIT stream, apart from its meta: errors, and the removal of what an
+attempt left.
 
-Promises that an error message gets there, however long NATS is away; one that JetStream refuses would be refused for
-ever, so it is an error in the log instead, and nobody waits for it.
+Promises that an error message gets there, however long NATS is away; one that JetStream refuses
+would be refused for ever, so it is an error in the log instead, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,13 @@ class Results:
     settings: Settings
 
     async def fail(
-        self, token: str, table: str, snapshot_id: str, error: str, available: Sequence[str] = (), suffix: str = "error"
+        self,
+        token: str,
+        table: str,
+        snapshot_id: str,
+        error: str,
+        available: Sequence[str] = (),
+        suffix: str = "error",
     ) -> None:
         """Publish `init.error.{token}`; waits for a NATS that is away as long as it takes."""
         log.warning("snapshot_failed", snapshot_id=snapshot_id, token=token, reason=error)
@@ -55,10 +62,14 @@ class Results:
         headers: dict[str, Any] = {Header.MSG_ID: f"{snapshot_id}-{suffix}"}
         while True:
             try:
-                await self.client.jetstream().publish(snapshot_error_subject(token), payload, headers=headers)
+                await self.client.jetstream().publish(
+                    snapshot_error_subject(token), payload, headers=headers
+                )
             except (NatsError, TimeoutError) as reason:
                 if not is_away(reason) or await self.stream_is_missing():
-                    log.error("error_refused", snapshot_id=snapshot_id, token=token, reason=str(reason))  # noqa: TRY400  # foreseen
+                    log.error(  # noqa: TRY400  # foreseen
+                        "error_refused", snapshot_id=snapshot_id, token=token, reason=str(reason)
+                    )
                     return
                 log.warning("error_not_published", snapshot_id=snapshot_id, reason=str(reason))
                 await asyncio.sleep(RETRY_S)
@@ -79,15 +90,25 @@ class Results:
         tables = list(available)
         if self.settings.delivery.compat is Compat.BRIDGE:
             # MessagePack whatever the rest is in, and one word for a table that isn't published.
-            body = {"error": _NOT_PUBLISHED if tables else error, "table": table, "available_tables": tables}
+            body = {
+                "error": _NOT_PUBLISHED if tables else error,
+                "table": table,
+                "available_tables": tables,
+            }
             return encode(body, Encoding.MSGPACK)
-        body = {"snapshot_id": snapshot_id, "table": table, "error": error, "available_tables": tables}
+        body = {
+            "snapshot_id": snapshot_id,
+            "table": table,
+            "error": error,
+            "available_tables": tables,
+        }
         return encode(body, self.settings.format.encoding)
 
     async def purge(self, token: str, snapshot_id: str, begun: int = 0) -> None:
         """Remove the chunks of an attempt that came to nothing; where that fails they age out.
 
-        Waits a little for what was under way when it ended: `begun` chunks had leave to be published.
+        Waits a little for what was under way when it ended: `begun` chunks had leave to be
+        published.
         """
         subject = chunks_subject(token, snapshot_id)
         deadline = time.monotonic() + STRAGGLERS_S
@@ -99,7 +120,9 @@ class Results:
             log.warning("chunks_left", snapshot_id=snapshot_id, reason=str(error))
 
     async def stored(self, token: str, snapshot_id: str) -> int:
-        """How many chunks the stream has. None can be there twice, so their count tells whether all are."""
+        """How many chunks the stream has. None can be there twice, so their count tells whether all
+        are.
+        """
         config = ConsumerConfig(
             filter_subject=chunks_subject(token, snapshot_id),
             deliver_policy=DeliverPolicy.ALL,
@@ -115,7 +138,9 @@ class Results:
     async def completed(self, token: str, snapshot_id: str) -> bool:
         """Whether the token's last meta message is this snapshot's."""
         try:
-            last = await self.client.jsm().get_last_msg(self.settings.streams.init, meta_subject(token))
+            last = await self.client.jsm().get_last_msg(
+                self.settings.streams.init, meta_subject(token)
+            )
         except NotFoundError:
             return False
         try:

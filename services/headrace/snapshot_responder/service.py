@@ -1,7 +1,8 @@
-"""The snapshot-responder's process: takes requests from the work queue, for as long as it holds the lease.
+"""The snapshot-responder's process: takes requests from the work queue, for as long as it holds the
+lease.
 
-Promises: a request is answered at once and kept until its snapshot ended; the process stays small, since Spark's driver
-is a child that lives only while it is needed. Never sees a row.
+Promises: a request is answered at once and kept until its snapshot ended; the process stays small,
+since Spark's driver is a child that lives only while it is needed. Never sees a row.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Clie
         with scope.waiting_for("Spark's driver to end"):
             await driver.close()
         holding.cancel()
-    # Awaited and not cancelled: a renewal that is cut short leaves a revision that nobody knows, and the lease to age.
+    # Awaited and not cancelled: a renewal that is cut short leaves a revision that nobody knows,
+    # and the lease to age.
     scope.stopping.set()
     await keeper
     await lease.release()

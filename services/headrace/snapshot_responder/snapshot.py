@@ -1,8 +1,8 @@
 """One snapshot, from the transaction that holds it to its meta message.
 
-Promises a meta message only after JetStream was asked and has every chunk; any other end is an error to the caller and
-no meta message. A driver that dies is replaced and the plan run again: the snapshot, and the numbers of its chunks,
-are held here.
+Promises a meta message only after JetStream was asked and has every chunk; any other end is an
+error to the caller and no meta message. A driver that dies is replaced and the plan run again: the
+snapshot, and the numbers of its chunks, are held here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Snapshot:
         return self.numbers.rows
 
     async def _spark(self) -> None:
-        """Have Spark ready before anything is held: an ALTER, and all behind it, would wait for a JVM to start."""
+        """Have Spark ready before anything is held: an ALTER, and all behind it, would wait for a
+        JVM to start.
+        """
         if self.driver.state == "running":
             return
         with contextlib.suppress(ChangedMeanwhileError, DriverLostError):
@@ -109,7 +111,10 @@ class Snapshot:
             key=held.key,
             types=held.types,
             conditions=held.conditions,
-            tasks=tuple(tuple(ranges_of_task) for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)),
+            tasks=tuple(
+                tuple(ranges_of_task)
+                for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)
+            ),
             tickets=tickets_subject(settings.source.slot, self.snapshot_id),
             encoding=settings.format.encoding,
             arrays=settings.format.arrays,
@@ -132,7 +137,9 @@ class Snapshot:
             office.close()
 
     async def _copy(self, plan: SnapshotPlan) -> None:
-        """Through Spark, again where its driver was lost; a table without storage has nothing to copy."""
+        """Through Spark, again where its driver was lost; a table without storage has nothing to
+        copy.
+        """
         if not plan.tasks:
             return
         losses = 0
@@ -141,7 +148,9 @@ class Snapshot:
                 totals: Totals = await self.driver.run(self.snapshot_id, plan.pack(), self._told)
             except DriverLostError as error:
                 losses += 1
-                log.warning("spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error))
+                log.warning(
+                    "spark_lost", snapshot_id=self.snapshot_id, losses=losses, reason=str(error)
+                )
                 if losses > self.settings.snapshot.spark_losses_max:
                     raise
             else:
@@ -178,19 +187,29 @@ class Snapshot:
 
     async def _verify(self) -> None:
         """Every number is in the stream."""
-        stored = await Results(self.client, self.settings).stored(self.request.token, self.snapshot_id)
+        stored = await Results(self.client, self.settings).stored(
+            self.request.token, self.snapshot_id
+        )
         if stored != len(self.numbers):
-            raise IncompleteError(f"the stream {self.settings.streams.init} has {stored} of {len(self.numbers)} chunks")
+            raise IncompleteError(
+                f"the stream {self.settings.streams.init} has {stored} of {len(self.numbers)} "
+                "chunks"
+            )
 
     async def _publish_meta(self, held: HeldSnapshot) -> None:
         body = self._meta(held)
         bridge = self.settings.delivery.compat is Compat.BRIDGE
         told = {key: body[key] for key in _BRIDGE_META} if bridge else body
         await self._stored(encode(told, self.settings.format.encoding))
-        log.info("snapshot_completed", **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")})
+        log.info(
+            "snapshot_completed",
+            **{key: body[key] for key in ("snapshot_id", "lsn", "row_count", "duration_ms")},
+        )
 
     async def _stored(self, meta: bytes) -> None:
-        """Until it is known to be there: after an answer that was lost, an error would contradict what was read."""
+        """Until it is known to be there: after an answer that was lost, an error would contradict
+        what was read.
+        """
         results, js = Results(self.client, self.settings), self.client.jetstream()
         headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
         while True:
@@ -199,7 +218,9 @@ class Snapshot:
             except (NatsError, TimeoutError) as error:
                 if not is_away(error) or await results.stream_is_missing():
                     raise
-                log.warning("meta_not_acknowledged", snapshot_id=self.snapshot_id, reason=str(error))
+                log.warning(
+                    "meta_not_acknowledged", snapshot_id=self.snapshot_id, reason=str(error)
+                )
                 await asyncio.sleep(RETRY_S)
                 with contextlib.suppress(NatsError, TimeoutError):
                     if await results.completed(self.request.token, self.snapshot_id):
@@ -225,7 +246,9 @@ class Snapshot:
 
 
 async def _wholly(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end even if cancelled: half a meta message's way nobody could tell whether it is there."""
+    """Run `work` to its end even if cancelled: half a meta message's way nobody could tell whether
+    it is there.
+    """
     task = asyncio.create_task(work, name="snapshot-meta")
     try:
         await asyncio.shield(task)
@@ -235,7 +258,9 @@ async def _wholly(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
-    """Run `work`; end it when the transaction that holds the snapshot is gone, and the snapshot with it."""
+    """Run `work`; end it when the transaction that holds the snapshot is gone, and the snapshot
+    with it.
+    """
     copying = asyncio.ensure_future(work)
     losing = asyncio.create_task(lost.wait(), name="snapshot-lost")
     try:

@@ -1,6 +1,7 @@
 """How far Spark itself says that a plan is: tasks done of all its tasks.
 
-A local session has a status tracker, which is asked; Spark Connect tells by itself, in the thread that runs the plan.
+A local session has a status tracker, which is asked; Spark Connect tells by itself, in the thread
+that runs the plan.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def _listening(spark: Any, tell: Tell) -> Iterator[None]:
     def handler(stages: Iterable[Any] | None, **_: Any) -> None:
         # It hears of all that the session runs, each in the thread of its own.
         if threading.get_ident() == ours and (known := list(stages or ())):
-            tell(sum(stage.num_completed_tasks for stage in known), sum(stage.num_tasks for stage in known))
+            tell(
+                sum(stage.num_completed_tasks for stage in known),
+                sum(stage.num_tasks for stage in known),
+            )
 
     spark.registerProgressHandler(handler)
     try:
@@ -43,7 +47,9 @@ def _listening(spark: Any, tell: Tell) -> Iterator[None]:
 def _looking(context: Any, job: str, tell: Tell) -> Iterator[None]:
     context.setLocalProperty("spark.jobGroup.id", job)
     over = threading.Event()
-    looking = threading.Thread(target=_look, args=(context.statusTracker(), job, tell, over), daemon=True)
+    looking = threading.Thread(
+        target=_look, args=(context.statusTracker(), job, tell, over), daemon=True
+    )
     looking.start()
     try:
         yield
@@ -66,6 +72,11 @@ def _look(tracker: Any, job: str, tell: Tell, over: threading.Event) -> None:
 
 def _tasks(tracker: Any, job: str) -> tuple[int, int]:
     jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(job)]
-    stages = [tracker.getStageInfo(number) for info in jobs if info is not None for number in info.stageIds]
+    stages = [
+        tracker.getStageInfo(number)
+        for info in jobs
+        if info is not None
+        for number in info.stageIds
+    ]
     known = [stage for stage in stages if stage is not None]
     return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)

@@ -1,8 +1,9 @@
-"""One Spark task: COPY a few ranges of a table on the common snapshot, cut chunks, publish them to JetStream.
+"""One Spark task: COPY a few ranges of a table on the common snapshot, cut chunks, publish them to
+JetStream.
 
-Runs in Spark's Python workers, on whichever machine they are. Takes credentials from that machine's environment and
-gives back only counts. Promises: every chunk that it counts is acknowledged by JetStream, and exactly once in the
-stream, whatever an earlier attempt of the same task had done.
+Runs in Spark's Python workers, on whichever machine they are. Takes credentials from that machine's
+environment and gives back only counts. Promises: every chunk that it counts is acknowledged by
+JetStream, and exactly once in the stream, whatever an earlier attempt of the same task had done.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.replication import quote_literal
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import tickets
-from headrace.snapshot_responder.chunks import Block, Chunk, ChunkCutter, block_of, key_only, message
+from headrace.snapshot_responder.chunks import (
+    Block,
+    Chunk,
+    ChunkCutter,
+    block_of,
+    key_only,
+    message,
+)
 from headrace.snapshot_responder.packed_rows import PackedRows
 from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
@@ -58,7 +66,9 @@ class PublishError(HeadraceError):
 
 
 class GaveWayError(HeadraceError):
-    """Somebody waits for the table with an exclusive lock, and all readers behind them: the snapshot gives way."""
+    """Somebody waits for the table with an exclusive lock, and all readers behind them: the
+    snapshot gives way.
+    """
 
     remedy = "Ask again when the ALTER, TRUNCATE or other exclusive lock on the table is done."
 
@@ -79,8 +89,11 @@ class Outcome:
 
 
 def run_task(packed_plan: bytes, task: int) -> Outcome:
-    """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that attempt."""
-    # Rows are millions of small objects without cycles: looking for some would take as long as all the rest.
+    """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that
+    attempt.
+    """
+    # Rows are millions of small objects without cycles: looking for some would take as long as all
+    # the rest.
     gc.disable()
     try:
         return uvloop.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
@@ -104,9 +117,13 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
             try:
                 await copy.run(connection)
             except asyncpg.LockNotAvailableError as error:
-                raise GaveWayError(f"an exclusive lock on {page_range.relation} is waited for") from error
+                raise GaveWayError(
+                    f"an exclusive lock on {page_range.relation} is waited for"
+                ) from error
             except asyncpg.QueryCanceledError as error:
-                raise CopyEndedError(f"PostgreSQL ended the COPY of {page_range.relation}: {error}") from error
+                raise CopyEndedError(
+                    f"PostgreSQL ended the COPY of {page_range.relation}: {error}"
+                ) from error
             except asyncpg.PostgresError as error:
                 raise explained(error.sqlstate, str(error), settings.postgres) from error
             chunks, rows = chunks + copy.chunks, rows + copy.rows
@@ -114,7 +131,9 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
 
 
 @contextlib.asynccontextmanager
-async def _connected(plan: SnapshotPlan, settings: Settings) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
+async def _connected(
+    plan: SnapshotPlan, settings: Settings
+) -> AsyncIterator[tuple[asyncpg.Connection, Client]]:
     timeout_ms = round(settings.snapshot.copy_timeout_s * 1000)
     session = {**COPY_SESSION, "statement_timeout": str(timeout_ms)}
     connection = await connect_lastingly(settings.postgres, "headrace snapshot task", **session)
@@ -179,7 +198,9 @@ class RangeCopy:
             await self._begin(chunk)
 
     async def _receive(self, data: bytes) -> None:
-        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends where a row does."""
+        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends where a
+        row does.
+        """
         self._received.append(data)
         self._received_bytes += len(data)
         if self._received_bytes >= PARSE_BYTES:
@@ -231,22 +252,30 @@ class RangeCopy:
     async def _leave(self, index: int, chunk: Chunk) -> int:
         """The chunk's number, which is the leave to publish it now."""
         size = len(chunk.body)
-        return await tickets.ask(self._client, self._plan.tickets, self._range.index, index, chunk.rows, size)
+        return await tickets.ask(
+            self._client, self._plan.tickets, self._range.index, index, chunk.rows, size
+        )
 
     async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk) -> bytes:
         """Keep the whole message apart; a message that refers to it."""
         name = f"{self._plan.snapshot_id}-{number}"
-        size = await self._keep(name, message(head, chunk, self._plan.encoding, zstd=self._plan.zstd))
+        size = await self._keep(
+            name, message(head, chunk, self._plan.encoding, zstd=self._plan.zstd)
+        )
         reference = {"bucket": self._plan.large_bucket, "name": name, "bytes": size}
         small = key_only(chunk, self._plan.key, self._plan.encoding)
-        return message({**head, "reference": reference}, small, self._plan.encoding, zstd=self._plan.zstd)
+        return message(
+            {**head, "reference": reference}, small, self._plan.encoding, zstd=self._plan.zstd
+        )
 
     async def _keep(self, name: str, payload: bytes) -> int:
         await self._large.put(name, payload)
         return len(payload)
 
     async def _publish(self, number: int, payload: bytes) -> bool:
-        """One attempt; whether the stream has it. What it has already is an earlier attempt's, with the same rows."""
+        """One attempt; whether the stream has it. What it has already is an earlier attempt's, with
+        the same rows.
+        """
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
         headers = {
             Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",

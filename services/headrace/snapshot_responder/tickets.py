@@ -1,10 +1,12 @@
 """Tickets: a task asks the responder for a chunk's number, and for the leave to publish it.
 
-One core NATS subject per snapshot; leave is given only while the snapshot is running, so that a task of a cancelled
-snapshot, or of a responder that died, publishes nothing more. Where the copy is to spare its source, leave is given no
-faster than the rate allows: tasks keep few chunks, so PostgreSQL waits with them.
+One core NATS subject per snapshot; leave is given only while the snapshot is running, so that a
+task of a cancelled snapshot, or of a responder that died, publishes nothing more. Where the copy is
+to spare its source, leave is given no faster than the rate allows: tasks keep few chunks, so
+PostgreSQL waits with them.
 
-An answer is a chunk's number, or seconds to wait before asking again, or False: the snapshot is over.
+An answer is a chunk's number, or seconds to wait before asking again, or False: the snapshot is
+over.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def tickets_subject(slot: str, snapshot_id: str) -> str:
 
 @dataclass(slots=True)
 class Throttle:
-    """Bytes of rows per second that all snapshots of the responder may take from the source together."""
+    """Bytes of rows per second that all snapshots of the responder may take from the source
+    together.
+    """
 
     bytes_per_s: float | None
     _free_at: float = 0.0
@@ -68,7 +72,9 @@ class Throttle:
 
 @dataclass(slots=True)
 class TicketOffice:
-    """The responder's side: gives leave for as long as it is open, and says that it is over for a while after."""
+    """The responder's side: gives leave for as long as it is open, and says that it is over for a
+    while after.
+    """
 
     client: Client
     subject: str
@@ -110,19 +116,27 @@ class TicketOffice:
         if not self._open:
             return False
         known = self.numbers.has(page_range, index)
-        wait_s = 0.0 if known else self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
+        wait_s = (
+            0.0
+            if known
+            else self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
+        )
         if wait_s > 0:
             return float(wait_s)
         return self.numbers.number(page_range, index, rows, size)
 
 
-async def ask(client: Client, subject: str, page_range: int, index: int, rows: int, size: int) -> int:
+async def ask(
+    client: Client, subject: str, page_range: int, index: int, rows: int, size: int
+) -> int:
     """The number of a chunk, when its turn has come; `SnapshotOverError` when nobody gives it out."""
     request = bytes(msgpack.packb([page_range, index, rows, size]))
     deadline = time.monotonic() + TICKET_PATIENCE_S
     while True:
         try:
-            answer = msgpack.unpackb((await client.request(subject, request, timeout=TICKET_TIMEOUT_S)).data)
+            answer = msgpack.unpackb(
+                (await client.request(subject, request, timeout=TICKET_TIMEOUT_S)).data
+            )
         except (NatsError, TimeoutError) as error:
             if time.monotonic() > deadline:
                 raise SnapshotOverError("the responder of the snapshot is gone") from error

@@ -1,7 +1,7 @@
 """Messages between the responder and the driver process: a length, then a MessagePack map. Pure.
 
-To the driver: `run` (job, plan), `cancel` (job). From it: `ready`, `progress` (job, done, tasks), `done` (job, chunks,
-rows), `failed` (job, error).
+To the driver: `run` (job, plan), `cancel` (job). From it: `ready`, `progress` (job, done, tasks),
+`done` (job, chunks, rows), `failed` (job, error).
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""Runs the suite's services as processes of one machine: started, watched, restarted, stopped in order."""
+"""Runs the suite's services as processes of one machine: started, watched, restarted, stopped in
+order.
+"""

@@ -1,7 +1,7 @@
 """A line of a service's output: which event it tells, how grave it is. Pure.
 
-Understands both log formats of the suite. Whatever else a service prints (a library's warning, the METRICS line) is
-kept as it is, and is never held to be grave.
+Understands both log formats of the suite. Whatever else a service prints (a library's warning, the
+METRICS line) is kept as it is, and is never held to be grave.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ class Line:
         """The event and its fields, without what every line repeats."""
         if not self.event:
             return self.text
-        head = " ".join([self.event, *(f"{name}={value}" for name, value in self.fields.items() if name != "reason")])
+        head = " ".join(
+            [
+                self.event,
+                *(f"{name}={value}" for name, value in self.fields.items() if name != "reason"),
+            ]
+        )
         return f"{head}: {self.fields['reason']}" if "reason" in self.fields else head
 
     @property

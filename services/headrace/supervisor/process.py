@@ -1,7 +1,8 @@
 """One run of one service: its process, its output, its end.
 
-Promises: the process gets no Ctrl-C of the terminal and dies with this one, however this one dies; every line it
-prints is in its log file; nothing of its process group outlives it. Never starts it again: that is the supervisor's.
+Promises: the process gets no Ctrl-C of the terminal and dies with this one, however this one dies;
+every line it prints is in its log file; nothing of its process group outlives it. Never starts it
+again: that is the supervisor's.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class ServiceProcess:
 
     @classmethod
     async def start(cls, service: Service) -> ServiceProcess:
-        """Start it. To be called on the main thread: the kernel ties the service's life to the thread that did."""
+        """Start it. To be called on the main thread: the kernel ties the service's life to the
+        thread that did.
+        """
         process = await asyncio.create_subprocess_exec(
             *tied(service.command, signal.SIGKILL),
             env={**service.environment, "PYTHONUNBUFFERED": "1"},
@@ -74,7 +77,8 @@ class ServiceProcess:
         try:
             status = await self._process.wait()
             self.kill()
-            # A grandchild in a session of its own may hold the pipe for longer than anyone wants to wait.
+            # A grandchild in a session of its own may hold the pipe for longer than anyone wants to
+            # wait.
             await asyncio.wait({output}, timeout=OUTPUT_TIMEOUT_S)
         finally:
             output.cancel()

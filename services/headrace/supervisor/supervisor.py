@@ -1,9 +1,10 @@
 """Keeps services running, and stops them in order.
 
-Promises: never two processes of one service; one that dies is started again with a growing pause, and the user is
-told; one that fails by its own word before it ever was ready ends the start, with that word; on a stop each service
-is waited for before the next is asked, in the order given, and killed after its deadline. Never restarts while
-stopping. Belongs to one event loop, on the main thread.
+Promises: never two processes of one service; one that dies is started again with a growing pause,
+and the user is told; one that fails by its own word before it ever was ready ends the start, with
+that word; on a stop each service is waited for before the next is asked, in the order given, and
+killed after its deadline. Never restarts while stopping. Belongs to one event loop, on the main
+thread.
 """
 
 from __future__ import annotations
@@ -54,14 +55,17 @@ class _Kept:
 class Supervisor:
     """The services of one suite. Start, wait until they are ready, watch `over`, stop."""
 
-    def __init__(self, services: Sequence[Service], listener: Listener, *, stop_timeout_s: float) -> None:
+    def __init__(
+        self, services: Sequence[Service], listener: Listener, *, stop_timeout_s: float
+    ) -> None:
         self._kept = {service.name: _Kept(service) for service in services}
         self._listener = listener
         self._stop_timeout_s = stop_timeout_s
         self._stopping = asyncio.Event()
         self._hasty = asyncio.Event()
         self._failure: HeadraceError | None = None
-        # Set when the suite should end: a service failed for good, or was told over the bus to stop.
+        # Set when the suite should end: a service failed for good, or was told over the bus to
+        # stop.
         self.over = asyncio.Event()
 
     def start(self) -> None:
@@ -86,9 +90,15 @@ class Supervisor:
 
     async def until_ready(self, timeout_s: float) -> None:
         """Wait until every service is; raise if one can't be, or isn't in time, with its reasons."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as http:
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        ) as http:
             deadline = time.monotonic() + timeout_s
-            while waits := {name: why for name, kept in self._kept.items() if (why := await _unready(http, kept))}:
+            while waits := {
+                name: why
+                for name, kept in self._kept.items()
+                if (why := await _unready(http, kept))
+            }:
                 if self.over.is_set():
                     self.check()
                     raise ServiceFailedError("the suite was told to stop before it was ready")
@@ -121,7 +131,9 @@ class Supervisor:
             return
         self._listener.news(f"waiting for {kept.service.name} to stop; Ctrl-C again kills it")
         if not await self._ended(kept.keeper, self._stop_timeout_s - SAY_AFTER_S):
-            self._listener.news(f"{kept.service.name} did not stop in {self._stop_timeout_s:g} s: killing it")
+            self._listener.news(
+                f"{kept.service.name} did not stop in {self._stop_timeout_s:g} s: killing it"
+            )
             assert kept.process is not None, "its keeper waits for nothing else"
             kept.process.kill()
             await kept.keeper
@@ -140,7 +152,10 @@ class Supervisor:
                 return
             if time.monotonic() - begun > STEADY_S:
                 backoff = BACKOFF_S
-            self._listener.news(f"{kept.service.name} ended ({ended_by(status)}); starting it again in {backoff:g} s")
+            self._listener.news(
+                f"{kept.service.name} ended ({ended_by(status)}); starting it again in {backoff:g} "
+                "s"
+            )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()
@@ -161,7 +176,9 @@ class Supervisor:
         return status
 
     def _is_last(self, kept: _Kept, status: int) -> bool:
-        """Whether this end is the suite's: a failure at the start, or a stop that somebody asked for on the bus."""
+        """Whether this end is the suite's: a failure at the start, or a stop that somebody asked
+        for on the bus.
+        """
         if status == 0:
             self._listener.news(f"{kept.service.name} was told to stop; stopping the others")
         if status == 0 or self._failure is not None:
@@ -172,7 +189,9 @@ class Supervisor:
         """A keeper that dies of an error of its own takes the suite down visibly."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None:
-            self._failure = ServiceFailedError(f"the supervisor could not {keeper.get_name()}: {error!r}")
+            self._failure = ServiceFailedError(
+                f"the supervisor could not {keeper.get_name()}: {error!r}"
+            )
             self.over.set()
 
 

@@ -1,4 +1,5 @@
-"""The last quarter of an hour of a suite, in a few figures: what the status page's charts begin with.
+"""The last quarter of an hour of a suite, in a few figures: what the status page's charts begin
+with.
 
 Holds a bounded number of samples; a figure that can't be known at a moment is None in it.
 """

@@ -1,7 +1,7 @@
 """The suite's figures and spans as OpenTelemetry has them: OTLP's protobuf messages. Pure.
 
-The only module that needs the extra `otel`: it is imported when something is to be sent. Names are those of
-docs/metrics.md without Prometheus's `_total`, which a collector adds again.
+The only module that needs the extra `otel`: it is imported when something is to be sent. Names are
+those of docs/metrics.md without Prometheus's `_total`, which a collector adds again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ def metrics(stats_by_service: Mapping[str, Stats], source: str, now_s: float) ->
         uptime = stats.get("uptime_seconds", 0)
         began_s = now_s - (uptime if isinstance(uptime, int | float) else 0)
         since = (int(began_s * _NS), int(now_s * _NS))
-        found = [_metric(figure, stats[figure.key], since) for figure in FIGURES if figure.key in stats]
-        scope = ScopeMetrics(scope=_SCOPE, metrics=[metric for metric in found if metric is not None])
-        request.resource_metrics.append(ResourceMetrics(resource=_resource(service, source), scope_metrics=[scope]))
+        found = [
+            _metric(figure, stats[figure.key], since) for figure in FIGURES if figure.key in stats
+        ]
+        scope = ScopeMetrics(
+            scope=_SCOPE, metrics=[metric for metric in found if metric is not None]
+        )
+        request.resource_metrics.append(
+            ResourceMetrics(resource=_resource(service, source), scope_metrics=[scope])
+        )
     return bytes(request.SerializeToString())
 
 
@@ -51,12 +57,18 @@ def traces(spans_by_service: Mapping[str, Iterable[Span]], source: str) -> bytes
     request = ExportTraceServiceRequest()
     for service, spans in sorted(spans_by_service.items()):
         scope = ScopeSpans(scope=_SCOPE, spans=[_span(span) for span in spans])
-        request.resource_spans.append(ResourceSpans(resource=_resource(service, source), scope_spans=[scope]))
+        request.resource_spans.append(
+            ResourceSpans(resource=_resource(service, source), scope_spans=[scope])
+        )
     return bytes(request.SerializeToString())
 
 
 def _resource(service: str, source: str) -> Resource:
-    named = {"service.name": f"headrace-{service}", "service.namespace": "headrace", "headrace.source": source}
+    named = {
+        "service.name": f"headrace-{service}",
+        "service.namespace": "headrace",
+        "headrace.source": source,
+    }
     return Resource(attributes=_attributes(named))
 
 
@@ -73,7 +85,9 @@ def _value(value: float | str) -> AnyValue:
 def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | None:
     """A figure counted from a moment until now; None for what has no right form."""
     began, now = since
-    metric = Metric(name=f"headrace_{figure.key}", description=figure.explain, unit=_unit(figure.key))
+    metric = Metric(
+        name=f"headrace_{figure.key}", description=figure.explain, unit=_unit(figure.key)
+    )
     if figure.kind == "histogram":
         if not isinstance(value, list) or len(value) != len(figure.bounds) + 2:
             return None

@@ -1,7 +1,8 @@
 """Sends the suite's figures and spans to an OpenTelemetry collector.
 
-Promises: nothing is sent, and nothing of it imported, without an endpoint; a collector that is away is a warning at
-each turn and nothing else: figures are cumulative, so the next ones make up for it, and spans that wait are bounded.
+Promises: nothing is sent, and nothing of it imported, without an endpoint; a collector that is away
+is a warning at each turn and nothing else: figures are cumulative, so the next ones make up for it,
+and spans that wait are bounded.
 """
 
 from __future__ import annotations
@@ -89,7 +90,11 @@ class OtlpExport:
                 await to.post("traces", self._encoder.traces(spans, source))
         except OSError as error:
             if not self._away:
-                log.warning("otlp_not_taken", endpoint=self._endpoint, reason=str(error) or type(error).__name__)
+                log.warning(
+                    "otlp_not_taken",
+                    endpoint=self._endpoint,
+                    reason=str(error) or type(error).__name__,
+                )
             self._away = True
         else:
             if self._away:

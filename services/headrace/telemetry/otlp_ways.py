@@ -1,7 +1,7 @@
 """The two ways to an OpenTelemetry collector: OTLP over HTTP, and over gRPC.
 
-Both take the bytes of a request and promise that the collector has answered well when they return; whatever went wrong
-is an `OSError` with the reason. gRPC is imported only where it is asked for.
+Both take the bytes of a request and promise that the collector has answered well when they return;
+whatever went wrong is an `OSError` with the reason. gRPC is imported only where it is asked for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class HttpWay:
     def __init__(self, endpoint: str, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-        self._http = aiohttp.ClientSession(timeout=timeout, headers={"Content-Type": _PROTOBUF, **headers})
+        self._http = aiohttp.ClientSession(
+            timeout=timeout, headers={"Content-Type": _PROTOBUF, **headers}
+        )
 
     async def post(self, signal: str, body: bytes) -> None:
         try:
@@ -68,7 +70,9 @@ class GrpcWay:
             self._channel = grpc.aio.insecure_channel(place)
         # Its metadata knows lower-case names alone.
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
-        self._calls = {signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()}
+        self._calls = {
+            signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()
+        }
 
     async def post(self, signal: str, body: bytes) -> None:
         try:

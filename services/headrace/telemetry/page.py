@@ -1,6 +1,8 @@
-"""The status page of `GET /`: one document, with its own style and script, and nothing from anywhere else.
+"""The status page of `GET /`: one document, with its own style and script, and nothing from
+anywhere else.
 
-Its policy lets the browser run only the script that is in it and ask only this port. It acts on nothing.
+Its policy lets the browser run only the script that is in it and ask only this port. It acts on
+nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ def _document() -> tuple[bytes, str]:
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         hashes[kind.decode()].append(f"'sha256-{digest}'")
     policy = (
-        f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src {' '.join(hashes['style'])}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src "
+        f"{' '.join(hashes['style'])}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors "
+        "'none'"
     )
     return text, policy
 

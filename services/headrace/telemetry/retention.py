@@ -1,7 +1,8 @@
-"""What of a stream's retention is left to a consumer: how soon, at today's pace, it loses an event. Pure.
+"""What of a stream's retention is left to a consumer: how soon, at today's pace, it loses an event.
+Pure.
 
-A stream discards its oldest messages by age, by bytes and by number. A consumer loses what is discarded before it has
-acknowledged it. Bytes are reckoned with the stream's average message.
+A stream discards its oldest messages by age, by bytes and by number. A consumer loses what is
+discarded before it has acknowledged it. Bytes are reckoned with the stream's average message.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a consumer stands: everything up to `floor_seq` is acknowledged, or was given out without asking for it."""
+    """Where a consumer stands: everything up to `floor_seq` is acknowledged, or was given out
+    without asking for it.
+    """
 
     name: str
     pending: int
@@ -95,7 +98,9 @@ class Standing:
         return bool(self.pending or self.unacknowledged)
 
 
-def judge(stream: StreamView, standing: Standing, oldest_age_s: float, bytes_per_s: float) -> ConsumerView:
+def judge(
+    stream: StreamView, standing: Standing, oldest_age_s: float, bytes_per_s: float
+) -> ConsumerView:
     """`oldest_age_s`: the age of the oldest message that it has not acknowledged."""
     ahead = max(0, standing.floor_seq + 1 - stream.first_seq)
     seconds: list[float] = []

@@ -1,7 +1,8 @@
 """What telemetry answers over HTTP.
 
-Promises the bridge's paths, fields and metric names beside the suite's own. `POST /shutdown` stops the suite: it asks
-for the bearer token unless only this machine can reach the port. Never answers with a row's values or a secret.
+Promises the bridge's paths, fields and metric names beside the suite's own. `POST /shutdown` stops
+the suite: it asks for the bearer token unless only this machine can reach the port. Never answers
+with a row's values or a secret.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ class Routes:
                 "publication": self._settings.source.publication,
                 "slot": asdict(watch.slot) if watch.slot else None,
                 "postgres": {"reachable": watch.reachable, "reason": watch.reason},
-                "nats": {"connected": self._connected is not None, "server": shown(self._settings.nats)},
+                "nats": {
+                    "connected": self._connected is not None,
+                    "server": shown(self._settings.nats),
+                },
                 "streams": [asdict(view) for view in self._suite.streams],
                 "consumers": [asdict(view) for view in self._suite.consumers],
                 "services": self._suite.services(now),
@@ -112,13 +116,20 @@ class Routes:
         try:
             answer = await client.request(subject, timeout=_INFO_TIMEOUT_S)
         except NoRespondersError:
-            return _refusal(503, "JetStream does not answer", "Start nats-server with JetStream (-js).")
+            return _refusal(
+                503, "JetStream does not answer", "Start nats-server with JetStream (-js)."
+            )
         except (NatsError, TimeoutError):
             return _refusal(503, f"no answer about stream {name}", _remedy(client, subject))
         body = orjson.loads(answer.data)
         if "error" in body:
-            code, reason = body["error"].get("code"), body["error"].get("description", "unknown error")
-            return _refusal(404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init.")
+            code, reason = (
+                body["error"].get("code"),
+                body["error"].get("description", "unknown error"),
+            )
+            return _refusal(
+                404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init."
+            )
         return _json({"name": name, **{key: value for key, value in body.items() if key != "type"}})
 
     async def shutdown(self, request: web.Request) -> web.Response:
@@ -143,7 +154,9 @@ class Routes:
         client = self._acting(request)
         if isinstance(client, web.Response):
             return client
-        wanted = Pause(paused=paused, by=f"http {request.remote}", reason=request.query.get("reason", ""))
+        wanted = Pause(
+            paused=paused, by=f"http {request.remote}", reason=request.query.get("reason", "")
+        )
         log.info("pause_requested" if paused else "resume_requested", peer=request.remote)
         try:
             state = await bucket(client.jetstream(), self._settings.streams.state)
@@ -159,17 +172,25 @@ class Routes:
             return refused
         client = self._connected
         if client is None:
-            return _refusal(503, "NATS is not connected, so nobody can be told", "Send each process a SIGTERM.")
+            return _refusal(
+                503, "NATS is not connected, so nobody can be told", "Send each process a SIGTERM."
+            )
         return client
 
     def _may_not_act(self, request: web.Request) -> web.Response | None:
         token = self._settings.process.shutdown_token
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if token and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode()):
+        if (
+            token
+            and scheme.lower() == "bearer"
+            and hmac.compare_digest(given.strip().encode(), token.encode())
+        ):
             return None
         if not is_loopback(self._settings.process.http_host):
             remedy = (
-                "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>." if token else "Set HEADRACE_SHUTDOWN_TOKEN."
+                "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>."
+                if token
+                else "Set HEADRACE_SHUTDOWN_TOKEN."
             )
             return _refusal(401 if token else 403, "whoever acts needs the token", remedy)
         if "Origin" in request.headers:
@@ -199,7 +220,9 @@ def _remedy(client: Client, subject: str) -> str:
 
 
 def _json(body: dict[str, Any]) -> web.Response:
-    return web.Response(body=orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE), content_type="application/json")
+    return web.Response(
+        body=orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE), content_type="application/json"
+    )
 
 
 def _refusal(status: int, error: str, remedy: str) -> web.Response:

@@ -1,8 +1,9 @@
-"""Telemetry's process: hears every service's figures, watches the slot, shows both over HTTP and on stdout.
+"""Telemetry's process: hears every service's figures, watches the slot, shows both over HTTP and on
+stdout.
 
-Promises: answers from its first moment to its last, with NATS or PostgreSQL away too; the METRICS line leaves stdout in
-the same form and rhythm whatever the log format, and a SUMMARY line ends it. Never in the way of the stream: it only
-listens and reads.
+Promises: answers from its first moment to its last, with NATS or PostgreSQL away too; the METRICS
+line leaves stdout in the same form and rhythm whatever the log format, and a SUMMARY line ends it.
+Never in the way of the stream: it only listens and reads.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes
             raise
 
 
-async def _hear(client: Client, settings: Settings, suite: Suite, export: OtlpExport | None) -> None:
+async def _hear(
+    client: Client, settings: Settings, suite: Suite, export: OtlpExport | None
+) -> None:
     async def report(message: Msg) -> None:
         service = message.subject.rpartition(".")[2]
         try:

@@ -63,7 +63,8 @@ class SlotWatch:
         except (HeadraceError, asyncpg.PostgresError, *connection.BROKEN) as error:
             self._close()
             reason = str(error) or type(error).__name__
-            # What was seen last stays in sight, apart from what a server that is away can't be doing.
+            # What was seen last stays in sight, apart from what a server that is away can't be
+            # doing.
             self._suite.watch = Watch(reachable=False, slot=_left_alone(before.slot), reason=reason)
             self._written.forget()
             self._safe.forget()
@@ -75,11 +76,16 @@ class SlotWatch:
 
     async def _read(self) -> Watch:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connection.connect(self._settings.postgres, "headrace telemetry")
+            self._connection = await connection.connect(
+                self._settings.postgres, "headrace telemetry"
+            )
         async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
             row = await self._connection.fetchrow(_SLOT, self._settings.source.slot)
         if not row["found"]:
-            return Watch(reachable=True, reason=f"replication slot {self._settings.source.slot} does not exist")
+            return Watch(
+                reachable=True,
+                reason=f"replication slot {self._settings.source.slot} does not exist",
+            )
         view = SlotView(
             bool(row["active"]),
             row["wal_status"],
@@ -98,8 +104,13 @@ class SlotWatch:
         loss_s = None
         if slot.safe_bytes is not None:
             self._safe.add(now, slot.safe_bytes)
-            # A slot that nobody reads loses room as fast as WAL is written, even before a segment is full.
-            pace = -self._safe.per_second if slot.active else max(-self._safe.per_second, self._written.per_second)
+            # A slot that nobody reads loses room as fast as WAL is written, even before a segment
+            # is full.
+            pace = (
+                -self._safe.per_second
+                if slot.active
+                else max(-self._safe.per_second, self._written.per_second)
+            )
             loss_s = seconds_left(slot.safe_bytes, pace)
         paced = replace(slot, wal_rate_bytes=round(self._written.per_second, 1), loss_s=loss_s)
         return replace(paced, alarm=alarm(paced, self._settings.watch))
@@ -147,7 +158,9 @@ class SlotWatch:
         if slot.wal_status == "lost":
             log.error("slot_lost", **said, remedy="run headrace doctor")
         elif slot.alarm == "critical":
-            log.error("wal_lag_critical", **said, limit=watch.wal_critical_bytes, active=slot.active)
+            log.error(
+                "wal_lag_critical", **said, limit=watch.wal_critical_bytes, active=slot.active
+            )
         elif slot.loss_s is not None and slot.loss_s <= watch.wal_loss_warning_s:
             log.warning("slot_loss_near", **said, safe_bytes=slot.safe_bytes, active=slot.active)
         elif slot.alarm == "warning":

@@ -1,6 +1,7 @@
 """Looks at the streams and their durable consumers, and says before one of them loses events.
 
-Promises: reads only; asks a bounded number of questions at each look; JetStream being away is a state, not an end.
+Promises: reads only; asks a bounded number of questions at each look; JetStream being away is a
+state, not an end.
 """
 
 from __future__ import annotations
@@ -55,10 +56,15 @@ class StreamWatch:
         """Read streams and consumers once."""
         names = self._settings.streams
         try:
-            views = [StreamView.of(await self._ask(f"STREAM.INFO.{name}")) for name in (names.cdc, names.init)]
+            views = [
+                StreamView.of(await self._ask(f"STREAM.INFO.{name}"))
+                for name in (names.cdc, names.init)
+            ]
             cdc = views[0]
             self._pace.add(time.monotonic(), cdc.last_seq * cdc.message_bytes)
-            consumers = [await self._consumer(cdc, standing) for standing in await self._standings(cdc.name)]
+            consumers = [
+                await self._consumer(cdc, standing) for standing in await self._standings(cdc.name)
+            ]
         except (StreamUnreadableError, NatsError, TimeoutError, ValueError, KeyError) as error:
             log.debug("streams_not_visible", reason=str(error) or type(error).__name__)
             return
@@ -67,7 +73,9 @@ class StreamWatch:
         self._tell(consumers)
 
     async def _ask(self, what: str, **body: Any) -> dict[str, Any]:
-        answer = await self._client.request(f"$JS.API.{what}", orjson.dumps(body) if body else b"", timeout=_TIMEOUT_S)
+        answer = await self._client.request(
+            f"$JS.API.{what}", orjson.dumps(body) if body else b"", timeout=_TIMEOUT_S
+        )
         found: dict[str, Any] = orjson.loads(answer.data)
         if "error" in found:
             raise StreamUnreadableError(str(found["error"].get("description", "unknown error")))
@@ -93,23 +101,37 @@ class StreamWatch:
         """The age of the oldest message that this consumer has not acknowledged."""
         seq = max(standing.floor_seq + 1, stream.first_seq)
         try:
-            found = await self._ask(f"STREAM.MSG.GET.{stream.name}", seq=seq, next_by_subj=standing.subject)
+            found = await self._ask(
+                f"STREAM.MSG.GET.{stream.name}", seq=seq, next_by_subj=standing.subject
+            )
         except StreamUnreadableError:
             # Discarded since, or acknowledged by now.
             return 0.0
-        return max(0.0, time.time() - datetime.fromisoformat(_micros(found["message"]["time"])).timestamp())
+        return max(
+            0.0, time.time() - datetime.fromisoformat(_micros(found["message"]["time"])).timestamp()
+        )
 
     def _tell(self, consumers: list[ConsumerView]) -> None:
-        near = {view.key for view in consumers if view.left_ratio < self._settings.watch.consumer_left_min}
+        near = {
+            view.key
+            for view in consumers
+            if view.left_ratio < self._settings.watch.consumer_left_min
+        }
         for view in consumers:
             if view.key in near - self._near:
-                said = {"pending": view.pending, "left_ratio": view.left_ratio, "left_s": view.left_s}
+                said = {
+                    "pending": view.pending,
+                    "left_ratio": view.left_ratio,
+                    "left_s": view.left_s,
+                }
                 log.warning("consumer_near_loss", stream=view.stream, consumer=view.name, **said)
             elif view.key in self._near - near:
                 log.info("consumer_out_of_danger", stream=view.stream, consumer=view.name)
             if view.lost > self._lost.get(view.key, 0):
                 remedy = "it has to bootstrap again; give the stream more room, or the consumer more speed"
-                log.error("consumer_lost_events", consumer=view.name, messages=view.lost, remedy=remedy)
+                log.error(
+                    "consumer_lost_events", consumer=view.name, messages=view.lost, remedy=remedy
+                )
         self._near = near
         self._lost = {view.key: view.lost for view in consumers}
 
@@ -119,14 +141,22 @@ def _figures(stats: Stats, streams: list[StreamView], consumers: list[ConsumerVi
     stats["stream_messages"] = {view.name: view.messages for view in streams}
     stats["stream_bytes"] = {view.name: view.bytes for view in streams}
     stats["stream_max_bytes"] = {view.name: view.bytes_max for view in streams if view.bytes_max}
-    stats["stream_max_age_seconds"] = {view.name: view.age_max_s for view in streams if view.age_max_s}
+    stats["stream_max_age_seconds"] = {
+        view.name: view.age_max_s for view in streams if view.age_max_s
+    }
     stats["stream_last_seq"] = {view.name: view.last_seq for view in streams}
     stats["stream_consumers"] = {view.name: view.consumers for view in streams}
     stats["consumer_pending_messages"] = {view.key: view.pending for view in consumers}
-    stats["consumer_unacknowledged_messages"] = {view.key: view.unacknowledged for view in consumers}
+    stats["consumer_unacknowledged_messages"] = {
+        view.key: view.unacknowledged for view in consumers
+    }
     stats["consumer_lag_seconds"] = {view.key: view.lag_s for view in consumers}
-    stats["consumer_left_seconds"] = {view.key: view.left_s for view in consumers if view.left_s is not None}
-    stats["consumer_left_bytes"] = {view.key: view.left_bytes for view in consumers if view.left_bytes is not None}
+    stats["consumer_left_seconds"] = {
+        view.key: view.left_s for view in consumers if view.left_s is not None
+    }
+    stats["consumer_left_bytes"] = {
+        view.key: view.left_bytes for view in consumers if view.left_bytes is not None
+    }
     stats["consumer_left_ratio"] = {view.key: view.left_ratio for view in consumers}
     stats["consumer_lost_messages"] = {view.key: view.lost for view in consumers}
 

@@ -1,7 +1,8 @@
 """The suite as telemetry knows it: who reports, what they count, and how the slot stands.
 
-Promises: a service that fell silent keeps its counts and loses its state, so that no total ever drops; of several
-instances of a service the one that works speaks for it, never a standby. Holds a bounded number of instances.
+Promises: a service that fell silent keeps its counts and loses its state, so that no total ever
+drops; of several instances of a service the one that works speaks for it, never a standby. Holds a
+bounded number of instances.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from headrace.lsn import format_lsn
 from headrace.metrics import Stats
 from headrace.telemetry.retention import ConsumerView, StreamView
 
-# Names of services, and no import of them: what each one counts is known here by its metric's name alone.
+# Names of services, and no import of them: what each one counts is known here by its metric's name
+# alone.
 READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
 INSTANCES_MAX = 64
 SILENT_REPORTS = 5
@@ -92,7 +94,9 @@ class Suite:
         heard = [h for (name, _), h in self._heard.items() if name == service]
         if not heard:
             return None
-        leader = max(heard, key=lambda h: (self._live(h, now), self._live(h, now) and _works(h.report), h.at))
+        leader = max(
+            heard, key=lambda h: (self._live(h, now), self._live(h, now) and _works(h.report), h.at)
+        )
         live = sum(self._live(h, now) for h in heard)
         return Member(leader.report.stats, leader.report.reasons, self._live(leader, now), live)
 
@@ -124,7 +128,11 @@ class Suite:
     def exposed(self, now: float) -> dict[str, Stats]:
         """What `headrace_*` shows: of a silent service only that it is."""
         return {
-            name: {**(member.stats if member.live else {}), "up": int(member.live), "instances": member.instances}
+            name: {
+                **(member.stats if member.live else {}),
+                "up": int(member.live),
+                "instances": member.instances,
+            }
             for name, member in self.members(now).items()
         }
 
@@ -142,7 +150,9 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The suite in one row: what the METRICS line, `/status` and the bridge's metric names are made of."""
+    """The suite in one row: what the METRICS line, `/status` and the bridge's metric names are made
+    of.
+    """
 
     uptime_s: int
     wal_messages: int
@@ -162,9 +172,11 @@ class Totals:
 
     def line(self) -> str:
         return (
-            f"METRICS uptime={self.uptime_s} wal_messages={self.wal_messages} cdc_events={self.cdc_events} "
+            f"METRICS uptime={self.uptime_s} wal_messages={self.wal_messages} "
+            f"cdc_events={self.cdc_events} "
             f"lsn={self.lsn} connected={int(self.connected)} reconnects={self.reconnects} "
-            f"nats_reconnects={self.nats_reconnects} lag_bytes={self.lag_bytes} slot_active={int(self.slot_active)}"
+            f"nats_reconnects={self.nats_reconnects} lag_bytes={self.lag_bytes} "
+            f"slot_active={int(self.slot_active)}"
         )
 
     def status(self) -> dict[str, Any]:
@@ -205,9 +217,12 @@ def summary(suite: Suite, now: float) -> str:
     totals, members = suite.totals(now), suite.members(now)
     publisher, responder = members.get(PUBLISHER), members.get(RESPONDER)
     return (
-        f"SUMMARY uptime={totals.uptime_s} wal_messages={totals.wal_messages} cdc_events={totals.cdc_events} "
-        f"transactions={_whole(publisher, 'transactions')} published_bytes={_whole(publisher, 'published_bytes')} "
-        f"snapshots={_whole(responder, 'snapshots_completed')} lsn={totals.lsn} reconnects={totals.reconnects} "
+        f"SUMMARY uptime={totals.uptime_s} wal_messages={totals.wal_messages} "
+        f"cdc_events={totals.cdc_events} "
+        f"transactions={_whole(publisher, 'transactions')} "
+        f"published_bytes={_whole(publisher, 'published_bytes')} "
+        f"snapshots={_whole(responder, 'snapshots_completed')} lsn={totals.lsn} "
+        f"reconnects={totals.reconnects} "
         f"nats_reconnects={totals.nats_reconnects} lag_bytes={totals.lag_bytes}"
     )
 

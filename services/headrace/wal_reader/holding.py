@@ -1,7 +1,9 @@
-"""Whether a confirmer other than the publisher keeps the slot from going on: a required archive may, for ever. Pure.
+"""Whether a confirmer other than the publisher keeps the slot from going on: a required archive
+may, for ever. Pure.
 
-A confirmer that fails begins again, and with it the epoch, in which nothing is confirmed yet. So what counts is the
-slot's own LSN: for how long it has not moved while that confirmer was behind, and how often the confirmer began again.
+A confirmer that fails begins again, and with it the epoch, in which nothing is confirmed yet. So
+what counts is the slot's own LSN: for how long it has not moved while that confirmer was behind,
+and how often the confirmer began again.
 """
 
 from __future__ import annotations
@@ -31,13 +33,20 @@ class Holding:
             self._restarts, self._calm = self._restarts + 1, 0
 
     def look(self, now: float, lsn: int, holder: str | None, *, settled: bool) -> str | None:
-        """Who holds the slot at this LSN for too long, and why as far as it said so; None for nobody.
+        """Who holds the slot at this LSN for too long, and why as far as it said so; None for
+        nobody.
 
         `holder` alone is behind the others; `settled`: everybody has confirmed what there is.
         """
         self._calm = self._calm + 1 if holder is None and settled else 0
         if lsn > self._lsn or holder == self._publisher or self._calm >= CALM_LOOKS:
-            self._lsn, self._since, self._name, self._restarts, self._reason = max(lsn, self._lsn), now, None, 0, ""
+            self._lsn, self._since, self._name, self._restarts, self._reason = (
+                max(lsn, self._lsn),
+                now,
+                None,
+                0,
+                "",
+            )
         if holder not in {None, self._publisher}:
             self._name = holder
         late = now - self._since > self._patience_s

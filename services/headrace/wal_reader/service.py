@@ -1,8 +1,8 @@
 """The wal-reader's process: one epoch after another, each from what was confirmed last.
 
-Promises: never tells PostgreSQL an LSN that the required confirmers have not confirmed; holds a bounded number of
-bytes; reconnects with backoff and jitter; a second instance waits for the slot as a warm standby. Never looks into a
-message.
+Promises: never tells PostgreSQL an LSN that the required confirmers have not confirmed; holds a
+bounded number of bytes; reconnects with backoff and jitter; a second instance waits for the slot as
+a warm standby. Never looks into a message.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class WalReader:
 
     def refresh(self, stats: Stats) -> None:
         stats["in_flight_bytes"] = self._sender.in_flight_bytes
-        stats["credit_bytes"] = max(0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes)
+        stats["credit_bytes"] = max(
+            0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes
+        )
         stats["received_lsn"] = self._received
         stats["confirmed_lsn"] = self._told
         stats["pg_connected"] = int(self._connection is not None)
@@ -119,7 +121,9 @@ class WalReader:
         stats["pg_reconnects"] = max(0, self._epochs - 1)
 
     async def run(self) -> None:
-        await self._client.subscribe(link.control_subject(self._settings.source.slot), cb=self._on_control)
+        await self._client.subscribe(
+            link.control_subject(self._settings.source.slot), cb=self._on_control
+        )
         watch = asyncio.create_task(self._wake_on_stop(), name="wake-on-stop")
         backoff = BACKOFF_S
         try:
@@ -168,7 +172,11 @@ class WalReader:
         self._stale.on_control(body)
         if isinstance(body, control.Confirm):
             self._transfers.consumed(body.epoch, body.consumed_seq, body.confirmer)
-            log.debug("frames_consumed", frame=frame_name(body.epoch, body.consumed_seq), by=body.confirmer)
+            log.debug(
+                "frames_consumed",
+                frame=frame_name(body.epoch, body.consumed_seq),
+                by=body.confirmer,
+            )
         if isinstance(body, control.Restart):
             log.info("restart_requested", confirmer=body.confirmer, reason=body.reason)
             self._holding.restarted(body.confirmer, body.reason)
@@ -205,7 +213,9 @@ class WalReader:
         return self._reopen or self._scope.stopping.is_set()
 
     async def _epoch(self) -> None:
-        """Stream from the slot until someone asks for a new epoch, the connection ends, or the service stops."""
+        """Stream from the slot until someone asks for a new epoch, the connection ends, or the
+        service stops.
+        """
         if self._scope.stopping.is_set():
             return
         application = self._stale.application
@@ -229,10 +239,13 @@ class WalReader:
     async def _log_end(self, known: int) -> int:
         """Where PostgreSQL's log ends, asked for while the slot is ours.
 
-        What was asked before may be older than what another reader of the slot sent on before it let go of it.
+        What was asked before may be older than what another reader of the slot sent on before it
+        let go of it.
         """
         try:
-            connection = await ReplicationConnection.open(self._settings.postgres, f"headrace {SERVICE}")
+            connection = await ReplicationConnection.open(
+                self._settings.postgres, f"headrace {SERVICE}"
+            )
         except PostgresError as error:
             if "max_wal_senders" not in str(error):
                 raise
@@ -265,7 +278,9 @@ class WalReader:
         if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
             slot = await self._recreate(connection)
         if slot is None or slot.wal_status == "lost":
-            raise SlotLostError(f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone')
+            raise SlotLostError(
+                f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone'
+            )
         if slot.plugin != "pgoutput":
             raise ReplicationRefusedError(
                 f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
@@ -274,15 +289,23 @@ class WalReader:
         return slot
 
     async def _recreate(self, connection: ReplicationConnection) -> SlotState | None:
-        """A new slot in place of one that PostgreSQL gave up; the publisher tells what is missing in between."""
+        """A new slot in place of one that PostgreSQL gave up; the publisher tells what is missing
+        in between.
+        """
         source = self._settings.source
         await connection.drop_slot(source.slot)
         failpoint("wal_reader.after_slot_dropped")
         await connection.create_slot(source.slot, failover=source.failover)
-        log.error("slot_recreated", slot=source.slot, remedy="the gap is told on cdc._gap: bootstrap consumers again")
+        log.error(
+            "slot_recreated",
+            slot=source.slot,
+            remedy="the gap is told on cdc._gap: bootstrap consumers again",
+        )
         return await connection.slot(source.slot)
 
-    async def _open(self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]) -> None:
+    async def _open(
+        self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]
+    ) -> None:
         self._reopen = False
         opening = Opening(
             sessions=self._sender.sessions(),
@@ -298,7 +321,8 @@ class WalReader:
         await self._send(data)
         failpoint("wal_reader.after_open")
         self._epochs += 1
-        # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs that go back.
+        # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs
+        # that go back.
         self._told = self._received = slot.confirmed_lsn
         self._scope.health.started()
         self._scope.health.heal("postgres")
@@ -308,7 +332,9 @@ class WalReader:
         failpoint("wal_reader.before_frame")
         count(self._stats, "frames_sent")
         self._transfers.sent(self._sender.epoch, self._sender.seq, len(data))
-        log.debug("frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data))
+        log.debug(
+            "frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data)
+        )
         await self._client.publish(self._frames, data)
         failpoint("wal_reader.after_frame")
 
@@ -367,7 +393,9 @@ class WalReader:
         if reply_wanted:
             await self._tell(connection)
 
-    async def _pack_keepalive(self, keepalive: Keepalive, connection: ReplicationConnection) -> None:
+    async def _pack_keepalive(
+        self, keepalive: Keepalive, connection: ReplicationConnection
+    ) -> None:
         if keepalive.lsn > self._received:
             self._received = keepalive.lsn
             for data in self._sender.add(keepalive.lsn, b""):
@@ -375,7 +403,9 @@ class WalReader:
                     return
 
     def _note(self, messages: list[Message]) -> None:
-        """Count what was read, once for all of it: for each message it would cost more than packing."""
+        """Count what was read, once for all of it: for each message it would cost more than
+        packing.
+        """
         self._silence.heard()
         data = [message for message in messages if not isinstance(message, Keepalive)]
         if data:
@@ -383,7 +413,9 @@ class WalReader:
             count(self._stats, "wal_messages", len(data))
             count(self._stats, "wal_bytes", sum([len(message) for _, message in data]))
 
-    async def _pack_frame(self, lsn: int, message: bytes, connection: ReplicationConnection) -> None:
+    async def _pack_frame(
+        self, lsn: int, message: bytes, connection: ReplicationConnection
+    ) -> None:
         """Pack a message that makes a frame full."""
         for data in self._sender.add(lsn, message):
             if not await self._send_in_credit(data, connection):
@@ -392,7 +424,8 @@ class WalReader:
     async def _send_in_credit(self, data: bytes, connection: ReplicationConnection) -> bool:
         """Send a frame, then wait for credit, since the parts of one message may be many.
 
-        False when the epoch is over meanwhile: what is left of the message is void, and nothing may follow it.
+        False when the epoch is over meanwhile: what is left of the message is void, and nothing may
+        follow it.
         """
         await self._send(data)
         while not self._over and not self._may_send():
@@ -403,12 +436,18 @@ class WalReader:
     def _let_go_of_the_late(self) -> None:
         for name in self._sender.tick(time.monotonic()):
             count(self._stats, "confirmers_dropped")
-            log.warning("confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s)
+            log.warning(
+                "confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s
+            )
 
     def _tell_who_holds(self, now: float) -> None:
-        """A required archive may keep the slot from going on for ever: that must be seen where it is not."""
+        """A required archive may keep the slot from going on for ever: that must be seen where it
+        is not.
+        """
         lsn = max(self._told, self._sender.confirmed_lsn)
-        held = self._holding.look(now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled)
+        held = self._holding.look(
+            now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled
+        )
         if held is None:
             self._scope.health.heal("confirm")
         else:
@@ -430,7 +469,9 @@ class WalReader:
         self._told = max(self._told, self._sender.confirmed_lsn)
         self._told_at = time.monotonic()
         failpoint("wal_reader.before_status")
-        await connection.status(max(self._received, self._told), self._told, answer=self._silence.ask())
+        await connection.status(
+            max(self._received, self._told), self._told, answer=self._silence.ask()
+        )
         failpoint("wal_reader.after_status")
 
     async def _drain(self, connection: ReplicationConnection) -> None:

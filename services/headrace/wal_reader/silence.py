@@ -1,8 +1,10 @@
-"""What silence means, on PostgreSQL's side and on the bus: a connection that is dead without either end being told.
+"""What silence means, on PostgreSQL's side and on the bus: a connection that is dead without either
+end being told.
 
-Promises never to end a walsender that works: decoding a large transaction is silent too, for as long as it takes. Only
-one of this suite that waits idly, though it was asked to answer, or whose reader nobody follows, is ended. One of
-another suite or program is never ended: it may serve a NATS that can't be heard here.
+Promises never to end a walsender that works: decoding a large transaction is silent too, for as
+long as it takes. Only one of this suite that waits idly, though it was asked to answer, or whose
+reader nobody follows, is ended. One of another suite or program is never ended: it may serve a NATS
+that can't be heard here.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from headrace.settings import Settings
 log = logs.logger("wal-reader")
 
 APPLICATION = "headrace wal-reader probe"
-# From then on PostgreSQL is asked to answer, and so long that may take before its walsender is looked at.
+# From then on PostgreSQL is asked to answer, and so long that may take before its walsender is
+# looked at.
 ASK_AFTER_S, ANSWER_S = 3.0, 7.0
 PROBE_INTERVAL_S = 5.0
 # A slot is taken from its walsender when the confirmers ask for frames and get none for so long.
 STALE_S = 8.0
-# A slot that another suite read is taken only after so long without a reader: that suite may be restarting.
+# A slot that another suite read is taken only after so long without a reader: that suite may be
+# restarting.
 FOREIGN_AWAY_S = 60.0
 
 
@@ -61,7 +65,11 @@ class Silence:
         """Raise when the connection is dead; the walsender that it left behind is ended."""
         now = time.monotonic()
         # A process that was asleep has heard nothing, and asked nothing either.
-        if self._asked_at is None or now - self._asked_at < ANSWER_S or now - self._probed_at < PROBE_INTERVAL_S:
+        if (
+            self._asked_at is None
+            or now - self._asked_at < ANSWER_S
+            or now - self._probed_at < PROBE_INTERVAL_S
+        ):
             return
         if not await self._is_dead(connection.backend_pid):
             self._probed_at = time.monotonic()
@@ -93,7 +101,9 @@ class Silence:
 
 
 class StaleSlot:
-    """Whether the slot may be read: nothing else reads it, or what does has nobody behind it and is ours to end."""
+    """Whether the slot may be read: nothing else reads it, or what does has nobody behind it and is
+    ours to end.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._slot = settings.source.slot
@@ -102,7 +112,8 @@ class StaleSlot:
         self._foreign: tuple[SlotReader, float] | None = None
         # Empty with a publisher that is older than the identity.
         self._identity = ""
-        # With a new state bucket a suite gets another one: what this process opened before is not another suite's.
+        # With a new state bucket a suite gets another one: what this process opened before is not
+        # another suite's.
         self._known: set[str] = set()
 
     @property
@@ -111,7 +122,9 @@ class StaleSlot:
         return application_name(self._identity)
 
     def on_control(self, body: control.Control) -> None:
-        """A confirmer that confirms is fed by some wal-reader; one that joins or restarts asks for it."""
+        """A confirmer that confirms is fed by some wal-reader; one that joins or restarts asks for
+        it.
+        """
         if isinstance(body, control.Confirm):
             self._fed_at = time.monotonic()
             return
@@ -123,7 +136,8 @@ class StaleSlot:
     async def admit(self, connection: ReplicationConnection) -> None:
         """Raise if another suite or program reads the slot, or did just now.
 
-        A reader of our own suite is ended if confirmers go hungry all the while; else PostgreSQL keeps us waiting.
+        A reader of our own suite is ended if confirmers go hungry all the while; else PostgreSQL
+        keeps us waiting.
         """
         reader = await connection.slot_reader(self._slot)
         self._leave_to_others(reader)
@@ -136,11 +150,15 @@ class StaleSlot:
             await connection.end_backend(reader.pid)
 
     def _leave_to_others(self, reader: SlotReader | None) -> None:
-        """Raise for another suite's reader, also while it may be restarting: taking its slot would lose its changes."""
+        """Raise for another suite's reader, also while it may be restarting: taking its slot would
+        lose its changes.
+        """
         now = time.monotonic()
         if reader is not None and all(reader.is_foreign(known) for known in {*self._known, ""}):
             self._foreign = reader, now
-            raise SlotBusyError(f'replication slot "{self._slot}" is read by {reader}', remedy=REMEDY)
+            raise SlotBusyError(
+                f'replication slot "{self._slot}" is read by {reader}', remedy=REMEDY
+            )
         if reader is not None or self._foreign is None:
             self._foreign = None
             return

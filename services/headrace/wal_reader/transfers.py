@@ -1,4 +1,6 @@
-"""How long the frames that are traced were on the bus: from their sending until a confirmer has consumed them."""
+"""How long the frames that are traced were on the bus: from their sending until a confirmer has
+consumed them.
+"""
 
 from __future__ import annotations
 
