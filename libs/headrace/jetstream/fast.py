@@ -10,10 +10,9 @@ Promises what `Ingest` promises: in order, without a hole or a double, fenced, w
 duplicate window. Three rules make it so (docs/adr/0010):
 
 - every message names the stream's last sequence that must be before it, the first one's read from
-  the server. A batch
-  by itself is not enough: the server looks for a duplicate before it looks at what is expected, so
-  a first message that
-  it has seen would open a batch unfenced, and a failed write does not end a batch by itself;
+  the server. A batch by itself is not enough: the server looks for a duplicate before it looks at
+  what is expected, so a first message that it has seen would open a batch unfenced, and a failed
+  write does not end a batch by itself;
 - a batch begins only when the one before has its final answer, so that what it expects is known and
   not guessed;
 - a batch's id is never used again.
