@@ -3,7 +3,7 @@ them.
 
     python fast_ingest.py nats://127.0.0.1:4222 LINES lines.txt
 
-`headrace.jetstream.fast` by itself, with nothing of PostgreSQL: any numbered source will do. Kill
+`headrace.jetstream.publishing.fast` by itself, with nothing of PostgreSQL: any numbered source will do. Kill
 it at any moment, or the server, and start it again: it asks the stream how far it came, and goes on
 behind that.
 """
@@ -18,11 +18,11 @@ from pathlib import Path
 import nats
 from nats.aio.client import Client
 
-from headrace.jetstream.fast import FastIngest, offers_fast_ingest
-from headrace.jetstream.message import Outgoing
-from headrace.jetstream.pipe import Window
-from headrace.jetstream.refusals import IngestError
-from headrace.jetstream.tail import Mark, StreamTail, TailError
+from headrace.jetstream.publishing.errors import IngestError
+from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
+from headrace.jetstream.publishing.message import Outgoing
+from headrace.jetstream.publishing.pipe import Window
+from headrace.jetstream.publishing.stream_tail import Mark, StreamTail, TailError
 from headrace.lsn import ORIGIN, Position
 
 PAUSE_S = 0.5

@@ -17,7 +17,7 @@ from typing import TextIO
 
 import orjson
 
-from headrace.plain import plain
+from headrace.terminal.text import plain
 
 # How often what grave event was told, under "{level} {event}" and whatever level is shown. Events
 # are names in the code, so there is a bounded number of them.

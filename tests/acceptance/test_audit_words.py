@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.audit_environment import in_their_words
+from headrace.cli.audit.environment import in_their_words
 from headrace.postgres.connection import explained
 from headrace.settings import load
 from headrace.testing.database import Database

@@ -17,8 +17,8 @@ import asyncpg
 import nats
 import pytest
 
-from headrace.cli import up_suites
-from headrace.cli.up_suites import Chosen, SlotInUseError, paired, require_free_slot
+from headrace.cli.up import selection
+from headrace.cli.up.selection import Chosen, SlotInUseError, paired, require_free_slot
 from headrace.contract.events import Payload, decode
 from headrace.errors import SettingError
 from headrace.settings import load
@@ -130,7 +130,7 @@ async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(
     }
     settings = load(environment)
     await require_free_slot(settings)
-    monkeypatch.setattr(up_suites, "SLOT_WAIT_S", 0.0)
+    monkeypatch.setattr(selection, "SLOT_WAIT_S", 0.0)
     async with service(environment, "wal-reader"), service(environment, "publisher") as publisher:
         await publisher.logs("epoch_joined")
         with pytest.raises(

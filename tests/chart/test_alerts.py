@@ -18,7 +18,7 @@ from chart.prometheus import (  # type: ignore[import-not-found]  # tests/ is on
     PrometheusMissingError,
     binary,
 )
-from headrace.figures import FIGURES
+from headrace.metrics.catalogue import FIGURES
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/alerts.yaml"

@@ -20,7 +20,7 @@ import yaml
 from chart.composition import HAS_LOCKED_HELM  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from chart.deployment import SUITE  # type: ignore[import-not-found]  # as above
 from headrace.audit.settings import AuditSettings, load_audit
-from headrace.cli.mirror import table_names
+from headrace.cli.mirror.run import table_names
 from headrace.cli.service import SERVICES
 from headrace.settings import Settings, load
 

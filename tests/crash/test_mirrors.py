@@ -24,7 +24,7 @@ import pytest
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 from headrace.testing.database import Database
-from headrace.testing.mirrors import MirrorProcess, different
+from headrace.testing.mirror_process import MirrorProcess, different
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 

@@ -16,7 +16,7 @@ from headrace.archive.layout import file_name
 from headrace.archive.store import Store
 from headrace.consumer import Watermark
 from headrace.mirror import opened
-from headrace.mirror.book import SEEN, Book
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.testing.database import Database
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres

@@ -17,11 +17,11 @@ from nats.js.api import DiscardPolicy, StreamConfig
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
-from headrace.jetstream.atomic import AtomicPipe
-from headrace.jetstream.message import Outgoing
-from headrace.jetstream.pipe import Window
-from headrace.jetstream.refusals import FencedError, IngestError, StreamFullError
-from headrace.jetstream.tail import StreamTail, TailError
+from headrace.jetstream.publishing.errors import FencedError, IngestError, StreamFullError
+from headrace.jetstream.publishing.message import Outgoing
+from headrace.jetstream.publishing.pipe import Window
+from headrace.jetstream.publishing.stream_tail import StreamTail, TailError
+from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.progress import reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats

@@ -21,7 +21,7 @@ from headrace.audit.revert import IrreversibleError
 from headrace.audit.rows import RowMaker, TableBook
 from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Stitcher
-from headrace.cli import audit
+from headrace.cli.audit import read
 from headrace.consumer import Event
 from headrace.contract.selection import Selection
 from headrace.errors import SettingError
@@ -94,7 +94,7 @@ async def undo(
     apply: bool = True,
 ) -> None:
     """The command, in this process."""
-    await audit.revert(change, None, context, None, leave=leave, apply=apply)
+    await read.revert(change, None, context, None, leave=leave, apply=apply)
 
 
 @async_fixture
@@ -389,7 +389,7 @@ async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restor
     later = await trail.change("UPDATE", data={"id": 2, "doc": 1, "n": 2})
     with pytest.raises(IrreversibleError, match="earlier version"):
         await undo(later)
-    await audit.show(sent_before, as_json=True)
+    await read.show(sent_before, as_json=True)
 
 
 async def test_a_type_that_rounds_what_was_is_read_back_and_undone(trail: Trail) -> None:
@@ -473,10 +473,10 @@ async def test_a_row_with_a_key_over_1000_bytes_is_looked_at_and_undone(
         row["primary_key"]
         for row in await trail.database.fetch("SELECT primary_key FROM changes ORDER BY position")
     ]
-    await audit.at("1h", "t", keys[2])
+    await read.at("1h", "t", keys[2])
     assert '"n": 2' in capsys.readouterr().out
-    with pytest.raises(audit.NotFoundError, match="UPDATE before"):
-        await audit.at("1h", "t", keys[0])
+    with pytest.raises(read.NotFoundError, match="UPDATE before"):
+        await read.at("1h", "t", keys[0])
     # Of the old row only the key was sent: the rest is what the changes before left.
     await trail.database.execute(
         "UPDATE changes SET before = before - 'n' WHERE id = $1::text::uuid", moved

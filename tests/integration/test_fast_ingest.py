@@ -18,12 +18,12 @@ from nats.js.api import StorageType, StreamConfig
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
-from headrace.jetstream.fast import FastIngest, offers_fast_ingest
-from headrace.jetstream.message import Message, Outgoing
-from headrace.jetstream.pipe import Window
-from headrace.jetstream.refusals import IngestError
-from headrace.jetstream.tail import StreamTail
-from headrace.metrics import Stats
+from headrace.jetstream.publishing.errors import IngestError
+from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
+from headrace.jetstream.publishing.message import Message, Outgoing
+from headrace.jetstream.publishing.pipe import Window
+from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.metrics.counting import Stats
 from headrace.publisher.progress import reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats

@@ -23,11 +23,11 @@ from headrace.bus.frame import Opening
 from headrace.bus.sender import FrameSender
 from headrace.contract.values import ValueOptions
 from headrace.embedded.nats import EmbeddedNats
-from headrace.health import Health
-from headrace.jetstream.objects import ensure
-from headrace.lifecycle import Scope
+from headrace.jetstream.provisioning import ensure
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
+from headrace.process.health import Health
+from headrace.process.lifecycle import Scope
 from headrace.publisher.follower import Follower
 from headrace.publisher.progress import SourceDivergedError
 from headrace.publisher.shape import Shape

@@ -18,7 +18,7 @@ from nats.js import JetStreamContext
 from headrace.consumer import Event, MemoryWatermarks, Subscription, follow
 from headrace.contract import events
 from headrace.embedded.ports import free_port
-from headrace.jetstream.large import LargeMissingError
+from headrace.jetstream.object_store import LargeMissingError
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS, Line, Lines, only
 from headrace.testing.oracle import stored

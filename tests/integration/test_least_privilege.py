@@ -25,7 +25,7 @@ from chart.deployment import SUITE, Deployment, deployed  # type: ignore[import-
 from headrace.bus import link
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
 

@@ -23,7 +23,7 @@ from pytest_asyncio import fixture as async_fixture
 from headrace.embedded.process import tied
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import SETTINGS
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.names import Names
 from headrace.testing.scrape import figures_when
 from headrace.testing.servers import SessionServers

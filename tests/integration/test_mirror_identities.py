@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pytest_asyncio import fixture as async_fixture
 
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.seeded import World, running, world
 from headrace.testing.servers import SessionServers
 

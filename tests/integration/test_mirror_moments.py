@@ -14,10 +14,10 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Streams, follower
-from headrace.mirror.book import STALE
 from headrace.mirror.bootstrap import Bootstrap
+from headrace.mirror.mirror_state import STALE
 from headrace.mirror.snapshots import RefusedError
 from headrace.mirror.table import Phase
 from headrace.settings import StreamSettings

@@ -19,10 +19,10 @@ from headrace.contract.events import encode
 from headrace.contract.naming import GAP_SUBJECT
 from headrace.contract.values import Encoding
 from headrace.lsn import format_lsn
-from headrace.mirror.book import tables_of
+from headrace.mirror.mirror_state import tables_of
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import SETTINGS
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite

@@ -25,13 +25,13 @@ from headrace.consumer import Watermark
 from headrace.contract.events import REPLY_HEADER, encode
 from headrace.contract.naming import meta_subject, schema_subject, table_token
 from headrace.contract.values import Encoding
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Mirror, opened
 from headrace.mirror.table import Phase
 from headrace.mirror.target import ReadableTarget, TargetError
 from headrace.settings import StreamSettings
 from headrace.testing.database import Database
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.plugin import OwnNats
 
 PATIENCE_S = 60.0

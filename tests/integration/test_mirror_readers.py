@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from headrace.testing.database import Database
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
 

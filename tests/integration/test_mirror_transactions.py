@@ -16,13 +16,13 @@ from nats.aio.client import Client
 
 from headrace.consumer import Watermark
 from headrace.consumer.pull import Delivered, Pull
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Create, Streams, follower
-from headrace.mirror.book import SEEN
 from headrace.mirror.bootstrap import Bootstrap
 from headrace.mirror.follower import Follower
-from headrace.mirror.hold import Hold
+from headrace.mirror.mirror_state import SEEN
 from headrace.mirror.table import Phase, Run, TableState
+from headrace.mirror.verify_hold import Hold
 from headrace.settings import StreamSettings
 from headrace.testing.mirror_streams import (
     PATIENCE_S,

@@ -18,16 +18,16 @@ from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Create, Insert, Mirror, Step, Streams, Table, mirror
-from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import AgainError, Bootstrap
 from headrace.mirror.changes import Changes
 from headrace.mirror.follower import Follower
-from headrace.mirror.hold import Hold
+from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.published import Published
 from headrace.mirror.snapshots import RefusedError
 from headrace.mirror.table import Column, Phase, Run, TableState
+from headrace.mirror.verify_hold import Hold
 from headrace.settings import StreamSettings
 from headrace.testing.plugin import OwnNats
 

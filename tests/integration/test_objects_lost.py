@@ -11,7 +11,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from headrace.jetstream.errors import ConnectionLostError, MissingObjectError
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
 from headrace.testing.plugin import OwnNats
 

@@ -16,7 +16,7 @@ import pytest
 from headrace.bus import link
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
-from headrace.jetstream.objects import declared
+from headrace.jetstream.provisioning import declared
 from headrace.postgres.replication import ReplicationConnection
 from headrace.settings import PostgresSettings, StreamSettings
 from headrace.testing.database import Database

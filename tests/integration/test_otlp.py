@@ -32,7 +32,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headrace.embedded.nats import EmbeddedNats
-from headrace.health import serving
+from headrace.process.health import serving
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names

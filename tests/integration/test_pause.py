@@ -14,9 +14,9 @@ from nats.js.errors import NotFoundError
 
 from headrace.bus import signed
 from headrace.embedded.nats import EmbeddedNats
-from headrace.jetstream import pause
-from headrace.jetstream.pause import Pause
 from headrace.settings import load
+from headrace.suite import pause
+from headrace.suite.pause import Pause
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names

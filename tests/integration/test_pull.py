@@ -30,7 +30,7 @@ from headrace.consumer.pull import Delivered, Pull
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
-from headrace.jetstream import wire
+from headrace.jetstream.publishing import wire
 from headrace.lsn import Position
 from headrace.testing.plugin import OwnNats
 from headrace.testing.proxy import Proxy

@@ -24,9 +24,9 @@ from nats.errors import Error as NatsError
 from headrace.contract.events import decode, encode
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import load
-from headrace.snapshot_responder.answers import may_be_told
+from headrace.snapshot_responder.request_pairing import may_be_told
 from headrace.testing.plugin import OwnNats
 
 DEPLOY = Path(__file__).parents[2] / "deploy/nats"

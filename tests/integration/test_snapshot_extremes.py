@@ -19,12 +19,12 @@ from headrace.contract.events import decode
 from headrace.contract.values import Encoding
 from headrace.embedded.postgres import SUPERUSER
 from headrace.embedded.process import tied
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import NatsSettings, PostgresSettings, Settings, SourceSettings
 from headrace.snapshot_responder import task
+from headrace.snapshot_responder.chunk_permits import TicketOffice
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.tickets import TicketOffice
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from headrace.bus import link
 from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_progress_subject
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
 from headrace.testing.responder import Consumer
 
 pytestmark = pytest.mark.spark

@@ -20,7 +20,7 @@ from nats.aio.msg import Msg
 from headrace.contract.events import REPLY_HEADER, decode
 from headrace.contract.naming import snapshot_request_subject
 from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats

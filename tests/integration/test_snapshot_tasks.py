@@ -17,7 +17,7 @@ from nats.aio.client import Client
 
 from headrace.contract.events import decode
 from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import (
     FormatSettings,
     NatsSettings,
@@ -27,12 +27,12 @@ from headrace.settings import (
     SourceSettings,
     StreamSettings,
 )
-from headrace.snapshot_responder import task, tickets
+from headrace.snapshot_responder import chunk_permits, task
+from headrace.snapshot_responder.chunk_permits import SnapshotOverError, TicketOffice
 from headrace.snapshot_responder.driver import local_configuration
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkUnusableError
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.tickets import SnapshotOverError, TicketOffice
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import (
@@ -123,7 +123,7 @@ async def test_a_repeated_task_gets_the_same_numbers_and_doubles_nothing(
 async def test_a_task_of_a_snapshot_that_is_over_publishes_nothing(
     settings: Settings, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tickets, "TICKET_PATIENCE_S", 0.1)
+    monkeypatch.setattr(chunk_permits, "TICKET_PATIENCE_S", 0.1)
     async with held_snapshot(settings, REQUEST) as held:
         _, plan = planned(settings, client, held)
         with pytest.raises(SnapshotOverError):
@@ -137,7 +137,9 @@ async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_t
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
         # So slow that the second chunk still waits for its turn.
-        office = TicketOffice(client, plan.tickets, snapshot.numbers, tickets.Throttle(50_000))
+        office = TicketOffice(
+            client, plan.tickets, snapshot.numbers, chunk_permits.Throttle(50_000)
+        )
         await office.open()
         copying = asyncio.create_task(task._run(plan, 0, settings))
         while not len(snapshot.numbers):  # noqa: ASYNC110  # no event tells the middle of a task
@@ -145,7 +147,7 @@ async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_t
         office.close()
         begun = len(snapshot.numbers)
         with pytest.raises(SnapshotOverError, match="over"):
-            await asyncio.wait_for(copying, tickets.TICKET_PATIENCE_S / 2)
+            await asyncio.wait_for(copying, chunk_permits.TICKET_PATIENCE_S / 2)
     assert len(snapshot.numbers) == begun
     assert len(await stored(client, plan)) <= begun
     await Results(client, settings).purge("t", plan.snapshot_id, begun)
@@ -157,7 +159,9 @@ async def test_a_rate_bounds_what_all_tasks_read_together(
 ) -> None:
     async with held_snapshot(settings, REQUEST) as held:
         snapshot, plan = planned(settings, client, held)
-        office = TicketOffice(client, plan.tickets, snapshot.numbers, tickets.Throttle(2_000_000))
+        office = TicketOffice(
+            client, plan.tickets, snapshot.numbers, chunk_permits.Throttle(2_000_000)
+        )
         await office.open()
         began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:

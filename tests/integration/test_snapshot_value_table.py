@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from headrace.contract.naming import chunk_subject, table_token
 from headrace.contract.values import Encoding
 from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.postgres.connection import connect
 from headrace.settings import (
     FormatSettings,
@@ -27,9 +27,9 @@ from headrace.settings import (
     SourceSettings,
 )
 from headrace.snapshot_responder import task
+from headrace.snapshot_responder.chunk_permits import TicketOffice
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.tickets import TicketOffice
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from headrace.embedded.postgres import SUPERUSER
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.settings import (
     NatsSettings,
     PostgresSettings,
@@ -21,9 +21,9 @@ from headrace.settings import (
     SnapshotSettings,
     SourceSettings,
 )
+from headrace.snapshot_responder.chunk_permits import Throttle
 from headrace.snapshot_responder.driver_process import SparkDriver, SparkJobError
 from headrace.snapshot_responder.snapshot import Snapshot
-from headrace.snapshot_responder.tickets import Throttle
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import held_snapshot
 from headrace.testing.database import Database

@@ -12,9 +12,9 @@ import nats
 import pytest
 from nats.js.api import ConsumerConfig
 
-from headrace.jetstream import pause
-from headrace.jetstream.pause import Pause
 from headrace.settings import load
+from headrace.suite import pause
+from headrace.suite.pause import Pause
 from headrace.testing.browser import Browser, browser, chromium
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS

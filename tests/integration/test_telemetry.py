@@ -17,7 +17,7 @@ from nats.aio.client import Client
 
 from headrace.bus import link
 from headrace.embedded.nats import EmbeddedNats
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres

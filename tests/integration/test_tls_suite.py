@@ -20,7 +20,7 @@ from headrace.archive import WalReader
 from headrace.testing.certificates import Authority, Pair
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import service
 from headrace.testing.suite import Suite

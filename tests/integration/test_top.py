@@ -12,9 +12,9 @@ from pathlib import Path
 import nats
 
 from headrace.bus import link
-from headrace.cli.top_view import Past, spark
+from headrace.cli.watch.top_view import Past, spark
 from headrace.embedded.nats import EmbeddedNats
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.process import ServiceProcess, command, service

@@ -20,14 +20,14 @@ from nats.js.api import StorageType, StreamConfig
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
-from headrace.jetstream import turns as taking_turns
-from headrace.jetstream.fast import FastIngest
-from headrace.jetstream.message import Outgoing
-from headrace.jetstream.pipe import Window
-from headrace.jetstream.refusals import FencedError
-from headrace.jetstream.tail import StreamTail
-from headrace.jetstream.turns import Turns, turns_subject
-from headrace.metrics import Stats
+from headrace.jetstream.publishing import turns as taking_turns
+from headrace.jetstream.publishing.errors import FencedError
+from headrace.jetstream.publishing.fast import FastIngest
+from headrace.jetstream.publishing.message import Outgoing
+from headrace.jetstream.publishing.pipe import Window
+from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.turns import Turns, turns_subject
+from headrace.metrics.counting import Stats
 from headrace.publisher.progress import reader_of, suspect_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats

@@ -21,7 +21,7 @@ from pytest_asyncio import fixture as async_fixture
 
 from headrace.mirror import opened
 from headrace.settings import load
-from headrace.testing.mirrors import MirrorProcess, verified
+from headrace.testing.mirror_process import MirrorProcess, verified
 from headrace.testing.seeded import World, running, world
 from headrace.testing.servers import SessionServers
 from headrace.verify import Patience, Verdict, Verifier

@@ -16,7 +16,7 @@ from nats.js.api import StorageType, StreamConfig
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.postgres import ddl_trigger
 from headrace.testing.database import Database, fresh_database
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite

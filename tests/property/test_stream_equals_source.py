@@ -22,8 +22,8 @@ import pytest
 from headrace.embedded.postgres_install import PostgresVersion
 from headrace.testing.database import fresh_database
 from headrace.testing.line import Line, Lines
-from headrace.testing.mirror import PostgresMirror, quoted
 from headrace.testing.names import Names
+from headrace.testing.reference_mirror import PostgresMirror, quoted
 
 CATALOG_INTERVAL_S = 0.1
 CATALOG_WAIT_S = 15.0

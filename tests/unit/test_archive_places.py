@@ -16,11 +16,11 @@ from headrace.archive import (
     WalGapError,
     WalReader,
     WalReaderOptions,
-    steps,
+    read_protocol,
 )
 from headrace.archive.layout import file_name
+from headrace.archive.read_protocol import Seen
 from headrace.archive.segment import Selection
-from headrace.archive.steps import Seen
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Request
 from headrace.lsn import Position
 from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
@@ -41,13 +41,15 @@ def made(tmp_path: Path) -> Maker:
     return maker
 
 
-def answered(work: steps.Steps[steps.T], request: Request) -> steps.Steps[steps.T]:
+def answered(
+    work: read_protocol.Steps[read_protocol.T], request: Request
+) -> read_protocol.Steps[read_protocol.T]:
     """The rest of the steps, from a request on."""
     try:
         while True:
             request = work.send((yield request))
     except StopIteration as end:
-        found: steps.T = end.value
+        found: read_protocol.T = end.value
         return found
 
 
@@ -112,8 +114,8 @@ def test_a_gap_before_a_time_is_told_to_who_begins_at_that_time(made: Maker) -> 
 
 def test_a_filter_that_ends_inside_a_gap_is_told_of_it(made: Maker) -> None:
     info = made.write(10, gap=Gap(1000, 1101, "slot_moved"))
-    assert steps.interesting(info, Selection(before_lsn=1050))
-    assert not steps.interesting(replace(info, gap=None), Selection(before_lsn=1050))
+    assert read_protocol.interesting(info, Selection(before_lsn=1050))
+    assert not read_protocol.interesting(replace(info, gap=None), Selection(before_lsn=1050))
 
 
 def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_one(
@@ -121,7 +123,7 @@ def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_
 ) -> None:
     data = Path(made.url.removeprefix("file://"), file_name(4)).read_bytes()
     there = Fetched(ObjectMetadata(file_name(4), len(data), NOW), data)
-    asking = steps.open_file(4, WalReaderOptions(), Seen())
+    asking = read_protocol.open_file(4, WalReaderOptions(), Seen())
     assert isinstance(next(asking), Get)
     assert isinstance(asking.send(None), Names)
     # Files 4 and 5 came between the two requests.
@@ -132,7 +134,7 @@ def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_
 
 
 def test_a_listing_that_saw_a_later_file_before_an_earlier_one_is_asked_again() -> None:
-    listing = steps.list_files(1, None)
+    listing = read_protocol.list_files(1, None)
     next(listing)
     seen = [ObjectMetadata(file_name(number), 1, NOW) for number in (1, 2, 4)]
     assert isinstance(listing.send(seen), Names)
@@ -142,7 +144,7 @@ def test_a_listing_that_saw_a_later_file_before_an_earlier_one_is_asked_again() 
 
 
 def test_a_listing_from_a_file_on_that_lacks_it_is_asked_again() -> None:
-    listing = steps.list_files(3, None)
+    listing = read_protocol.list_files(3, None)
     next(listing)
     assert isinstance(listing.send([ObjectMetadata(file_name(4), 1, NOW)]), Names)
     with pytest.raises(StopIteration) as end:
@@ -153,7 +155,7 @@ def test_a_listing_from_a_file_on_that_lacks_it_is_asked_again() -> None:
 def test_a_place_is_found_though_files_go_while_it_is_looked_for(made: Maker) -> None:
     reader = WalReader(made.url)
     listed = [ObjectMetadata(file_name(number), 1, NOW) for number in range(1, 6)]
-    finding = steps.find(lambda info: info.last.lsn >= 900, WalReaderOptions(), Seen())
+    finding = read_protocol.find(lambda info: info.last.lsn >= 900, WalReaderOptions(), Seen())
     assert isinstance(next(finding), Names)
     # Of the listed files the first three are gone when they are asked for.
     request = finding.send(listed)

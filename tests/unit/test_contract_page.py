@@ -42,8 +42,8 @@ from headrace.publisher.gaps import Gap, gap_event
 from headrace.publisher.shape import Shape
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
-from headrace.snapshot_responder.answers import Answer
 from headrace.snapshot_responder.chunks import Chunk, block_of, key_only, message
+from headrace.snapshot_responder.request_pairing import Answer
 from headrace.spark.request import parse_request
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headrace.cli.page import page
+from headrace.cli.reference_page import page
 
 ROOT = Path(__file__).parents[2]
 

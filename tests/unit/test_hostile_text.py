@@ -16,17 +16,17 @@ from rich.text import Text
 
 from headrace.audit.revert import Column, Side, undo_update
 from headrace.audit.revert import Table as AuditedTable
-from headrace.cli.tail import show
 from headrace.cli.terminal import Console
+from headrace.cli.watch.tail import show
 from headrace.consumer.event import Event
 from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.log import quote
 from headrace.lsn import Position
 from headrace.mirror.postgres import type_in
-from headrace.plain import one_line, plain
-from headrace.snapshot_responder.desk import _named
+from headrace.snapshot_responder.requests import _named
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, parse_request
+from headrace.terminal.text import one_line, plain
 
 TITLE = "\x1b]0;owned\x07"
 EIGHT_BIT = "\x9b31m"

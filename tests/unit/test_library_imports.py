@@ -15,16 +15,16 @@ LIBRARY = (
     "headrace.mirror",
     "headrace.archive",
     "headrace.context",
-    "headrace.jetstream.fast",
+    "headrace.jetstream.publishing.fast",
 )
 # A web server, another event loop, and the life of a service.
 A_SERVICES_OWN = {
     "aiohttp.web",
     "uvloop",
-    "headrace.door",
-    "headrace.health",
-    "headrace.lifecycle",
-    "headrace.service",
+    "headrace.http.limits",
+    "headrace.process.health",
+    "headrace.process.lifecycle",
+    "headrace.process.service",
 }
 LOADED = """
 import importlib, json, sys

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from headrace.figures import FIGURES
-from headrace.metrics_page import page
+from headrace.metrics.catalogue import FIGURES
+from headrace.metrics.reference_page import page
 
 ROOT = Path(__file__).parents[2]
 # In `Stats` too, and no figures: texts, or what telemetry alone reads.

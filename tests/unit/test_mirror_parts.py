@@ -11,7 +11,7 @@ from headrace.consumer.event import Event, of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.errors import SettingError
-from headrace.mirror.kinds import Kind, array_literal, kind_of
+from headrace.mirror.column_types import Kind, array_literal, kind_of
 from headrace.mirror.plan import Gone, Resync, coalesced, gone, reshaped, row_steps, shape
 from headrace.mirror.table import Column, Phase, Run, Table, TableState
 from headrace.mirror.target import Alter, Delete, Insert, Truncate, Update, target_of

@@ -13,7 +13,7 @@ from headrace.bus.frame import Opening
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.errors import DecodeError
-from headrace.jetstream.tail import Tail
+from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.messages import (
     UNCHANGED,

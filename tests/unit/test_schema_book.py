@@ -6,7 +6,7 @@ from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.lsn import Position
 from headrace.postgres.facts import Snapshot, follows
 from headrace.publisher import storage
-from headrace.publisher.schemas import CatalogReading, CatalogTable, Looked, SchemaBook, Told
+from headrace.publisher.schema_book import CatalogReading, CatalogTable, Looked, SchemaBook, Told
 
 INT4 = 23
 

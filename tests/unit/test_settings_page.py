@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from headrace.cli.service import parser
-from headrace.settings_page import FLAGS, groups, page
+from headrace.settings.reference_page import FLAGS, groups, page
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 

@@ -13,10 +13,10 @@ from headrace.contract.events import decode
 from headrace.contract.exact import rows as exact_rows
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, TypeInfo, TypeKind
 from headrace.settings import SnapshotValues
-from headrace.snapshot_responder.answers import Answer, Pairing, may_be_told
+from headrace.snapshot_responder.chunk_permits import Throttle
 from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key_only, message
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
-from headrace.snapshot_responder.tickets import Throttle
+from headrace.snapshot_responder.request_pairing import Answer, Pairing, may_be_told
 from headrace.spark.plan import PlannedColumn, SnapshotPlan
 from headrace.spark.ranges import PageRange, Storage, cut_ranges, deal
 from headrace.spark.request import Condition, RequestError, parse_request

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.contract import events
 from headrace.contract.values import Encoding
-from headrace.jetstream.stretch import fields
+from headrace.jetstream.range_reader import fields
 from headrace.lsn import Position
 from headrace.publisher.progress import reader_of, suspect_of
 

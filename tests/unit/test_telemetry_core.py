@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.jetstream.message import Outgoing
-from headrace.metrics import (
+from headrace.jetstream.publishing.message import Outgoing
+from headrace.metrics.counting import (
     OTHER,
     SERIES_MAX,
     Stats,
@@ -19,6 +19,7 @@ from headrace.metrics import (
     one_of,
     quantile,
 )
+from headrace.process.tracing import Traces
 from headrace.publisher.lag import AckLag, Frame
 from headrace.publisher.tally import tally
 from headrace.settings import WatchSettings
@@ -26,7 +27,6 @@ from headrace.telemetry.retention import Standing, StreamView, judge
 from headrace.telemetry.slot_watch import alarm
 from headrace.telemetry.suite import SlotView
 from headrace.telemetry.trend import WINDOW_S, Trend, seconds_left
-from headrace.tracing import Traces
 
 STREAM = StreamView("CDC", 1000, 100_000, 501, 1500, 1, 200_000, 0, 3600.0, True)
 BEHIND = Standing("app", pending=900, unacknowledged=10, floor_seq=590, subject=">")

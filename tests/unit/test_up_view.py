@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.up_view import View
+from headrace.cli.up.view import View
 from headrace.supervisor.line import parse
 
 WAITS = 'time=2026-01-01T00:00:00.000Z level=warning service=x event=not_ready part=nats reason="{reason}"'

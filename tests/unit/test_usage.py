@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from headrace.cli import doctor, service
+from headrace.cli import service
+from headrace.cli.doctor import run
 from headrace.cli.main import app
-from headrace.cli.status import _TELLING
-from headrace.cli.up import Options
+from headrace.cli.up.run import Options
 from headrace.cli.usage import readable
-from headrace.figures import FIGURES
+from headrace.cli.watch.status import _TELLING
+from headrace.metrics.catalogue import FIGURES
 from headrace.settings import DeliveryMode, load
 
 
@@ -89,7 +90,7 @@ def test_every_service_has_figures_on_the_line_of_status() -> None:
 def test_the_doctors_verdict_counts_no_check_twice(
     counts: tuple[int, int, int], verdict: str
 ) -> None:
-    assert doctor._verdict(*counts) == verdict
+    assert run._verdict(*counts) == verdict
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "operations.md"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nats.aio.client import Client
 
-from headrace.jetstream import wire
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.publishing import wire
+from headrace.jetstream.publishing.message import Outgoing
 
 
 class Recorded(Client):

@@ -16,8 +16,8 @@ try:
         WalGapError,
     )
     from headrace.archive.metadata import Gap, SegmentInfo
+    from headrace.archive.read_protocol import ListedFile, ReaderMetrics, WalReaderOptions
     from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
-    from headrace.archive.steps import ListedFile, ReaderMetrics, WalReaderOptions
 except ModuleNotFoundError as error:
     if str(error.name).startswith("headrace"):
         raise

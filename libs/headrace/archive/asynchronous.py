@@ -8,13 +8,20 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from headrace.archive import columns, steps
+from headrace.archive import columns, read_protocol
 from headrace.archive.chain import Trail
 from headrace.archive.entry import RowEntry
 from headrace.archive.metadata import SegmentInfo
+from headrace.archive.read_protocol import (
+    ListedFile,
+    Opened,
+    ReaderMetrics,
+    Steps,
+    T,
+    WalReaderOptions,
+)
 from headrace.archive.reader import Reading, Start
 from headrace.archive.segment import ALL, Selection
-from headrace.archive.steps import ListedFile, Opened, ReaderMetrics, Steps, T, WalReaderOptions
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position
 
@@ -41,7 +48,7 @@ class AsyncWalFile:
 
     async def metadata(self) -> ObjectMetadata | None:
         """The object as the store has it now; None when it is there no more."""
-        return await self._reader.run(steps.head(self.id))
+        return await self._reader.run(read_protocol.head(self.id))
 
     async def __aiter__(self) -> AsyncIterator[RowEntry]:
         async for entry in self.entries():
@@ -98,7 +105,7 @@ class AsyncWalReader:
 
     async def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
         """The files that are there, with ids from `first` to before `stop`."""
-        return await self.run(steps.list_files(first, stop, self.reading.seen))
+        return await self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     async def get(self, file_id: int) -> AsyncWalFile | None:
         """The file with this id; None when it is not there yet; raises as `WalReader.get` does."""

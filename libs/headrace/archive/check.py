@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.archive import chain, layout, steps
+from headrace.archive import chain, layout, read_protocol
 from headrace.archive.errors import ArchiveError, WalFileCollectedError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.reader import WalFile, WalReader
@@ -56,7 +56,7 @@ def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -
         totals.bytes += item.size
         try:
             opened = reader.run(
-                steps.open_file(file_id, reader.reading.options, reader.reading.seen)
+                read_protocol.open_file(file_id, reader.reading.options, reader.reading.seen)
             )
             if opened is None:
                 continue

@@ -19,7 +19,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from headrace.archive import columns, segment, steps
+from headrace.archive import columns, read_protocol, segment
 from headrace.archive.chain import RowsCheck, Trail
 from headrace.archive.entry import RowEntry
 from headrace.archive.errors import (
@@ -31,8 +31,7 @@ from headrace.archive.errors import (
 )
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import ALL, Selection
-from headrace.archive.steps import (
+from headrace.archive.read_protocol import (
     Content,
     ListedFile,
     Opened,
@@ -42,6 +41,7 @@ from headrace.archive.steps import (
     T,
     WalReaderOptions,
 )
+from headrace.archive.segment import ALL, Selection
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position, format_lsn
 
@@ -118,8 +118,8 @@ class Start:
         if self.from_id is not None:
             return self.from_id
         if not given:
-            return (yield from steps.first_left())
-        found, first = yield from steps.find(self.past, options, seen)
+            return (yield from read_protocol.first_left())
+        found, first = yield from read_protocol.find(self.past, options, seen)
         why = None if first is None or found > first.info.id else self.lost(first)
         if why is not None:
             asked = format_lsn(self.from_lsn) if self.from_lsn is not None else given[0]
@@ -139,18 +139,18 @@ class Reading:
 
     def open(self, file_id: int) -> Steps[Opened | None]:
         """The file with this id, which must follow from the one before where that was opened last."""
-        opened = yield from steps.open_file(file_id, self.options, self.seen, polling=True)
+        opened = yield from read_protocol.open_file(file_id, self.options, self.seen, polling=True)
         if opened is not None:
             self.trail.follow(opened.info)
         return opened
 
     def next_file(self, file_id: int, trail: Trail, *, wait: bool) -> Steps[Opened | None]:
         """The next file of a reading; None at the tail, where it does not wait."""
-        opened = yield from steps.open_file(file_id, self.options, self.seen, polling=wait)
+        opened = yield from read_protocol.open_file(file_id, self.options, self.seen, polling=wait)
         if opened is None and trail.before is None:
-            opened = yield from steps.begin_at_end(file_id, self.options, self.seen)
+            opened = yield from read_protocol.begin_at_end(file_id, self.options, self.seen)
         if opened is None and wait:
-            opened = yield from steps.await_file(file_id, self.options, self.seen)
+            opened = yield from read_protocol.await_file(file_id, self.options, self.seen)
         if opened is not None:
             trail.follow(opened.info)
         return opened
@@ -170,7 +170,7 @@ class Reading:
 
     def fetch(self, opened: Opened, chosen: Selection) -> Steps[Content | None]:
         """What has to be read of a file; None where no row of it is wanted."""
-        if not steps.interesting(opened.info, chosen):
+        if not read_protocol.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
             return None
         found = segment.groups(opened.footer, chosen, opened.info)
@@ -179,7 +179,7 @@ class Reading:
             return None
         self.metrics.files += 1
         self.metrics.groups_skipped += found.count - len(found.wanted)
-        read = yield from steps.content(opened, found, self.options, self.seen)
+        read = yield from read_protocol.content(opened, found, self.options, self.seen)
         return read
 
     def batches(
@@ -238,7 +238,7 @@ class WalFile:
 
     def metadata(self) -> ObjectMetadata | None:
         """The object as the store has it now; None when it is there no more."""
-        return self._reader.run(steps.head(self.id))
+        return self._reader.run(read_protocol.head(self.id))
 
     def __iter__(self) -> Iterator[RowEntry]:
         return self.entries()
@@ -291,7 +291,7 @@ class WalReader:
         """The files that are there, with ids from `first` to before `stop`: after a collected file,
         where to go on.
         """
-        return self.run(steps.list_files(first, stop, self.reading.seen))
+        return self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     def get(self, file_id: int) -> WalFile | None:
         """The file with this id; None when it is not there yet.

@@ -25,10 +25,10 @@ from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
 from headrace.audit.values import escaped, unreadable
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.errors import SettingError
-from headrace.failpoint import failpoint
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.connection import PostgresError, PostgresRefusedError, explained
 from headrace.postgres.replication import quote_literal
+from headrace.process.failpoint import failpoint
 from headrace.settings import PostgresSettings
 
 _DENIED = "42501"

@@ -20,8 +20,8 @@ from typing import Any
 from headrace.audit.rows import REDACTED
 from headrace.audit.values import row_json
 from headrace.errors import HeadraceError
-from headrace.plain import one_line
 from headrace.postgres.replication import quote_name
+from headrace.terminal.text import one_line
 
 # Numbers that a double can't hold are strings in the JSON of documents.
 _LARGE_NUMBER = re.compile(r"-?[0-9][0-9.]{14,}|-?[0-9.]+[eE][+-]?[0-9]+")

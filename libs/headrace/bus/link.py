@@ -5,9 +5,9 @@ Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers),
 `headrace.{slot}.stop` (an ordered stop of the suite), `headrace.{slot}.pause` (to the publisher:
 read again whether it is paused), `headrace.{slot}.doctor` (a message to itself, to prove the
 right). Others are defined where they are used: `headrace.{stream}.turns` among publishers
-(`headrace.jetstream.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks
-and its responder (`headrace.snapshot_responder.tickets`), `headrace.mirror.{identity}.hold` to a
-mirror (`headrace.mirror.hold`).
+(`headrace.jetstream.publishing.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks
+and its responder (`headrace.snapshot_responder.chunk_permits`), `headrace.mirror.{identity}.hold` to a
+mirror (`headrace.mirror.verify_hold`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.bus import signed
 from headrace.errors import DecodeError, HeadraceError
-from headrace.lifecycle import Scope
-from headrace.metrics import Stats
-from headrace.tracing import Span, unpacked
+from headrace.metrics.counting import Stats
+from headrace.process.lifecycle import Scope
+from headrace.process.tracing import Span, unpacked
 
 log = logs.logger("bus")
 

@@ -26,7 +26,7 @@ from headrace.consumer.watermark import Watermark, WatermarkStore
 from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryMissingError, DictionaryReader
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import ORIGIN
 
 FETCH_WAIT_S = 1.0

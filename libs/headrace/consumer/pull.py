@@ -27,7 +27,7 @@ from nats.js.errors import NotFoundError
 from headrace import log as logs
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream import bulk
-from headrace.jetstream.room import Room, place, status
+from headrace.jetstream.pull_budget import Room, place, status
 
 log = logs.logger("consumer")
 

@@ -10,7 +10,7 @@ from typing import Any
 from nats.js import JetStreamContext
 
 from headrace.contract.events import decode
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 
 
 async def whole(js: JetStreamContext, payload: Mapping[str, Any]) -> Mapping[str, Any]:

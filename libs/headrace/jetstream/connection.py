@@ -23,8 +23,8 @@ from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, SettingError
-from headrace.lifecycle import Scope
-from headrace.metrics import count
+from headrace.metrics.counting import count
+from headrace.process.lifecycle import Scope
 from headrace.settings import NatsSettings
 
 log = logs.logger("nats")

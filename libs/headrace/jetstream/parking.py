@@ -14,9 +14,9 @@ import msgpack
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import Position
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
 from headrace.pgoutput.redaction import without
 from headrace.settings import Poison
 

@@ -24,8 +24,8 @@ from nats.js.kv import KeyValue
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.jetstream.errors import MissingObjectError
-from headrace.lifecycle import Scope
 from headrace.postgres.slot_reader import IDENTITY
+from headrace.process.lifecycle import Scope
 
 log = logs.logger("state")
 

@@ -18,7 +18,7 @@ from headrace.consumer.messages import events_of
 from headrace.contract.events import GAP
 from headrace.contract.naming import CDC_SUBJECTS, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
-from headrace.jetstream.stretch import Stretch, StretchError
+from headrace.jetstream.range_reader import Stretch, StretchError
 
 # So many are asked for one by one: a transaction has mostly a few events more.
 SINGLE_MESSAGES = 32

@@ -31,8 +31,8 @@ from headrace.contract.events import decode
 from headrace.contract.naming import CDC, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
-from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.changes import staged_steps
+from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.plan import Resync, shape
 from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
 from headrace.mirror.table import NEW, Column, Phase, Run, Table

@@ -15,7 +15,7 @@ from headrace.consumer import Event
 from headrace.contract.events import GAP, SCHEMA
 from headrace.contract.naming import table_token
 from headrace.lsn import parse_lsn
-from headrace.mirror.book import Book
+from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
 from headrace.mirror.table import Phase, Run, Table, TableState
 from headrace.mirror.target import Drop, Step

@@ -21,13 +21,12 @@ from headrace.contract.events import GAP
 from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
 from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import Assembly, is_outside
-from headrace.mirror.book import SEEN, Book, heed_cancellation
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
-from headrace.mirror.hold import Hold
+from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.reach import READ_S, Reach
 from headrace.mirror.table import Marks, TableState
 from headrace.mirror.target import (
@@ -37,6 +36,7 @@ from headrace.mirror.target import (
     TargetAwayError,
     TargetError,
 )
+from headrace.mirror.verify_hold import Hold
 
 log = logs.logger("mirror")
 

@@ -24,14 +24,14 @@ from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.consumer.behind import behind
 from headrace.contract.naming import split_table_token, table_token
 from headrace.errors import HeadraceError
-from headrace.metrics import Stats, count
-from headrace.mirror.book import Book
+from headrace.metrics.counting import Stats, count
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
-from headrace.mirror.hold import Hold
+from headrace.mirror.mirror_state import Book
 from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
+from headrace.mirror.verify_hold import Hold
 
 log = logs.logger("mirror")
 

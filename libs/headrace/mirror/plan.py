@@ -9,7 +9,7 @@ from typing import Any
 from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
-from headrace.mirror.kinds import Kind, kind_of
+from headrace.mirror.column_types import Kind, kind_of
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import Alter, Delete, Filled, Insert, Step, Truncate, Update
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
-from headrace.mirror.kinds import (
+from headrace.mirror.column_types import (
     Kind,
     array_literal,
     as_bytes,

@@ -34,7 +34,7 @@ from headrace.contract.naming import (
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryReader
 from headrace.lsn import parse_lsn
-from headrace.mirror.book import heed_cancellation
+from headrace.mirror.mirror_state import heed_cancellation
 
 ANSWER_TIMEOUT_S = 30.0
 LOOK_S = 0.5

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.contract.exact import ExactText
-from headrace.mirror.book import tables_of
-from headrace.mirror.kinds import Kind, as_bytes, as_json, as_list, kind_of
+from headrace.mirror.column_types import Kind, as_bytes, as_json, as_list, kind_of
+from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.target import (
     Alter,

@@ -16,11 +16,11 @@ from typing import TypeVar
 import asyncpg
 
 from headrace import log as logs
-from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.postgres.facts import RelationNow, TableFacts
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
 log = logs.logger("catalog")

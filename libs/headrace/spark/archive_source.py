@@ -31,7 +31,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from headrace.archive import ListedFile, WalReader, WalReaderOptions, layout, steps
+from headrace.archive import ListedFile, WalReader, WalReaderOptions, layout, read_protocol
 from headrace.archive.columns import NAMES, SCHEMA
 from headrace.archive.errors import ArchiveError, WalFileMissingError
 from headrace.archive.reader import Start
@@ -211,7 +211,7 @@ def rows(
             raise WalFileMissingError(
                 f"{layout.described(file_id)} was there when the query was planned"
             )
-        if steps.interesting(file.info, chosen):
+        if read_protocol.interesting(file.info, chosen):
             reader.reading.check(file.info)
         for batch in file.batches(chosen, options.columns):
             yield batch.select(list(options.columns)).cast(shape)
@@ -257,8 +257,8 @@ class FilteringReader(ArchiveReader):
         if asked.after is None and asked.from_time_us is None:
             return first
         found, _ = reader.run(
-            steps.find(
-                lambda info: steps.interesting(
+            read_protocol.find(
+                lambda info: read_protocol.interesting(
                     info, Selection(after=asked.after, from_time_us=asked.from_time_us)
                 ),
                 reader.reading.options,

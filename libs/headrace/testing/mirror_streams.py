@@ -28,10 +28,10 @@ from headrace.mirror import (
     Table,
     Truncate,
 )
-from headrace.mirror.book import SEEN, STALE, Book
 from headrace.mirror.follower import Follower
-from headrace.mirror.hold import Hold
+from headrace.mirror.mirror_state import SEEN, STALE, Book
 from headrace.mirror.table import Column, Phase, Run, TableState
+from headrace.mirror.verify_hold import Hold
 
 PATIENCE_S = 60.0
 Body = dict[str, Any]

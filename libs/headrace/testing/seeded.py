@@ -15,12 +15,12 @@ from pathlib import Path
 
 from headrace.consumer import Watermark
 from headrace.mirror import opened
-from headrace.mirror.book import SEEN, Book
+from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.table import Column, Phase, Table, TableState
 from headrace.mirror.target import Create
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import SETTINGS
-from headrace.testing.mirrors import MirrorProcess
+from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite

@@ -2,7 +2,7 @@
 
 The way: the mirror is asked to stand still; the source's snapshot is taken, which gives the LSN;
 the mirror goes on to that LSN and no further; one reading of it is opened there
-(`headrace.verify.place` says when), and it is let go. Then both are read at leisure, and neither is
+(`headrace.verify.at_lsn` says when), and it is let go. Then both are read at leisure, and neither is
 held up.
 """
 
@@ -22,20 +22,20 @@ from nats.aio.client import Client
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
-from headrace.mirror.book import identity_of, tables_of
-from headrace.mirror.hold import subject_of
+from headrace.mirror.mirror_state import identity_of, tables_of
 from headrace.mirror.postgres import PostgresReading, error_of
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
+from headrace.mirror.verify_hold import subject_of
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, RefusedError, held_snapshot
 from headrace.verify import source
+from headrace.verify.at_lsn import Place, Stream, awaits, place_of, state_of
 from headrace.verify.comparison import HashedHere, HashedThere, Side, compared
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
-from headrace.verify.place import Place, Stream, awaits, place_of, state_of
 from headrace.verify.sql_rows import SqlRows, settle
 from headrace.verify.types import Type, types_of
 

@@ -3,4 +3,4 @@ storage.
 """
 
 # Before anything else loads pyarrow.
-from headrace.archiver import lean as lean
+from headrace.archiver import pyarrow_memory as pyarrow_memory

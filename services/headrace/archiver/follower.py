@@ -24,23 +24,23 @@ from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Builder, Limits, Sealed
-from headrace.archiver.lean import give_back
 from headrace.archiver.open_file import OpenFile
 from headrace.archiver.place import Mark, check_source, last_info, place_of, read_mark
+from headrace.archiver.pyarrow_memory import give_back
 from headrace.archiver.tables import Tables
 from headrace.bus import control, link
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError
-from headrace.failpoint import failpoint
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
 from headrace.jetstream.state import Cell
-from headrace.lifecycle import Scope
 from headrace.lsn import ORIGIN, format_lsn
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Commit, Relation
+from headrace.process.failpoint import failpoint
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
 log = logs.logger("archiver")

@@ -10,7 +10,7 @@ from headrace import log as logs
 from headrace.archive import collect
 from headrace.archive.errors import ArchiveError
 from headrace.archive.store import Store
-from headrace.lifecycle import Scope
+from headrace.process.lifecycle import Scope
 
 log = logs.logger("archiver")
 

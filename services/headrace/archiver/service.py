@@ -22,15 +22,15 @@ from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.follower import Follower
-from headrace.archiver.lean import keep_small
+from headrace.archiver.pyarrow_memory import keep_small
 from headrace.archiver.tables import Tables
 from headrace.bus import link
 from headrace.errors import HeadraceError, SettingError
-from headrace.jetstream.objects import ensure_patiently
+from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell, Lease, bucket_patiently
-from headrace.lifecycle import Scope
-from headrace.metrics import count
-from headrace.service import on_the_bus
+from headrace.metrics.counting import count
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("archiver")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headrace.archiver.forms import Form
 from headrace.contract.selection import Selection
-from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.relation_facts import RelationFacts
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
 

@@ -29,10 +29,10 @@ from headrace.bus import link
 from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
 from headrace.consumer.behind import behind
 from headrace.errors import HeadraceError
-from headrace.health import application, serving
-from headrace.lifecycle import Scope
-from headrace.metrics import CONTENT_TYPE, count, exposition
-from headrace.service import on_the_bus
+from headrace.metrics.counting import CONTENT_TYPE, count, exposition
+from headrace.process.health import application, serving
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("audit-writer")

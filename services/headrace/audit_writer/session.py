@@ -22,9 +22,9 @@ from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, Watermark
 from headrace.contract.selection import Selection
-from headrace.lifecycle import Scope
 from headrace.lsn import Position
-from headrace.metrics import count, count_in
+from headrace.metrics.counting import count, count_in
+from headrace.process.lifecycle import Scope
 from headrace.settings import PostgresSettings
 
 log = logs.logger("audit-writer")

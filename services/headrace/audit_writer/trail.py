@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 
 from headrace.bus import link
 from headrace.errors import DecodeError
-from headrace.health import Health
+from headrace.process.health import Health
 from headrace.settings import Settings
 
 FEEDERS = ("wal-reader", "publisher")

@@ -17,9 +17,9 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.cli.session import postgres
-from headrace.plain import plain
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
+from headrace.terminal.text import plain
 
 _DENIED_REMEDY = (
     "Run it as a role that may create and change tables here, or name one of its own with --table."

@@ -16,14 +16,17 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from headrace import log as logs
-from headrace.cli import archive_commands, audit_commands, mirror_commands, service
+from headrace.cli import service
+from headrace.cli.archive import commands as archive_commands
+from headrace.cli.audit import commands as audit_commands
+from headrace.cli.mirror import commands as mirror_commands
 from headrace.cli.usage import HELP_NAMES, readable
 from headrace.contract.table_names import listed
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
-from headrace.plain import plain
 from headrace.settings import DeliveryMode, Settings, load
-from headrace.slips import slips
+from headrace.settings.typos import slips
+from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="headrace",
@@ -171,8 +174,8 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; no
     table may be in two of the publications.
     """
-    from headrace.cli import up as command
-    from headrace.cli.up_suites import paired
+    from headrace.cli.up import run as command
+    from headrace.cli.up.selection import paired
 
     try:
         suites = paired(slot or [], pub or [])
@@ -226,7 +229,7 @@ def tail(
     ] = None,
 ) -> None:
     """Show change events as they arrive. Ctrl-C ends."""
-    from headrace.cli import tail as command
+    from headrace.cli.watch import tail as command
 
     settings = settings_from()
     finish(
@@ -288,7 +291,7 @@ def init(
     ] = False,
 ) -> None:
     """Make what is missing: publication, streams, buckets, replication slot. Safe to repeat."""
-    from headrace.cli import init as command
+    from headrace.cli.setup import init as command
 
     settings = settings_from(slot, pub)
     wanted = list(listed(tables or ""))
@@ -311,7 +314,7 @@ def teardown(
     ] = False,
 ) -> None:
     """Remove what init made: the slot first, then the publication, with --streams the streams."""
-    from headrace.cli import teardown as command
+    from headrace.cli.setup import teardown as command
 
     settings = settings_from(slot, pub)
     finish(lambda: command.run(settings, yes=yes, streams=streams, with_ddl_trigger=ddl_trigger))
@@ -320,7 +323,7 @@ def teardown(
 @app.command("doctor", rich_help_panel=_PANEL)
 def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
     """Check everything the suite needs, and say what to do about what is not there."""
-    from headrace.cli import doctor as command
+    from headrace.cli.doctor import run as command
 
     settings = settings_from(slot, pub)
     finish(lambda: command.run(settings, as_json=as_json))
@@ -337,7 +340,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show how the running suite is."""
-    from headrace.cli import status as command
+    from headrace.cli.watch import status as command
 
     settings = settings_from(port=port)
     finish(lambda: command.run(settings, url=url, as_json=as_json))
@@ -357,7 +360,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="One screen, then end.")] = False,
 ) -> None:
     """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. q ends."""
-    from headrace.cli import top as command
+    from headrace.cli.watch import top as command
 
     settings = settings_from(port=port)
     finish(lambda: command.run(settings, url=url, interval_s=interval, once=once))

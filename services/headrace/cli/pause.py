@@ -17,10 +17,10 @@ from headrace.bus import link
 from headrace.cli.session import nats
 from headrace.cli.terminal import Console
 from headrace.errors import DecodeError
-from headrace.jetstream import pause
-from headrace.jetstream.pause import Pause
 from headrace.jetstream.state import bucket
 from headrace.settings import Settings
+from headrace.suite import pause
+from headrace.suite.pause import Pause
 
 OBEYED_S = 10.0
 SERVICE = "publisher"

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from headrace import log as logs
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
-from headrace.plain import plain
 from headrace.settings import Compat, DeliveryMode, Poison, load
-from headrace.slips import slips
+from headrace.settings.typos import slips
+from headrace.terminal.text import plain
 
 if TYPE_CHECKING:
-    from headrace.lifecycle import Scope
+    from headrace.process.lifecycle import Scope
 
 log = logs.logger("service")
 
@@ -125,7 +125,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     flags = vars(parser(name).parse_args(arguments))
     for dest, kind, _ in _CHOICES.values():
         flags[dest] = None if flags[dest] is None else kind(flags[dest])
-    from headrace import lifecycle
+    from headrace.process import lifecycle
 
     try:
         settings = load(os.environ, **flags)

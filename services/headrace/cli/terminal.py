@@ -11,7 +11,7 @@ from typing import Any
 from rich import console as rich_console
 from rich.segment import Segment
 
-from headrace.plain import plain
+from headrace.terminal.text import plain
 
 _PLAIN_WIDTH = 200
 

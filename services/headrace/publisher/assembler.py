@@ -18,7 +18,7 @@ from headrace.contract.events import Payload
 from headrace.contract.naming import emitted_message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError, HeadraceError
-from headrace.jetstream.message import NO_HEADERS
+from headrace.jetstream.publishing.message import NO_HEADERS
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import (
@@ -38,7 +38,7 @@ from headrace.postgres.ddl_trigger import Ddl
 from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
-from headrace.publisher.schemas import CatalogReading, SchemaBook, Told
+from headrace.publisher.schema_book import CatalogReading, SchemaBook, Told
 from headrace.publisher.shape import Kind, Shape, Values
 
 # NATS's usual max_payload is 1 MiB, headers included.

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from headrace.contract import events
 from headrace.contract.naming import MESSAGES, batch_subject
-from headrace.jetstream.large import LargeStore
-from headrace.jetstream.message import Outgoing
+from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.publishing.message import Outgoing
 from headrace.lsn import Position
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.delivery import Delivery, Pipe, lane_of
 from headrace.publisher.progress import Place

@@ -17,11 +17,11 @@ from headrace import log as logs
 from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
 from headrace.contract.values import converter
-from headrace.lifecycle import Scope
 from headrace.postgres import connection
 from headrace.postgres.catalog import PublicationReading, TableReading, read_publication
 from headrace.postgres.connection import PostgresError
-from headrace.publisher.schemas import CatalogReading, CatalogTable
+from headrace.process.lifecycle import Scope
+from headrace.publisher.schema_book import CatalogReading, CatalogTable
 from headrace.publisher.tables import value_options
 from headrace.settings import Settings
 

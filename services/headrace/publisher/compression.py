@@ -21,7 +21,7 @@ from headrace import log as logs
 from headrace.contract import dictionaries
 from headrace.contract.dictionaries import Compressor
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
-from headrace.jetstream.objects import LARGE_MARGIN_S
+from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.delivery import lane_of

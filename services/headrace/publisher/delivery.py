@@ -14,11 +14,11 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from headrace.contract.events import POSITION_HEADER, position_header
-from headrace.failpoint import failpoint
-from headrace.jetstream.large import LargeStore
-from headrace.jetstream.message import NO_HEADERS, Message, Outgoing
+from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.publishing.message import NO_HEADERS, Message, Outgoing
 from headrace.lsn import ORIGIN, Position
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
+from headrace.process.failpoint import failpoint
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import Place

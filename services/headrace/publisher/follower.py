@@ -23,26 +23,29 @@ from headrace.bus import control, link
 from headrace.bus.frame import Entry, Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError
-from headrace.failpoint import failpoint
-from headrace.figures import INGEST_MODES
-from headrace.jetstream.atomic import AtomicPipe
-from headrace.jetstream.fast import FastIngest, FastIngestUnsupportedError, offers_fast_ingest
-from headrace.jetstream.ingest import Ingest
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
-from headrace.jetstream.pipe import HEADERS_BYTES_MAX, Window
+from headrace.jetstream.publishing.fast import (
+    FastIngest,
+    FastIngestUnsupportedError,
+    offers_fast_ingest,
+)
+from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Window
+from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.turns import Turns
 from headrace.jetstream.state import Cell, bucket, suite_identity
-from headrace.jetstream.tail import StreamTail
-from headrace.jetstream.turns import Turns
-from headrace.lifecycle import Scope
 from headrace.lsn import Position, format_lsn
-from headrace.metrics import count, one_of
+from headrace.metrics.catalogue import INGEST_MODES
+from headrace.metrics.counting import count, one_of
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Message, Relation
+from headrace.process.failpoint import failpoint
+from headrace.process.lifecycle import Scope
 from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.batches import Batches
-from headrace.publisher.book_shelf import BookShelf
 from headrace.publisher.catalog_watch import CatalogWatch
+from headrace.publisher.chain_pipe import Ingest
 from headrace.publisher.compression import Compression
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.durability import Hold
@@ -58,6 +61,7 @@ from headrace.publisher.progress import (
     reader_of,
     suspect_of,
 )
+from headrace.publisher.schema_book_store import BookShelf
 from headrace.publisher.tables import Tables
 from headrace.publisher.tally import tally
 from headrace.publisher.transactions import Transactions

@@ -12,8 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace import log as logs
-from headrace.metrics import Stats, observe
-from headrace.tracing import ROOT, Span, Traces
+from headrace.metrics.counting import Stats, observe
+from headrace.process.tracing import ROOT, Span, Traces
 
 log = logs.logger("publisher")
 

@@ -18,10 +18,10 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
-from headrace.jetstream import pause
-from headrace.jetstream.pause import Pause, PauseRefusedError
-from headrace.lifecycle import Scope
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.suite import pause
+from headrace.suite.pause import Pause, PauseRefusedError
 
 log = logs.logger("publisher")
 

@@ -19,8 +19,8 @@ from headrace.contract import events
 from headrace.contract.dictionaries import ZSTD_MAGIC, UnknownDictionaryError
 from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
+from headrace.jetstream.publishing.stream_tail import Mark, Reader, StreamTail, Suspect, Tail
 from headrace.jetstream.state import Cell
-from headrace.jetstream.tail import Mark, Reader, StreamTail, Suspect, Tail
 from headrace.lsn import ORIGIN, Position, format_lsn
 from headrace.publisher.gaps import Gap
 

@@ -19,15 +19,15 @@ from nats.js.errors import NotFoundError
 from headrace import log as logs
 from headrace.bus import link
 from headrace.errors import HeadraceError
-from headrace.jetstream.objects import ensure_patiently
+from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell, Lease, bucket_patiently
-from headrace.lifecycle import Scope
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
 from headrace.publisher.pausing import Pausing
 from headrace.publisher.tables import Tables
-from headrace.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("publisher")

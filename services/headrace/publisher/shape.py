@@ -15,7 +15,7 @@ from headrace.contract.values import ValueOptions, converter
 from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.quick_rows import Convert
-from headrace.publisher.schemas import NOT_LOOKED, Looked
+from headrace.publisher.schema_book import NOT_LOOKED, Looked
 
 
 @dataclass(frozen=True, slots=True)

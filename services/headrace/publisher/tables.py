@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions
-from headrace.lifecycle import Scope
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import RelationNow
 from headrace.postgres.relation_facts import RelationFacts
+from headrace.process.lifecycle import Scope
 from headrace.publisher.shape import Shape
 from headrace.settings import Settings
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from headrace.contract.naming import CDC
-from headrace.jetstream.message import Message
-from headrace.metrics import Stats, count, count_in
+from headrace.jetstream.publishing.message import Message
+from headrace.metrics.counting import Stats, count, count_in
 
 _BATCH = ".batch"
 _SUBJECT = attrgetter("subject")

@@ -9,10 +9,10 @@ belongs to (a transaction's last one, or one that stands outside any) waits for 
 
 from __future__ import annotations
 
-from headrace.jetstream.atomic import AtomicPipe
-from headrace.jetstream.large import LargeStore
-from headrace.metrics import Stats
+from headrace.jetstream.object_store import LargeStore
+from headrace.metrics.counting import Stats
 from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.progress import Place
 

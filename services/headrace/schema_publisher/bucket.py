@@ -21,11 +21,11 @@ from headrace import log as logs
 from headrace.contract.events import decode, encode
 from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
-from headrace.failpoint import failpoint
-from headrace.jetstream.objects import ensure
+from headrace.jetstream.provisioning import ensure
 from headrace.jetstream.state import LostRaceError
 from headrace.jetstream.state import bucket as open_bucket
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
+from headrace.process.failpoint import failpoint
 from headrace.schema_publisher.schema import (
     ABSENT,
     Stored,

@@ -18,7 +18,7 @@ from headrace import log as logs
 from headrace.contract.events import decode
 from headrace.contract.naming import schema_subject, table_token
 from headrace.errors import DecodeError
-from headrace.lifecycle import Scope
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
 log = logs.logger("schema-publisher")

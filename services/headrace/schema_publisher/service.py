@@ -18,13 +18,13 @@ from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.jetstream.objects import SILENT_MAX
-from headrace.lifecycle import Scope
+from headrace.jetstream.provisioning import SILENT_MAX
 from headrace.postgres.connection import PostgresError
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.schema_publisher.bucket import SchemaBucket
 from headrace.schema_publisher.events import SchemaEvents
 from headrace.schema_publisher.reading import Reading
-from headrace.service import on_the_bus
 from headrace.settings import Settings
 
 log = logs.logger("schema-publisher")

@@ -23,7 +23,7 @@ from headrace import log as logs
 from headrace.embedded.java import java_for_spark
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, SnapshotSettings, load
-from headrace.snapshot_responder import wire
+from headrace.snapshot_responder import driver_protocol
 from headrace.snapshot_responder.spark_progress import watched
 
 log = logs.logger("spark-driver")
@@ -63,9 +63,9 @@ class Answers:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def send(self, message: wire.Message) -> None:
+    def send(self, message: driver_protocol.Message) -> None:
         with self._lock:
-            self._stream.write(wire.pack(message))
+            self._stream.write(driver_protocol.pack(message))
             self._stream.flush()
 
 
@@ -240,13 +240,13 @@ def describe(error: BaseException) -> str:
     return f"Spark: {line}"[:ERROR_CHARS_MAX]
 
 
-def _frames(stream: BinaryIO) -> Iterator[wire.Message]:
-    while len(head := stream.read(wire.LENGTH.size)) == wire.LENGTH.size:
-        (length,) = wire.LENGTH.unpack(head)
+def _frames(stream: BinaryIO) -> Iterator[driver_protocol.Message]:
+    while len(head := stream.read(driver_protocol.LENGTH.size)) == driver_protocol.LENGTH.size:
+        (length,) = driver_protocol.LENGTH.unpack(head)
         body = stream.read(length)
         if len(body) < length:
             return
-        yield wire.unpack(body)
+        yield driver_protocol.unpack(body)
 
 
 if __name__ == "__main__":

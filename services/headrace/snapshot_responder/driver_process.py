@@ -22,7 +22,7 @@ from headrace import embedded
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
-from headrace.snapshot_responder import wire
+from headrace.snapshot_responder import driver_protocol
 from headrace.snapshot_responder.spark_progress import Tell
 
 log = logs.logger("snapshot-responder")
@@ -177,10 +177,10 @@ class SparkDriver:
         log.info("spark_starting", pid=process.pid)
         return child
 
-    async def _send(self, child: _Child, message: wire.Message) -> None:
+    async def _send(self, child: _Child, message: driver_protocol.Message) -> None:
         assert child.process.stdin is not None
         try:
-            child.process.stdin.write(wire.pack(message))
+            child.process.stdin.write(driver_protocol.pack(message))
             await child.process.stdin.drain()
         except (OSError, RuntimeError) as error:
             raise DriverLostError("the Spark driver is gone") from error
@@ -232,7 +232,7 @@ class SparkDriver:
         await asyncio.wait(child.readers, timeout=STOP_TIMEOUT_S)
 
 
-def _deliver(child: _Child, message: wire.Message) -> None:
+def _deliver(child: _Child, message: driver_protocol.Message) -> None:
     match message["op"]:
         case "ready":
             log.info("spark_ready", version=message["version"], pid=child.process.pid)
@@ -251,12 +251,14 @@ def _deliver(child: _Child, message: wire.Message) -> None:
                 future.set_exception(SparkJobError(message["error"]))
 
 
-async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[wire.Message]:
+async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[driver_protocol.Message]:
     assert process.stdout is not None
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
-            (length,) = wire.LENGTH.unpack(await process.stdout.readexactly(wire.LENGTH.size))
-            yield wire.unpack(await process.stdout.readexactly(length))
+            (length,) = driver_protocol.LENGTH.unpack(
+                await process.stdout.readexactly(driver_protocol.LENGTH.size)
+            )
+            yield driver_protocol.unpack(await process.stdout.readexactly(length))
 
 
 async def _relay(child: _Child) -> None:

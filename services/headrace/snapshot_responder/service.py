@@ -16,13 +16,13 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from headrace import log as logs
 from headrace.contract.naming import SNAPSHOT_REQUEST_SUBJECTS
-from headrace.jetstream.objects import ensure_patiently
+from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell, Lease, bucket_patiently
-from headrace.lifecycle import Scope
-from headrace.service import on_the_bus
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.settings import Settings
-from headrace.snapshot_responder.desk import Desk
 from headrace.snapshot_responder.driver_process import SparkDriver
+from headrace.snapshot_responder.requests import Desk
 
 log = logs.logger("snapshot-responder")
 

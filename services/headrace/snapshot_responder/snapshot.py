@@ -22,16 +22,16 @@ from headrace import log as logs
 from headrace.contract.events import encode
 from headrace.contract.naming import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
-from headrace.failpoint import failpoint
 from headrace.jetstream.errors import is_away
 from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
+from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
+from headrace.snapshot_responder.chunk_permits import Throttle, TicketOffice, tickets_subject
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
 from headrace.snapshot_responder.results import RETRY_S, Results
-from headrace.snapshot_responder.tickets import Throttle, TicketOffice, tickets_subject
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import cut_ranges, deal
 from headrace.spark.request import SnapshotRequest

@@ -28,13 +28,13 @@ from nats.js.errors import APIError
 from headrace.contract.naming import chunk_subject
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
-from headrace.failpoint import failpoint
 from headrace.jetstream.connection import connect_once
-from headrace.jetstream.large import LargeStore
+from headrace.jetstream.object_store import LargeStore
 from headrace.postgres.connection import connect_lastingly, explained
 from headrace.postgres.replication import quote_literal
+from headrace.process.failpoint import failpoint
 from headrace.settings import Settings, load
-from headrace.snapshot_responder import tickets
+from headrace.snapshot_responder import chunk_permits
 from headrace.snapshot_responder.chunks import (
     Block,
     Chunk,
@@ -252,7 +252,7 @@ class RangeCopy:
     async def _leave(self, index: int, chunk: Chunk) -> int:
         """The chunk's number, which is the leave to publish it now."""
         size = len(chunk.body)
-        return await tickets.ask(
+        return await chunk_permits.ask(
             self._client, self._plan.tickets, self._range.index, index, chunk.rows, size
         )
 

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.metrics import Value, quantile
+from headrace.metrics.counting import Value, quantile
 from headrace.telemetry.suite import PUBLISHER, Suite
 
 INTERVAL_S = 2.0

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from headrace import log as logs
 from headrace.errors import SettingError
-from headrace.lifecycle import Scope
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
+from headrace.process.lifecycle import Scope
+from headrace.process.tracing import Span
 from headrace.settings import OtelSettings, Settings
-from headrace.telemetry.otlp_ways import Way, way
+from headrace.telemetry.otlp_transport import Way, way
 from headrace.telemetry.suite import Suite
-from headrace.tracing import Span
 
 log = logs.logger("telemetry")
 

@@ -25,13 +25,13 @@ from nats.errors import NoRespondersError
 from headrace import log as logs
 from headrace.bus import link
 from headrace.errors import HeadraceError
-from headrace.health import Health
-from headrace.jetstream import pause as pauses
 from headrace.jetstream.connection import shown
-from headrace.jetstream.pause import Pause
 from headrace.jetstream.state import bucket
-from headrace.metrics import CONTENT_TYPE, bridge_exposition, exposition
+from headrace.metrics.counting import CONTENT_TYPE, bridge_exposition, exposition
+from headrace.process.health import Health
 from headrace.settings import Settings
+from headrace.suite import pause as pauses
+from headrace.suite.pause import Pause
 from headrace.telemetry.history import History
 from headrace.telemetry.page import page
 from headrace.telemetry.suite import Suite

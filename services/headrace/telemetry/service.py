@@ -18,9 +18,9 @@ from nats.aio.msg import Msg
 from headrace import log as logs
 from headrace.bus import link
 from headrace.errors import DecodeError
-from headrace.health import application, serving
 from headrace.jetstream.connection import NatsUnreachableError, connected
-from headrace.lifecycle import Scope
+from headrace.process.health import application, serving
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.history import INTERVAL_S, History
 from headrace.telemetry.otlp_export import OtlpExport

@@ -13,10 +13,10 @@ import asyncpg
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.figures import WAL_ALARMS, WAL_STATUSES
-from headrace.lifecycle import Scope
-from headrace.metrics import observe, one_of
+from headrace.metrics.catalogue import WAL_ALARMS, WAL_STATUSES
+from headrace.metrics.counting import observe, one_of
 from headrace.postgres import connection
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings, WatchSettings
 from headrace.telemetry.suite import SlotView, Suite, Watch
 from headrace.telemetry.trend import Trend, seconds_left

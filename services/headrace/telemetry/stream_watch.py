@@ -16,8 +16,8 @@ from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError
-from headrace.lifecycle import Scope
-from headrace.metrics import Stats
+from headrace.metrics.counting import Stats
+from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.retention import ConsumerView, Standing, StreamView, judge
 from headrace.telemetry.suite import Suite

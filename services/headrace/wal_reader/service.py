@@ -23,10 +23,8 @@ from headrace.bus import control, link
 from headrace.bus.frame import Opening, frame_name
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
-from headrace.failpoint import failpoint
-from headrace.lifecycle import Scope
 from headrace.lsn import format_lsn
-from headrace.metrics import Stats, count
+from headrace.metrics.counting import Stats, count
 from headrace.postgres.connection import PostgresError, where
 from headrace.postgres.replication import (
     Keepalive,
@@ -40,7 +38,9 @@ from headrace.postgres.replication import (
     StandbyError,
     SystemIdentity,
 )
-from headrace.service import on_the_bus
+from headrace.process.failpoint import failpoint
+from headrace.process.lifecycle import Scope
+from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 from headrace.wal_reader.holding import Holding
 from headrace.wal_reader.silence import Silence, StaleSlot

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from headrace.bus.frame import frame_name
-from headrace.tracing import Span, Traces
+from headrace.process.tracing import Span, Traces
 
 # More are never in flight; only a confirmer that is gone leaves them.
 FRAMES_MAX = 10_000

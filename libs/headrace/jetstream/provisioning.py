@@ -1,0 +1,227 @@
+"""The streams and buckets the suite needs: declared once, created when missing, never narrowed.
+
+`ensure` is idempotent. What an operator set up stays as it is; where we may not create, the error
+names the object and the command an administrator must run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nats.errors import NoRespondersError
+from nats.errors import TimeoutError as NatsTimeoutError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.jetstream.bulk import connection_of
+from headrace.jetstream.errors import (
+    NO_JETSTREAM_REMEDY,
+    ConnectionLostError,
+    JetStreamError,
+    MissingObjectError,
+)
+from headrace.process.lifecycle import Scope
+from headrace.settings import Retention, StreamSettings
+
+log = logs.logger("objects")
+
+SCHEMA_HISTORY = 10
+LARGE_MARGIN_S = 86_400
+_MIB = 1024 * 1024
+_GIB = 1024 * _MIB
+_NO_STORAGE = 10047
+_PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
+# No answer may be a server that starts, or rights that are missing: it is asked again so often.
+SILENT_MAX = 3
+
+
+def declared(settings: StreamSettings) -> list[StreamConfig]:
+    """Every stream (a KV bucket is one too) of the suite."""
+    discard = DiscardPolicy.NEW if settings.retention is Retention.STRICT else DiscardPolicy.OLD
+    common = StreamConfig(
+        storage=StorageType.FILE, num_replicas=settings.replicas, allow_direct=True
+    )
+    return [
+        replace(
+            common,
+            name=settings.cdc,
+            description="Headrace: change events",
+            subjects=["cdc.>"],
+            max_age=float(settings.cdc_age_max_s),
+            max_bytes=settings.cdc_bytes_max,
+            discard=discard,
+            duplicate_window=settings.dedupe_window_s,
+            allow_atomic=True,
+            allow_batched=True,
+        ),
+        replace(
+            common,
+            name=settings.init,
+            description="Headrace: snapshots",
+            subjects=["init.>"],
+            max_age=float(settings.init_age_max_s),
+            duplicate_window=settings.dedupe_window_s,
+        ),
+        replace(
+            common,
+            name=settings.requests,
+            description="Headrace: snapshot requests",
+            subjects=["snapshot.request.>"],
+            retention=RetentionPolicy.WORK_QUEUE,
+            max_age=86_400.0,
+            max_bytes=16 * _MIB,
+            no_ack=True,
+        ),
+        _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
+        _bucket(common, settings.state, "the suite's state", 1),
+        # What refers to an object must not outlive it: events and snapshots, and some time to read
+        # them.
+        _object_store(
+            common,
+            settings.large,
+            "events and rows too large for a message",
+            float(max(settings.cdc_age_max_s, settings.init_age_max_s) + LARGE_MARGIN_S),
+        ),
+        _object_store(common, settings.parked, "changes that could not be read", 0.0),
+    ]
+
+
+def _bucket(common: StreamConfig, name: str, what: str, history: int) -> StreamConfig:
+    return replace(
+        common,
+        name=f"KV_{name}",
+        description=f"Headrace: {what}",
+        subjects=[f"$KV.{name}.>"],
+        max_msgs_per_subject=history,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+        deny_delete=True,
+    )
+
+
+def _object_store(common: StreamConfig, name: str, what: str, age_max_s: float) -> StreamConfig:
+    return replace(
+        common,
+        name=f"OBJ_{name}",
+        description=f"Headrace: {what}",
+        subjects=[f"$O.{name}.C.>", f"$O.{name}.M.>"],
+        max_age=age_max_s,
+        discard=DiscardPolicy.NEW,
+        allow_rollup_hdrs=True,
+    )
+
+
+async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
+    """Create what is missing; the names of what was created."""
+    client = connection_of(js)
+    reconnects = client.stats["reconnects"]
+    try:
+        return [
+            str(config.name) for config in declared(settings) if await _ensure_stream(js, config)
+        ]
+    except MissingObjectError as error:
+        lost = not client.is_connected or client.stats["reconnects"] != reconnects
+        if lost and isinstance(error.__cause__, NatsTimeoutError):
+            # Nothing is known about rights: nobody was there to answer.
+            raise ConnectionLostError(
+                "NATS was lost while JetStream was asked for the streams"
+            ) from error.__cause__
+        raise
+
+
+async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamSettings) -> None:
+    """`ensure`, for a service: waits for a JetStream that is still starting."""
+    pause_s, silent = _PAUSE_S, 0
+    while not scope.stopping.is_set():
+        try:
+            await ensure(js, settings)
+        except HeadraceError as error:
+            silent += isinstance(error.__cause__, NatsTimeoutError) and not error.retry
+            if not error.retry and not 0 < silent < SILENT_MAX:
+                raise
+            scope.health.ail("jetstream", str(error))
+            await scope.pause(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+        else:
+            scope.health.heal("jetstream")
+            return
+
+
+async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
+    try:
+        info = await js.stream_info(str(config.name))
+    except NotFoundError:
+        return await _create(js, config)
+    except (NoRespondersError, NatsTimeoutError, APIError) as error:
+        raise _explained(error, config) from error
+    missing = set(config.subjects or []) - set(info.config.subjects or [])
+    if missing:
+        raise MissingObjectError(
+            f"stream {config.name} exists, without the subjects {', '.join(sorted(missing))}",
+            remedy=f"Add them (nats stream edit {config.name}), or choose another stream name.",
+        )
+    return False
+
+
+async def _create(js: JetStreamContext, config: StreamConfig) -> bool:
+    for attempt in _by_server_age(config):
+        try:
+            await js.add_stream(attempt)
+        except APIError as error:
+            if _unknown_to_old_server(error) and attempt.allow_batched is not None:
+                continue
+            raise _explained(error, config) from error
+        except (NoRespondersError, NatsTimeoutError) as error:
+            raise _explained(error, config) from error
+        log.info("object_created", name=config.name)
+        return True
+    raise AssertionError("the last attempt either returns or raises")
+
+
+def _by_server_age(config: StreamConfig) -> list[StreamConfig]:
+    """As declared; then without what servers before 2.14 and before 2.12 don't know."""
+    if config.allow_batched is None:
+        return [config]
+    plain = replace(config, allow_batched=None, allow_atomic=None)
+    return [config, replace(config, allow_batched=None), plain]
+
+
+def _unknown_to_old_server(error: APIError) -> bool:
+    return error.err_code in {10025, 10052} or "unknown field" in (error.description or "").lower()
+
+
+def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
+    name, subjects = config.name, ",".join(config.subjects or [])
+    if isinstance(error, NoRespondersError | ServiceUnavailableError):
+        return JetStreamError(
+            "JetStream does not answer on this NATS server",
+            remedy=NO_JETSTREAM_REMEDY,
+        )
+    if isinstance(error, NatsTimeoutError):
+        return MissingObjectError(
+            f"no answer about stream {name}: the NATS user probably may not use $JS.API",
+            remedy=(
+                f"Grant it, or have an administrator run: nats stream add {name} --subjects "
+                f"'{subjects}' --defaults"
+            ),
+        )
+    assert isinstance(error, APIError)
+    if error.err_code == _NO_STORAGE:
+        return MissingObjectError(
+            f"stream {name} can't be made: the server has no room for the "
+            f"{(config.max_bytes or 0) / _GIB:.1f} GiB it "
+            "reserves",
+            remedy=(
+                "Free disk there, raise JetStream's max_file_store, or set HEADRACE_CDC_BYTES_MAX "
+                "(bytes) lower."
+            ),
+        )
+    return MissingObjectError(
+        f"stream {name} can't be used: {error.description}",
+        remedy=(
+            f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults"
+        ),
+    )

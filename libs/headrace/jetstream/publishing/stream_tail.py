@@ -1,0 +1,186 @@
+"""The tail of a stream: what is really there, read back from the server.
+
+The stream's own messages, not anybody's memory of acknowledgements, say how far a source has been
+delivered: a PubAck is not an fsync, and a server may come back with an older store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from headrace.contract.events import ID_HEADER
+from headrace.errors import HeadraceError
+from headrace.jetstream import bulk
+from headrace.jetstream.range_reader import Stretch, fields
+from headrace.lsn import Position
+
+
+class TailError(HeadraceError):
+    """The stream could not be read to its end."""
+
+    retry = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a message of ours says: its id, and the position it takes the stream to (None: it takes
+    it nowhere).
+
+    A batch has a `lane` besides: its table's token, and the position of its last event. Where that
+    is beyond `position`, other tables' events before it are still to come.
+    """
+
+    msg_id: str
+    position: Position | None
+    lane: tuple[str, Position] | None = None
+
+    @property
+    def settles(self) -> bool:
+        """Whether everything of ours up to here is in the stream."""
+        return self.position is not None and (self.lane is None or self.lane[1] <= self.position)
+
+
+# From a message's payload and headers to its mark; None for a message of another source.
+Reader = Callable[[bytes, dict[str, str]], Mark | None]
+# From a message's header and payload as bytes: whether it may have a mark. A quick look at what
+# others wrote, of which there may be much; True wherever there is doubt.
+Suspect = Callable[[bytes, bytes], bool]
+
+
+@dataclass(slots=True)
+class Tail:
+    """A stream's end as one source sees it."""
+
+    first_seq: int
+    last_seq: int
+    created: str
+    position: Position | None = None
+    position_seq: int = 0
+    position_id: str = ""
+    # Ids of our messages after that position which did not advance it (schema events).
+    ids_after: set[str] = field(default_factory=set)
+    # Whether the stream takes atomic batches.
+    atomic: bool = False
+    # How far single tables go beyond that position, by token.
+    lanes: dict[str, Position] = field(default_factory=dict)
+
+    def see(self, seq: int, mark: Mark) -> None:
+        if mark.lane is not None:
+            self.lanes[mark.lane[0]] = mark.lane[1]
+        if mark.position is None:
+            self.ids_after.add(mark.msg_id)
+        elif not mark.settles:
+            self.position = self.position or mark.position
+        else:
+            self.position, self.position_seq, self.position_id = mark.position, seq, mark.msg_id
+            self.ids_after.clear()
+
+
+class StreamTail:
+    def __init__(
+        self, js: JetStreamContext, stream: str, read: Reader, suspect: Suspect | None = None
+    ) -> None:
+        self._js = js
+        self._stream = stream
+        self._read = read
+        self._suspect = suspect
+
+    async def state(self) -> Tail:
+        info = await self._js.stream_info(self._stream)
+        atomic = bool(info.config.allow_atomic)
+        return Tail(
+            info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic
+        )
+
+    async def mark_at(self, seq: int) -> Mark | None:
+        """Our message at `seq`; None when it is another's or not there any more."""
+        try:
+            message = await self._js.get_msg(self._stream, seq=seq)
+        except NotFoundError:
+            return None
+        return self._read(message.data or b"", message.headers or {})
+
+    async def id_at(self, seq: int) -> str | None:
+        """The id of whosever message is at `seq` ("" if it has none); None when there is none any
+        more.
+        """
+        try:
+            message = await self._js.get_msg(self._stream, seq=seq)
+        except NotFoundError:
+            return None
+        headers = message.headers or {}
+        return str(headers.get("Nats-Msg-Id") or headers.get(ID_HEADER, ""))
+
+    async def after(self, seq: int) -> Tail:
+        """Everything of ours after stream sequence `seq`, up to the end as of now."""
+        tail = await self.state()
+        if tail.last_seq <= seq or tail.last_seq < tail.first_seq:
+            return tail
+        # One source alone in the stream, its last event at the end: by far the usual case.
+        last = await self.mark_at(tail.last_seq)
+        if last is not None and last.settles:
+            tail.see(tail.last_seq, last)
+            return tail
+        stretch = self._stretch(max(seq + 1, tail.first_seq, 1))
+        try:
+            await self._scan(tail, stretch)
+        finally:
+            await stretch.close()
+        return tail
+
+    @contextlib.asynccontextmanager
+    async def watched(self, seq: int) -> AsyncIterator[Callable[[], Awaitable[Tail]]]:
+        """`after` in steps: each call tells of what came since the one before."""
+        stretch: Stretch | None = None
+        at = seq
+
+        async def look() -> Tail:
+            nonlocal stretch, at
+            tail = await self.state()
+            if tail.last_seq > at and tail.last_seq >= tail.first_seq:
+                stretch = stretch or self._stretch(max(at + 1, tail.first_seq, 1))
+                await self._scan(tail, stretch)
+                at = tail.last_seq
+            return tail
+
+        try:
+            yield look
+        finally:
+            if stretch is not None:
+                await stretch.close()
+
+    def _stretch(self, first_seq: int) -> Stretch:
+        return Stretch(bulk.connection_of(self._js), self._stream, first_seq)
+
+    async def _scan(self, tail: Tail, stretch: Stretch) -> None:
+        async for found in stretch.read(tail.last_seq):
+            for seq, header, payload in found:
+                if self._suspect is None or self._suspect(header, payload):
+                    mark = self._read(payload, fields(header))
+                    if mark is not None and seq <= tail.last_seq:
+                        tail.see(seq, mark)
+        if stretch.at < tail.last_seq:
+            await self._check_end(tail, stretch.at)
+
+    async def _check_end(self, tail: Tail, at: int) -> None:
+        """Raise unless what could not be read is no longer there."""
+        state = await self.state()
+        if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
+            return
+        if not await self._deleted(at + 1, tail.last_seq):
+            raise TailError(f"stream {self._stream} could not be read beyond {at}")
+
+    async def _deleted(self, start: int, end: int) -> bool:
+        """Whether the last message was deleted: then no fetch will ever bring it."""
+        if start > end:
+            return True
+        try:
+            await self._js.get_msg(self._stream, seq=end)
+        except NotFoundError:
+            return True
+        return False

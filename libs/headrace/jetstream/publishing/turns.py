@@ -1,0 +1,235 @@
+"""Turns of several sources at the end of one stream, so that they don't cut each other's batches
+short.
+
+Turns only say *when* a batch begins and ends. That the stream stays exact is no matter of theirs:
+the server refuses what is not in its place. Who was refused says on NATS core that it waits; who is
+writing says so then, and after a turn's length ends its batch and passes the turn to the one that
+has waited longest. Meanwhile that one reads what is written, since it has to know it before it goes
+on behind it; a turn lasts a little longer for one that is far behind.
+
+A note may be lost, late or a lie, so nobody waits longer than `_WAIT_MAX_S`; and who hears of no
+other that writes does not wait at all. A source's own publishers don't hear each other: they take
+no turns, one is fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from headrace.metrics.counting import Stats, count
+
+_TURN_S = 0.2
+# How long at most a turn lasts where who waits is far behind, and what that is.
+_LONG_TURN_S = 0.6
+_BEHIND_MESSAGES = 2000
+# A writer of whom nothing was heard for so long is believed to write no more.
+_BELIEVED_S = 0.5
+_WAIT_MAX_S = 5.0
+_LOOK_S = 0.02
+# Who has nothing to write for so long passes its turn.
+_REST_S = 0.005
+# How often one that waits or writes says so, and when one that no longer waits is forgotten.
+_SAYS_AGAIN_S = 0.1
+_FORGOTTEN_S = 1.0
+_OTHERS_MAX = 64
+
+_WAIT, _WRITE, _PASS = "wait", "write", "pass"
+
+
+def turns_subject(stream: str) -> str:
+    return f"headrace.{stream}.turns"
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Another that waits: since when, when it last said so, and whether it has read nearly all that
+    is written.
+    """
+
+    since: float
+    heard_at: float
+    ready: bool
+
+
+class Turns:
+    """One publisher among those of its stream."""
+
+    def __init__(self, client: Client, stream: str, source: str, stats: Stats) -> None:
+        self._client = client
+        self._subject = turns_subject(stream)
+        self._source = source
+        self._stats = stats
+        self._me = secrets.token_hex(8)
+        self._waiting: dict[str, _Waiting] = {}
+        # Who else writes, and until when that is believed.
+        self._writer, self._writes_until = "", 0.0
+        # Our turn began; we wait since; we said last what we do.
+        self._began = self._waits_since = self._said_at = 0.0
+        # The others were told that we wait or write, and not that we no longer do.
+        self._told = False
+        # The turn came after the last look at the stream's end.
+        self._came = False
+        self._news = asyncio.Event()
+        self._resting: asyncio.Task[None] | None = None
+
+    async def open(self, is_writing: Callable[[], bool]) -> None:
+        """Hear the others; `is_writing`: whether there is anything under way here."""
+        self._is_writing = is_writing
+        self._subscription = await self._client.subscribe(self._subject, cb=self._on_note)
+
+    async def close(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            await asyncio.wait({self._resting})
+        if not self._client.is_closed:
+            with contextlib.suppress(NatsError):
+                await self._subscription.unsubscribe()
+
+    @property
+    def others_write(self) -> bool:
+        """Whether another has the turn."""
+        return bool(self._writer) and time.monotonic() < self._writes_until
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time for another that waits."""
+        if not self._waiting or (heir := self._heir()) is None:
+            return False
+        waiting = self._waiting[heir]
+        age_s = time.monotonic() - max(waiting.since, self._began)
+        return age_s >= (_TURN_S if waiting.ready else _LONG_TURN_S)
+
+    async def want(self, *, ready: bool = False) -> None:
+        """Ask who writes for the turn."""
+        self._waits_since = self._waits_since or time.monotonic()
+        await self._say(_WAIT, ready=ready)
+
+    async def wait(self, new: int) -> bool:
+        """After a look at the stream's end that found so much new: whether to look again, a moment
+        later, or write.
+        """
+        now = time.monotonic()
+        if self._came:
+            self._came = False
+            return True
+        if not self.others_write or now - self._waits_since > _WAIT_MAX_S:
+            await self._begin()
+            return False
+        if now - self._said_at > _SAYS_AGAIN_S:
+            await self.want(ready=new < _BEHIND_MESSAGES)
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_S):
+                await self._news.wait()
+        return True
+
+    async def keep(self) -> None:
+        """Say to those that wait, now and then, that the turn is still ours."""
+        if self._waiting and time.monotonic() - self._said_at > _SAYS_AGAIN_S:
+            await self._say(_WRITE)
+
+    def pass_on(self, *, more: bool) -> bool:
+        """A batch has ended: whether it is another's turn now, which is to `tell`. Without `more`
+        to write, it soon is.
+
+        Nothing here waits, so that nobody begins a batch in between.
+        """
+        if self.is_over:
+            return self._pass()
+        if not more and (self._waiting or self._told) and self._resting is None:
+            self._resting = asyncio.create_task(self._rest(), name="turn")
+        return False
+
+    async def tell(self) -> None:
+        """Tell whose turn it is now."""
+        await self._say(_PASS, self._writer)
+
+    async def _rest(self) -> None:
+        try:
+            await asyncio.sleep(_REST_S)
+            if not self._is_writing() and not self._waits_since:
+                await self._say(_PASS, self._writer if self._pass() else "")
+        finally:
+            self._resting = None
+
+    def _pass(self) -> bool:
+        heir = self._heir()
+        if heir is None:
+            return False
+        self._believe(heir)
+        count(self._stats, "turns_passed")
+        return True
+
+    async def _begin(self) -> None:
+        contended = bool(self._writer or self._waiting)
+        self._began, self._waits_since, self._writer = time.monotonic(), 0.0, ""
+        if contended:
+            await self._say(_WRITE)
+
+    async def _say(self, word: str, to: str = "", *, ready: bool = False) -> None:
+        self._said_at, self._told = time.monotonic(), word != _PASS
+        note = {"word": word, "by": self._me, "source": self._source, "to": to, "ready": ready}
+        with contextlib.suppress(NatsError):
+            await self._client.publish(self._subject, orjson.dumps(note))
+
+    async def _on_note(self, message: Msg) -> None:
+        try:
+            note: dict[str, Any] = orjson.loads(message.data)
+            word, by, source, to = (str(note[key]) for key in ("word", "by", "source", "to"))
+        except (ValueError, KeyError, TypeError):
+            return
+        if by == self._me or source == self._source:
+            return
+        if word == _WAIT:
+            await self._on_wait(by, ready=bool(note.get("ready")))
+        elif word == _WRITE:
+            self._believe(by)
+        elif word == _PASS:
+            await self._on_pass(by, to)
+
+    async def _on_wait(self, by: str, *, ready: bool) -> None:
+        now = time.monotonic()
+        known = self._waiting.get(by)
+        if known is None and len(self._waiting) >= _OTHERS_MAX:
+            return
+        self._waiting[by] = _Waiting(known.since if known else now, now, ready)
+        if by == self._writer:
+            self._writer = ""
+        if known is None and self._is_writing():
+            await self._say(_WRITE)
+
+    async def _on_pass(self, by: str, to: str) -> None:
+        self._waiting.pop(by, None)
+        if to not in ("", self._me):
+            self._believe(to)
+            return
+        if to == self._me or self._writer == by:
+            self._writer, self._came = "", True
+            self._news.set()
+        if to == self._me:
+            # One that wrote meanwhile has no use for it.
+            busy = self._waits_since or self._is_writing()
+            await self._say(_WRITE if busy else _PASS)
+
+    def _believe(self, writer: str) -> None:
+        self._waiting.pop(writer, None)
+        self._writer, self._writes_until = writer, time.monotonic() + _BELIEVED_S
+
+    def _heir(self) -> str | None:
+        """Who has waited longest; one that says so no more has died, or has written meanwhile."""
+        now = time.monotonic()
+        for other, waiting in tuple(self._waiting.items()):
+            if now - waiting.heard_at > _FORGOTTEN_S:
+                del self._waiting[other]
+        return min(self._waiting, key=lambda other: self._waiting[other].since, default=None)

@@ -1,0 +1,1 @@
+"""What every process does around its own work: lifecycle, health, its figures, failpoints."""

@@ -1,0 +1,128 @@
+"""Health of one process: alive while the loop turns, ready while nothing stands in the way of its
+work.
+
+Serves `/livez`, `/readyz` (503 with the reasons; warnings either way) and `/metrics` on the
+service's own port. Never answers with more than names, counts and reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from aiohttp import web
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.http.limits import BODY_BYTES_MAX, IDLE_TIMEOUT_S, Door
+from headrace.metrics.counting import CONTENT_TYPE, Stats, exposition
+from headrace.process import resources
+from headrace.process.tracing import Traces
+
+log = logs.logger("health")
+
+
+class PortError(HeadraceError):
+    """The health and metrics port can't be listened on."""
+
+
+class Health:
+    """The reasons, if any, why a service can't do its work now; and its figures."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.stats: Stats = {}
+        # Bring figures up to date that nobody counts as they change.
+        self.refreshers: list[Callable[[Stats], None]] = [resources.refresh]
+        self.traces = Traces()
+        # What asks for somebody's attention, and does not make the service unready.
+        self.warnings: dict[str, str] = {}
+        self._reasons: dict[str, str] = {"start": "starting"}
+
+    def started(self) -> None:
+        self.heal("start")
+
+    def ail(self, part: str, reason: str) -> None:
+        """Say that `part` can't work now; readiness turns false until `heal`."""
+        if self._reasons.get(part) != reason:
+            log.warning("not_ready", part=part, reason=reason)
+        self._reasons[part] = reason
+
+    def heal(self, part: str) -> None:
+        if self._reasons.pop(part, None) is not None and not self._reasons:
+            log.info("ready")
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self._reasons)
+
+    @property
+    def ready(self) -> bool:
+        return not self._reasons
+
+    def refreshed(self) -> Stats:
+        """The figures, as of now."""
+        self.stats["ready"] = int(self.ready)
+        self.stats["not_ready"] = dict.fromkeys(self._reasons, 1.0)
+        for refresh in self.refreshers:
+            refresh(self.stats)
+        return self.stats
+
+
+def application(
+    health: Health, source: str, extend: Callable[[web.Application], None] | None = None
+) -> web.Application:
+    """The HTTP application of a service; `extend` adds a service's own routes."""
+
+    async def livez(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "service": health.service})
+
+    async def readyz(_: web.Request) -> web.Response:
+        body = {
+            "status": "ok" if health.ready else "unavailable",
+            "service": health.service,
+            "reasons": health.reasons,
+            **({"warnings": health.warnings} if health.warnings else {}),
+        }
+        return web.json_response(body, status=200 if health.ready else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(
+            body=exposition({health.service: health.refreshed()}, source),
+            headers={"Content-Type": CONTENT_TYPE},
+        )
+
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    if extend is None:
+        app.router.add_get("/metrics", metrics)
+    else:
+        extend(app)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
+    """Serve while the context lasts; yields the port that was bound."""
+    door = Door()
+    door.guard(app)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_TIMEOUT_S)
+    await runner.setup()
+    listening: asyncio.Server | None = None
+    try:
+        try:
+            listening = await door.open(runner, host, port)
+        except OSError as error:
+            raise PortError(
+                f"port {port} on {host} can't be listened on: {error.strerror}",
+                remedy="Choose another with --port or HEADRACE_HTTP_PORT, or stop what holds it.",
+            ) from error
+        bound = int(listening.sockets[0].getsockname()[1])
+        log.info("http_listening", host=host, port=bound)
+        yield bound
+    finally:
+        if listening is not None:
+            listening.close()
+        await runner.cleanup()

@@ -1,0 +1,41 @@
+"""What a process knows of itself: its version, age, memory and processor time."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from headrace import log as logs
+from headrace.metrics.counting import Stats
+
+_PAGES = Path("/proc/self/statm")
+_PAGE_BYTES = resource.getpagesize()
+_started = time.monotonic()
+
+
+@cache
+def _build() -> str:
+    return f"{version('headrace')} {platform.python_version()}"
+
+
+def refresh(stats: Stats) -> None:
+    """Bring these figures up to date."""
+    stats["build_info"] = {_build(): 1.0}
+    stats["uptime_seconds"] = round(time.monotonic() - _started, 3)
+    stats["cpu_seconds"] = round(time.process_time(), 3)
+    stats["errors"] = dict(logs.told)
+    memory = resident_bytes()
+    if memory is not None:
+        stats["memory_bytes"] = memory
+
+
+def resident_bytes() -> int | None:
+    """The memory that is held; None where the system doesn't tell it the way Linux does."""
+    try:
+        return int(_PAGES.read_text().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return None

@@ -1,0 +1,47 @@
+"""What every service does around its own work: health port, NATS connection, reports, an orderly
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from nats.aio.client import Client
+
+from headrace.bus import link
+from headrace.jetstream.connection import NatsUnreachableError, connected
+from headrace.process.health import application, serving
+from headrace.process.lifecycle import Scope
+from headrace.settings import Settings
+
+
+async def on_the_bus(
+    scope: Scope,
+    settings: Settings,
+    http_port: int,
+    work: Callable[[Client], Awaitable[None]],
+    extend: Callable[[web.Application], None] | None = None,
+) -> None:
+    """Do the work of a service while its port is served and its figures are reported.
+
+    `extend` adds routes of its own to that port. The service stops when its work is done. Told to
+    stop before NATS was ever there, it ends like any other.
+    """
+    scope.health.traces.every = settings.otel.trace_every if settings.otel.endpoint else 0
+    port = http_port if settings.process.http_port is None else settings.process.http_port
+    app = application(scope.health, settings.source.slot)
+    if extend is not None:
+        extend(app)
+    async with serving(app, settings.process.http_host, port):
+        try:
+            async with connected(scope, settings.nats) as client:
+                reports = scope.spawn(
+                    "reports", link.take_part(scope, client, settings.source.slot)
+                )
+                await work(client)
+                scope.stopping.set()
+                await reports
+        except NatsUnreachableError:
+            if not scope.stopping.is_set():
+                raise

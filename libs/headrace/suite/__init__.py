@@ -1,0 +1,1 @@
+"""State that belongs to the suite as a whole, not to one service."""

@@ -1,0 +1,83 @@
+"""Whether a mirror, as one reading of it shows it, is exactly at an LSN: asked of the mirror and of
+the stream alone.
+
+The rule: the table is past its bootstrap; what is applied of its source committed before the LSN;
+and of what the stream has of the table and the mirror has not applied, nothing committed before the
+LSN. It holds once the stream is known to have every such transaction. Trusts no clock and no answer
+of the mirror's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from headrace.consumer.messages import events_of
+from headrace.contract.naming import CDC
+from headrace.jetstream.dictionaries import DictionaryReader
+from headrace.lsn import ORIGIN
+from headrace.mirror.mirror_state import has_passed, lanes_of, seen_by, tables_of
+from headrace.mirror.table import Marks, Phase, TableState
+
+
+class Place(StrEnum):
+    """Where a mirror stands, seen from an LSN."""
+
+    THERE = "there"
+    BEHIND = "behind"
+    PAST = "past"
+    BOOTSTRAPPING = "bootstrapping"
+
+
+def state_of(marks: Mapping[str, str], token: str) -> TableState | None:
+    """A table's state, as a reading has it."""
+    return tables_of(marks).get(token)
+
+
+def awaits(marks: Mapping[str, str]) -> bool:
+    """Whether a mirror's readers keep one moment until a table is copied again."""
+    return any(state.awaited for state in tables_of(marks).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The stream of changes, as a verifier reads it: single messages, by their subject."""
+
+    js: JetStreamContext
+    name: str
+    dictionaries: DictionaryReader
+
+
+async def place_of(stream: Stream, marks: Mapping[str, str], state: TableState, lsn: int) -> Place:
+    """Only when the stream is known to have everything that committed before `lsn`."""
+    if state.phase is not Phase.FOLLOWING:
+        return Place.BOOTSTRAPPING
+    lanes = lanes_of(marks)
+    table_lane = f"{state.source}/{state.schema}.{state.name}"
+    applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
+    if state.since > lsn or max(applied, default=ORIGIN).lsn >= lsn:
+        return Place.PAST
+    return Place.BEHIND if await _lacks(stream, lanes, state, lsn) else Place.THERE
+
+
+async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:
+    """Whether the stream has an event of the table before the LSN that the mirror has not applied."""
+    seen = seen_by(lanes)
+    while True:
+        try:
+            message = await stream.js.get_msg(
+                stream.name, seen + 1, subject=f"{CDC}.{state.token}.>", next=True
+            )
+        except NotFoundError:
+            return False
+        seen = int(message.seq or 0)
+        for event in await events_of(
+            stream.dictionaries, message.data or b"", message.subject or "", seen
+        ):
+            if has_passed(lanes, event) or event.position.lsn < state.since:
+                continue
+            return event.position.lsn < lsn

@@ -1,0 +1,1 @@
+"""`headrace archive …` and `headrace replay`: read, check and replay an archive."""

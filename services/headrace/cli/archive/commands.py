@@ -1,0 +1,151 @@
+"""The options of `headrace archive …` and `headrace replay`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from headrace.errors import HeadraceError
+from headrace.settings import load
+from headrace.terminal.text import plain
+
+app = typer.Typer(
+    name="archive",
+    help="The log as files in object storage: list, print, verify, collect garbage.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Url = Annotated[
+    str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="No more than so many.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]"),
+]
+
+
+def finish(work: Callable[[Any, str], None], url: str | None) -> None:
+    """Do it, by `archive.read`, with the archive that is meant; a foreseen error is one line."""
+    try:
+        from headrace.cli.archive import read
+
+        work(read, read.chosen_url(url, load(os.environ).archive.url))
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is not installed: pip install 'headrace[archive]'", error)
+    except HeadraceError as error:
+        _fail(str(error), error)
+
+
+def _fail(message: str, error: Exception) -> NoReturn:
+    typer.echo(plain(f"headrace: {message}"), err=True)
+    raise typer.Exit(1) from error
+
+
+@app.command("ls")
+def ls(
+    url: Url = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """List the files: ids, rows, positions, times, tables, gaps."""
+    finish(lambda read, where: read.ls(where, as_json=as_json, limit=limit), url)
+
+
+@app.command("cat")
+def cat(
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Tables, such as public.users; all without.")
+    ] = None,
+    url: Url = None,
+    begin: From = None,
+    limit: Limit = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more at the end.")
+    ] = False,
+) -> None:
+    """Print changes, one JSON document a line."""
+    finish(
+        lambda read, where: read.cat(where, begin, tables or [], limit=limit, follow=follow),
+        url,
+    )
+
+
+@app.command("verify")
+def verify(url: Url = None) -> None:
+    """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself
+    tells of.
+    """
+    finish(lambda read, where: read.verify(where), url)
+
+
+@app.command("gc")
+def gc(
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="Age of files that go: 90, 30m, 12h, 7d.")
+    ],
+    url: Url = None,
+    past_readers: Annotated[
+        bool, typer.Option("--past-readers", help="Also what registered readers have not read yet.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove old files; never the last one, and never past a registered reader unless told to."""
+    finish(
+        lambda read, where: read.gc(where, older_than, past_readers=past_readers, dry_run=dry_run),
+        url,
+    )
+
+
+@app.command("readers")
+def readers(url: Url = None) -> None:
+    """Show the registered readers and where each is."""
+    finish(lambda read, where: read.readers(where), url)
+
+
+def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
+    into: Annotated[
+        str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")
+    ],
+    begin: From = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", "--until", help="To before this: an id, an LSN or a time. [the end]"),
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")
+    ] = None,
+    url: Url = None,
+    stream: Annotated[
+        str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")
+    ] = "REPLAY",
+    prefix: Annotated[
+        str, typer.Option("--prefix", help="With jetstream: what subjects begin with.")
+    ] = "replay",
+    past_gaps: Annotated[
+        bool, typer.Option("--past-gaps", help="Go on where the archive tells of a gap.")
+    ] = False,
+) -> None:
+    """Play a range of the archive again, with the original positions. Begun again, it goes on where
+    it was.
+    """
+    import asyncio
+
+    def work(_: Any, where: str) -> None:
+        from headrace.cli.archive import replay as command
+        from headrace.cli.archive.replay_range import Range, Run
+
+        run = Run(Range(where, begin, end, tuple(tables or ()), past_gaps))
+        try:
+            if into == "jetstream":
+                asyncio.run(command.into_jetstream(load(os.environ), run, stream, prefix))
+            else:
+                asyncio.run(command.into_database(run, into))
+        finally:
+            typer.echo(run.summary())
+
+    finish(work, url)

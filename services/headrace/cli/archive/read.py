@@ -1,0 +1,240 @@
+"""`headrace archive ls|cat|verify|gc`: looking at an archive, and keeping it small. Needs no
+running suite.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import orjson
+from rich.table import Table
+
+from headrace.archive import RowEntry, WalReader, WalReaderOptions
+from headrace.archive import check as checking
+from headrace.archive import collect as collecting
+from headrace.archive.registry import registered
+from headrace.archive.store import Store
+from headrace.cli.terminal import Console
+from headrace.errors import HeadraceError, SettingError
+from headrace.lsn import format_lsn, parse_lsn
+from headrace.terminal.text import one_line
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class ArchiveFaultError(HeadraceError):
+    """The archive does not hold what its files say."""
+
+    remedy = "Restore the files named above from a copy of the store."
+
+
+def chosen_url(url: str | None, configured: str | None) -> str:
+    """The archive that is meant."""
+    found = url or configured
+    if not found:
+        raise SettingError(
+            "no archive is named", remedy="Name it by --url, or set HEADRACE_ARCHIVE_URL."
+        )
+    parts = urlsplit(found)
+    # To look makes no folder: after a slip in the path there would be an empty archive.
+    if parts.scheme == "file" and not Path(url2pathname(parts.path)).exists():
+        raise SettingError(
+            f"there is no archive at {found}",
+            remedy="Check the path; the archiver makes the folder.",
+        )
+    return found
+
+
+def duration_s(text: str) -> float:
+    """`90`, `30m`, `12h`, `7d` in seconds."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    try:
+        return float(number) * _UNITS[unit]
+    except ValueError as error:
+        raise SettingError(
+            f"{text!r} is no duration", remedy="Write 90, 30m, 12h or 7d."
+        ) from error
+
+
+def place(text: str | None) -> dict[str, int | datetime]:
+    """Where to begin, from what a person writes: a file's id, an LSN or a time."""
+    if text is None:
+        return {}
+    if text.isdigit():
+        return {"from_id": int(text)}
+    if "/" in text:
+        return {"from_lsn": parse_lsn(text)}
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SettingError(
+            f"{text!r} is no place in an archive",
+            remedy="Name a file's id, an LSN (0/191BFD0) or a time (2025-12-12T12:00Z).",
+        ) from error
+    return {"from_time": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
+
+
+_HEADINGS = (
+    "file",
+    "rows",
+    "bytes",
+    "first",
+    "last",
+    "end LSN",
+    "last commit",
+    "epoch",
+    "tables",
+    "gap",
+)
+_NUMBERS = frozenset({"file", "rows", "bytes", "first", "last"})
+# What a narrow terminal does without, and --json always has.
+_FOR_WIDE = frozenset({"bytes", "end LSN", "epoch"})
+_WIDE = 120
+
+
+def ls(url: str, *, as_json: bool, limit: int | None) -> None:
+    """The files, the last ones where there is a limit."""
+    reader = WalReader(url)
+    listed = reader.list()
+    shown = listed[-limit:] if limit else listed
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    console = Console()
+    wanted = [
+        heading for heading in _HEADINGS if console.width >= _WIDE or heading not in _FOR_WIDE
+    ]
+    for heading in wanted:
+        table.add_column(
+            heading, justify="right" if heading in _NUMBERS else "left", no_wrap=heading != "tables"
+        )
+    for file_id, item in shown:
+        file = reader.get(file_id)
+        if file is None:
+            continue
+        info = file.info
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
+        if as_json:
+            print(
+                orjson.dumps(
+                    {**_account(info), "bytes": item.size, "location": item.location}
+                ).decode()
+            )
+            continue
+        names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
+        told = (
+            f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}" if info.gap else ""
+        )
+        end = format_lsn(info.end_lsn)
+        cells = (
+            info.id,
+            info.rows,
+            item.size,
+            info.first,
+            info.last,
+            end,
+            f"{moment:%F %T}",
+            info.epoch,
+            names,
+            told,
+        )
+        table.add_row(
+            *(
+                str(cell)
+                for heading, cell in zip(_HEADINGS, cells, strict=True)
+                if heading in wanted
+            )
+        )
+    if as_json:
+        return
+    if shown:
+        console.print(table)
+    console.print(
+        f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _account(info: object) -> dict[str, object]:
+    body: dict[str, object] = orjson.loads(orjson.dumps(info, default=list))
+    return body
+
+
+def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, follow: bool) -> None:
+    """Rows, a line of JSON each."""
+    reader = WalReader(url, WalReaderOptions(tables=tuple(tables), raise_at_gap=False))
+    rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]  # each place has its own type
+    out = sys.stdout.buffer
+    for entry in _limited(rows, limit):
+        out.write(line(entry))
+        if follow:
+            out.flush()
+    out.flush()
+
+
+def _limited(rows: Iterator[RowEntry], limit: int | None) -> Iterator[RowEntry]:
+    return rows if limit is None else islice(rows, limit)
+
+
+def line(entry: RowEntry) -> bytes:
+    """A row as JSON, its texts as they are."""
+    body: dict[str, object] = {
+        "position": str(entry.position),
+        "commit_lsn": entry.commit_lsn,
+        "ordinal": entry.ordinal,
+        "xid": entry.xid,
+        "commit_time": entry.commit_time,
+        "schema": entry.schema,
+        "table": entry.table,
+        "operation": entry.operation,
+        "key": _fragment(entry.key_json),
+        "before": _fragment(entry.before_json),
+        "after": _fragment(entry.after_json),
+        "unchanged": entry.unchanged,
+        "schema_version": entry.schema_version,
+    }
+    return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _fragment(text: str | None) -> orjson.Fragment | None:
+    return None if text is None else orjson.Fragment(text.encode())
+
+
+def verify(url: str) -> None:
+    """Read everything and say what is wrong; raises where something is."""
+    totals = checking.Totals()
+    for finding in checking.verify(WalReader(url), totals):
+        print(one_line(f"file {finding.file_id} {finding.fault}"))
+    print(f"{totals.files} files, {totals.rows} rows, {totals.bytes} bytes, {totals.faults} faults")
+    if totals.faults:
+        raise ArchiveFaultError(f"{totals.faults} faults in {url}")
+
+
+def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
+    """Remove what is old and read, or say what would be."""
+    store = Store(url)
+    planned = collecting.plan(store, duration_s(older_than), past_readers=past_readers)
+    if not dry_run:
+        collecting.carry_out(store, planned)
+    size = sum(item.size for item in planned.remove)
+    print(f"{len(planned.remove)} files, {size} bytes {'would go' if dry_run else 'removed'}")
+    for reader in planned.kept_by:
+        whose = one_line(reader.name)
+        print(
+            f"from file {reader.next_id} on they are kept for the reader {whose}, heard of at "
+            f"{reader.at:%F %T}"
+        )
+
+
+def readers(url: str) -> None:
+    """Who has registered, and where each is."""
+    for reader in registered(Store(url)):
+        print(
+            f"{one_line(reader.name)} reads file {reader.next_id} next, heard of at "
+            f"{reader.at:%F %T}"
+        )

@@ -1,0 +1,214 @@
+"""`headrace replay`: a range of the archive played again, with the original positions.
+
+Into JetStream: the events as JSON under a subject of their own, chained, each once: a run that was
+cut off is begun again and goes on behind what is there. Into a database: the tables as the range
+leaves them, with a mirror's account of them, kept in the same transaction; a run that is begun
+again goes on too. Never writes to the archive or the source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
+from nats.js.errors import NotFoundError
+
+from headrace.archive.metadata import TableInfo
+from headrace.archive.payloads import Replayed
+from headrace.cli.archive.replay_range import ReplayError, Run
+from headrace.consumer import Watermark
+from headrace.consumer.event import of_message
+from headrace.contract.naming import table_token
+from headrace.jetstream.connection import connect_once
+from headrace.lsn import ORIGIN, Position
+from headrace.mirror import Alter, Column, Create, Table, opened
+from headrace.mirror.mirror_state import Book
+from headrace.mirror.plan import Resync, row_steps
+from headrace.mirror.table import Phase, TableState
+from headrace.mirror.target import RowMissingError, Step, TargetAwayError
+from headrace.settings import Settings
+
+WINDOW = 500
+ROWS_A_COMMIT = 5000
+
+
+async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str) -> None:
+    """Publish the range, as far as it is not there yet."""
+    client = await connect_once(settings.nats, "headrace replay")
+    try:
+        await _publish(client.jetstream(), run, stream, prefix)
+    except (NatsError, TimeoutError) as error:
+        raise ReplayError(
+            f"the stream {stream} took no more: {str(error) or type(error).__name__}",
+            remedy="Begin again, with the same options: it goes on where it was.",
+        ) from error
+    finally:
+        await client.close()
+
+
+async def _publish(js: JetStreamContext, run: Run, stream: str, prefix: str) -> None:
+    try:
+        await js.stream_info(stream)
+    except NotFoundError:
+        await js.add_stream(StreamConfig(name=stream, subjects=[f"{prefix}.>"]))
+    last_id, done = await _tail(js, stream)
+    due = (event for event in run.events(done, ids=True) if event.position > done)
+    while window := list(islice(due, WINDOW)):
+        answers = []
+        for event in window:
+            # Each names its predecessor, so that nothing is stored behind a hole.
+            headers = {
+                "Nats-Msg-Id": event.msg_id,
+                **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {}),
+            }
+            subject = f"{prefix}.{event.subject}"
+            answers.append(
+                await js.publish_async(subject, event.payload, stream=stream, headers=headers)
+            )
+            last_id = event.msg_id
+        if any(answer.duplicate for answer in await asyncio.gather(*answers)):
+            raise ReplayError(
+                f"the stream {stream} had these events a moment ago, and takes them for duplicates",
+                remedy=(
+                    "Wait for its duplicate window, purge it and replay again; or replay into "
+                    "another stream."
+                ),
+            )
+        run.stored(len(window), window[-1].position)
+    run.finish()
+
+
+async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
+    """The id and the position of a stream's last event."""
+    state = (await js.stream_info(stream)).state
+    if not state.messages:
+        return "", ORIGIN
+    message = await js.get_msg(stream, state.last_seq)
+    last = next(iter(of_message(message.data or b"", message.subject or "", state.last_seq)))
+    return str(last.payload["msg_id"]), last.position
+
+
+async def into_database(run: Run, target_url: str) -> None:
+    """Apply the range to the target's tables, as far as it is not there yet."""
+    try:
+        await _apply(run, target_url)
+    except TargetAwayError as error:
+        raise ReplayError(
+            str(error.args[0]),
+            remedy="Check the server that --into names, and begin again: it goes on where it was.",
+        ) from error
+    except RowMissingError as error:
+        raise ReplayError(
+            str(error.args[0]),
+            remedy="The target does not have what is before this range: begin at the table's beginning, "
+            "with an empty "
+            "target.",
+        ) from error
+
+
+async def _apply(run: Run, target_url: str) -> None:
+    async with opened(target_url) as target:
+        book = Book(target)
+        await book.open()
+        player = _Player(book, run)
+        done = player.done_of(await asyncio.to_thread(run.source))
+        for event in run.events(done):
+            if event.table is not None and event.position > player.done_of(event.info.source):
+                player.take(event)
+            if len(player.steps) >= ROWS_A_COMMIT:
+                await player.commit()
+        await player.commit()
+        run.finish()
+
+
+class _Player:
+    """Steps that wait to be written, and the tables as they are behind them."""
+
+    def __init__(self, book: Book, run: Run) -> None:
+        self._book = book
+        self._run = run
+        self.steps: list[Step] = []
+        self._count = 0
+        self._source, self._last = "", ORIGIN
+
+    def done_of(self, source: str) -> Position:
+        mark = self._book.lanes.get(source)
+        return mark.position if mark is not None else ORIGIN
+
+    def take(self, event: Replayed) -> None:
+        assert event.table is not None, "messages are left out"
+        table = self._table(event.table, event)
+        change = next(iter(of_message(event.payload, event.subject, 0)))
+        step = row_steps(change, table)
+        if isinstance(step, Resync):
+            raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {step.why}")
+        self.steps.append(step)
+        self._count += 1
+        self._source, self._last = event.info.source, event.position
+
+    def _table(self, info: TableInfo, event: Replayed) -> Table:
+        """The table as this row has it: made, or altered, if it is not so yet."""
+        state = self._book.tables.get(table_token(info.schema, info.table))
+        wanted = _shape(info)
+        if (
+            state is not None
+            and state.live is not None
+            and (state.version == info.version or state.live == wanted)
+        ):
+            return state.live
+        if state is None or state.live is None:
+            self.steps.append(Create(wanted))
+        else:
+            self.steps.append(_altered(state.live, wanted, info))
+        self._book.put(
+            TableState(
+                info.schema,
+                info.table,
+                phase=Phase.FOLLOWING,
+                live=wanted,
+                version=info.version,
+                source=event.info.source,
+            )
+        )
+        return wanted
+
+    async def commit(self) -> None:
+        """What was taken and how far that is, or nothing of both."""
+        if not self.steps:
+            return
+        async with self._book.lock:
+            await self._book.write(self.steps)
+            self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
+            await self._book.commit()
+        self._run.stored(self._count, self._last)
+        self.steps, self._count = [], 0
+
+
+def _shape(info: TableInfo) -> Table:
+    columns = tuple(Column(column.name, column.type_name) for column in info.columns)
+    whole = tuple(column.name for column in info.columns)
+    return Table(info.schema, info.table, columns, info.key if info.key != whole else (), info.key)
+
+
+def _altered(before: Table, wanted: Table, info: TableInfo) -> Alter:
+    """The change of shape, where rows alone can follow it."""
+    there = {column.name for column in before.columns}
+    new = [column for column in info.columns if column.name not in there]
+    went = there - {column.name for column in info.columns}
+    doubtful = [column.name for column in new if column.filled]
+    if doubtful or (new and went):
+        names = ", ".join(column.name for column in new)
+        raise ReplayError(
+            (
+                f"{info.schema}.{info.table} took another shape: columns {names} may have got "
+                "values that no change tells"
+            ),
+            remedy=(
+                "Replay from behind this place, into a target that a snapshot filled; or leave the "
+                "table out."
+            ),
+        )
+    return Alter(before, wanted)

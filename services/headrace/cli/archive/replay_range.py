@@ -1,0 +1,187 @@
+"""The range of an archive that `headrace replay` plays: its rows in order, and how far a run came.
+
+Promises that a run that ends before the archive's end, as it was when the run began, and before the
+end that was asked for, is an error and never a success. Reads only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from headrace.archive import (
+    RowEntry,
+    SegmentInfo,
+    WalFileCollectedError,
+    WalReader,
+    WalReaderOptions,
+)
+from headrace.archive.errors import ArchiveError
+from headrace.archive.layout import FIRST_ID
+from headrace.archive.payloads import Payloads, Replayed
+from headrace.archive.reader import Start, WalFile
+from headrace.archive.segment import Selection
+from headrace.cli.archive.read import place
+from headrace.lsn import ORIGIN, Position
+
+_ID_MAX = 1 << 62
+
+
+class ReplayError(ArchiveError):
+    """The archive's range can't be played into this target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What to play: from a place on, to before another."""
+
+    url: str
+    begin: str | None = None
+    end: str | None = None
+    tables: tuple[str, ...] = ()
+    past_gaps: bool = False
+
+
+class Run:
+    """One run through a range."""
+
+    def __init__(self, chosen: Range) -> None:
+        self._begin, self._end = place(chosen.begin), place(chosen.end)
+        self._reader = WalReader(
+            chosen.url, WalReaderOptions(tables=chosen.tables, raise_at_gap=not chosen.past_gaps)
+        )
+        self._payloads = Payloads()
+        listed = self._reader.list()
+        # The archive's end as it is now: what is written from here on may be played, and need not
+        # be.
+        self._last_id = listed[-1].id if listed else 0
+        self._file_id = 0
+        self._read = ORIGIN
+        self._at_end_asked = False
+        # How many changes are in the target, and up to where, as far as it has taken them.
+        self.count = 0
+        self._stored = ORIGIN
+
+    def source(self) -> str:
+        """Whose changes they are."""
+        file = next(self._reader.files(), None)
+        return "" if file is None else file.info.source
+
+    def events(self, done: Position = ORIGIN, *, ids: bool = False) -> Iterator[Replayed]:
+        """The range's events, beginning where an earlier run ended; `ids`: with their original ids."""
+        return self._payloads.of(self._rows(done, ids=ids))
+
+    def stored(self, count: int, up_to: Position) -> None:
+        """The target has taken so many changes more."""
+        self.count += count
+        self._stored = up_to
+
+    def finish(self) -> None:
+        """Everything was read and stored: raises where that was not all that was asked for."""
+        if not self._at_end_asked and self._file_id < self._last_id:
+            raise ReplayError(
+                f"the archive reached to file {self._last_id} when the replay began, which ended "
+                "at file "
+                f"{self._file_id}",
+                remedy="Run `headrace archive verify`, and begin again.",
+            )
+        self._stored = max(self._stored, self._read)
+
+    def summary(self) -> str:
+        """How far it came."""
+        said = f"{self.count} changes replayed"
+        if not self._last_id:
+            return f"{said}: the archive has no files"
+        if self._stored > ORIGIN:
+            said += f", up to {self._stored}"
+        if self._at_end_asked:
+            return f"{said}, where --to ends"
+        return (
+            f"{said}, the end of the archive"
+            if self._file_id >= self._last_id
+            else f"{said}, not to the end"
+        )
+
+    def _rows(self, done: Position, *, ids: bool) -> Iterator[tuple[SegmentInfo, RowEntry]]:
+        start = self._start(done)
+        selection = start.selection
+        if done > ORIGIN and start.after == done:
+            # From its transaction's first row on: ids count the rows of a WAL record.
+            selection = Start(from_lsn=done.lsn).selection
+        first = self._reader.run(
+            start.first_id(self._reader.reading.options, self._reader.reading.seen)
+        )
+        self._file_id, self._read = first - 1, done
+        for file in self._reader.files(from_id=first):
+            if file.id >= self._end.get("from_id", _ID_MAX):  # type: ignore[operator]  # an id is a number
+                self._at_end_asked = True
+                return
+            if ids and file.id == first:
+                for entry in self._same_record_before(file, selection):
+                    self._payloads.count(entry)
+            for entry in file.entries(selection):
+                if self._is_past(entry):
+                    self._at_end_asked = True
+                    return
+                self._read = entry.position
+                yield file.info, entry
+            self._file_id, self._read = file.id, file.info.last
+
+    def _start(self, done: Position) -> Start:
+        """Where to read from: the place that was asked for, or behind what an earlier run did,
+        which is later.
+        """
+        lsn = self._begin.get("from_lsn", 0)
+        if (
+            done > ORIGIN
+            and self._begin.keys() <= {"from_lsn"}
+            and isinstance(lsn, int)
+            and lsn <= done.lsn
+        ):
+            return Start(after=done)
+        return Start(**self._begin)  # type: ignore[arg-type]  # each place has its own type
+
+    def _is_past(self, entry: RowEntry) -> bool:
+        lsn, moment = self._end.get("from_lsn"), self._end.get("from_time")
+        if isinstance(lsn, int) and entry.commit_lsn >= lsn:
+            return True
+        return (
+            isinstance(moment, datetime)
+            and entry.commit_time is not None
+            and entry.commit_time >= moment
+        )
+
+    def _same_record_before(self, file: WalFile, selection: Selection) -> list[RowEntry]:
+        """Rows of earlier files that share a WAL record with the file's first row: its id counts
+        them.
+        """
+        commit, seq = file.info.first
+        begun = next(file.entries(selection), None) if file.id > FIRST_ID and seq > 0 else None
+        if begun is None or begun.commit_lsn != commit:
+            return []
+        found: list[RowEntry] = []
+        for file_id in range(file.id - 1, FIRST_ID - 1, -1):
+            same, others = [], False
+            for entry in self._of_transaction(file_id, commit):
+                if entry.lsn == begun.lsn:
+                    same.append(entry)
+                else:
+                    others = True
+            found += same
+            if others or not same:
+                break
+        return found
+
+    def _of_transaction(self, file_id: int, commit: int) -> Iterator[RowEntry]:
+        try:
+            file = self._reader.get(file_id)
+        except WalFileCollectedError as error:
+            raise ReplayError(
+                f"file {file_id + 1} begins inside a transaction, and file {file_id} was removed "
+                "by garbage "
+                "collection: the original ids of its rows are not known",
+                remedy="Begin at a later transaction: --from LSN.",
+            ) from error
+        if file is not None and file.info.last.lsn == commit:
+            yield from file.entries(Selection(after=(commit - 1, _ID_MAX)))

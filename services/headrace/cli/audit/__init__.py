@@ -1,0 +1,1 @@
+"""`headrace audit …`: run, read and revert an audit trail."""

@@ -1,0 +1,160 @@
+"""The options of `headrace audit …`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headrace import log as logs
+from headrace.errors import HeadraceError
+from headrace.terminal.text import plain
+
+app = typer.Typer(
+    name="audit",
+    help="The audit trail: every change a row, with who and why.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Table = Annotated[str | None, typer.Option("--table", "-t", help="users, or app.users.")]
+Key = Annotated[
+    str | None,
+    typer.Option("--key", "-k", help="The key's value; of several columns, their JSON array."),
+]
+Context = Annotated[
+    str | None, typer.Option("--context", "-c", help='user_id=42, or {"user_id": 42}.')
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago."),
+]
+Until = Annotated[str | None, typer.Option("--until", help="The same.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+Id = Annotated[str, typer.Argument(help="A change's id, as `headrace audit log` shows it.")]
+
+
+def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a command to its end; a foreseen error is one line."""
+    import uvloop
+
+    logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
+    try:
+        uvloop.run(work())
+    except HeadraceError as error:
+        typer.echo(plain(f"headrace: {error}"), err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("up")
+def up(
+    once: Annotated[bool, typer.Option("--once", help="Start, become ready, stop.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every log line of every service.")
+    ] = False,
+) -> None:
+    """Start all that an audit takes, with Bemi's and Zemi's variables alone. Ctrl-C stops it.
+
+    DB_HOST DB_PORT DB_NAME DB_USER DB_PASSWORD, DEST_DB_*, SLOT_NAME, PUBLICATION_NAME, TABLES and
+    so on; a nats-server of its own keeps its data in .headrace-audit of the current folder.
+    """
+    from headrace.cli.audit import up
+
+    finish(lambda: up.run(Path.cwd() / ".headrace-audit", once=once, verbose=verbose))
+
+
+@app.command("log")
+def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
+    table: Table = None,
+    key: Key = None,
+    context: Context = None,
+    since: Since = None,
+    until: Until = None,
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="CREATE, UPDATE, DELETE, TRUNCATE.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1000, help="No more than so many.")
+    ] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List changes, the latest first."""
+    from headrace.cli.audit import read
+
+    search = read.searched(table, key, context, since, until, operation=operation, limit=limit)
+    finish(lambda: read.log(search(), as_json=as_json))
+
+
+@app.command("show")
+def show(change: Id, as_json: AsJson = False) -> None:
+    """Show one change with everything that is known of it."""
+    from headrace.cli.audit import read
+
+    finish(lambda: read.show(change, as_json=as_json))
+
+
+@app.command("diff")
+def diff(change: Id) -> None:
+    """Show what a change changed, column by column."""
+    from headrace.cli.audit import read
+
+    finish(lambda: read.diff(change))
+
+
+@app.command("at")
+def at(
+    time: Annotated[
+        str, typer.Argument(help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago.")
+    ],
+    table: Annotated[str, typer.Option("--table", "-t", help="users, or app.users.")],
+    key: Annotated[str, typer.Option("--key", "-k", help="The key's value.")],
+) -> None:
+    """Show a row as it was at a time."""
+    from headrace.cli.audit import read
+
+    finish(lambda: read.at(time, table, key))
+
+
+@app.command("revert")
+def revert(
+    change: Annotated[str | None, typer.Option("--id", help="One change.")] = None,
+    position: Annotated[
+        int | None, typer.Option("--transaction", help="All of a transaction, by its position.")
+    ] = None,
+    context: Context = None,
+    since: Since = None,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--leave",
+            help="A column that stays as it is, since a trigger sets it; may be repeated.",
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it, in one transaction; without, print it.")
+    ] = False,
+) -> None:
+    """Print the SQL that undoes a change, a transaction, or everything of one context; with
+    --apply, run it.
+    """
+    from headrace.cli.audit import read
+
+    finish(lambda: read.revert(change, position, context, since, leave=leave or (), apply=apply))
+
+
+@app.command("stats")
+def stats(as_json: AsJson = False) -> None:
+    """Count changes by table and operation; tell how far the trail is, and of gaps."""
+    from headrace.cli.audit import read
+
+    finish(lambda: read.stats(as_json=as_json))
+
+
+@app.command("sql")
+def sql() -> None:
+    """Print the SQL that makes the audit's tables, for an administrator."""
+    from headrace.cli.audit import read
+
+    finish(read.sql)

@@ -1,0 +1,469 @@
+"""`headrace audit revert`: the changes' undoing, held to the rows of the source before and after.
+
+Promises: reads only, unless it is applied. Then each row is locked and must be what its change
+left, is written, and is read back: only where it is what it was before the change does the
+transaction commit. What is refused undoes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from typing import Any
+
+import asyncpg
+
+from headrace.audit.history import (
+    columns_by,
+    exact_of,
+    gap_between,
+    is_unsure,
+    key_columns,
+    later_change,
+    place_of,
+    row_at,
+)
+from headrace.audit.ordering import Reference, ordered
+from headrace.audit.revert import (
+    Column,
+    IrreversibleError,
+    Kind,
+    Side,
+    Step,
+    Table,
+    agree,
+    differing,
+    gone,
+    located,
+    parsed,
+    undo_delete,
+    undo_insert,
+    undo_update,
+)
+from headrace.audit.rows import Names, key_text
+from headrace.audit.table import AuditTable
+from headrace.contract import type_oids
+from headrace.contract.values import (
+    SESSION_SETTINGS,
+    ArrayForm,
+    JsonForm,
+    TypeInfo,
+    TypeKind,
+    ValueOptions,
+    converter,
+)
+from headrace.errors import SettingError
+from headrace.postgres import catalog
+from headrace.postgres.replication import quote_name
+from headrace.terminal.text import plain
+
+# HEADRACE_AUDIT_INSERT_AS decides which of them a trail has.
+INSERTED = frozenset({"CREATE", "INSERT"})
+_COLUMNS = """
+SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypid::int8 AS type_oid,
+       attgenerated <> '' AS generated
+FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
+"""
+# Of a partitioned table the parts' own constraints say the same again.
+_REFERENCES = """
+SELECT cn.nspname::text AS child_schema, c.relname::text AS child, pn.nspname::text AS parent_schema,
+       p.relname::text AS parent, k.confdeltype::text AS on_delete,
+       ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS u(number, place)
+             JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.number ORDER BY u.place) AS columns,
+       ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS u(number, place)
+             JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.number ORDER BY u.place) AS keys
+FROM pg_constraint k
+JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace cn ON cn.oid = c.relnamespace
+JOIN pg_class p ON p.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = p.relnamespace
+WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+"""
+_BY_TRIGGER = (
+    "A trigger, a rule or the columns' present types change what is written: leave out a column "
+    "that a trigger sets by"
+    " --leave, or undo it by hand."
+)
+_LATER = "Undo the later changes first, or all of them together."
+
+
+@dataclass(slots=True)
+class Reverting:
+    """One run of the command; `trail` and `source` are its connections."""
+
+    trail: asyncpg.Connection
+    source: asyncpg.Connection
+    audit: AuditTable
+    json_values: JsonForm
+    changes: Sequence[Mapping[str, Any]]
+    # Columns that stay as they are: column, table.column or schema.table.column.
+    leave: Collection[str] = ()
+    # Rows as they would be by now, where nothing is written: None for one that would be gone.
+    _imagined: dict[tuple[str, str], Side | None] = field(default_factory=dict)
+    _tables: dict[Names, Table] = field(default_factory=dict)
+    _references: list[Reference] = field(default_factory=list)
+    _left: set[str] = field(default_factory=set)
+
+    async def script(self) -> str:
+        """The statements, the latest change's first."""
+        await self._prepare()
+        statements = []
+        for change in self.changes:
+            step = await self._step(change)
+            await self._check_imagined(step)
+            statements.append(step.statement)
+        self._require_left()
+        return "\n".join(["BEGIN;", *statements, "COMMIT;"])
+
+    async def apply(self) -> None:
+        """Undo them in one transaction, or nothing."""
+        ids = [str(change["id"]) for change in self.changes]
+        async with self.source.transaction():
+            await self._prepare()
+            said = json.dumps(
+                {
+                    "revert_of": ids
+                    if len(ids) <= 100
+                    else [*ids[:100], f"and {len(ids) - 100} more"]
+                }
+            )
+            await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
+            for change in self.changes:
+                await self._do(await self._step(change))
+            self._require_left()
+
+    async def _prepare(self) -> None:
+        for name, value in SESSION_SETTINGS.items():
+            await self.source.execute("SELECT set_config($1, $2, false)", name, value)
+        here = await self.source.fetchval("SELECT current_database()")
+        elsewhere = {change["database"] for change in self.changes} - {here}
+        if elsewhere:
+            raise IrreversibleError(
+                (
+                    f"these changes are of the database {', '.join(sorted(elsewhere))}, and this "
+                    f"is {here}"
+                ),
+                remedy="Set DB_NAME (PG_DB) to it.",
+            )
+        self._references = await self._foreign_keys()
+        self.changes = ordered(self.changes, self._references)
+
+    async def _foreign_keys(self) -> list[Reference]:
+        """Those that name rows of the changes' tables."""
+        tables = sorted({(change["schema"], change["table"]) for change in self.changes})
+        rows = await self.source.fetch(
+            _REFERENCES, [schema for schema, _ in tables], [name for _, name in tables]
+        )
+        return [
+            Reference(
+                (row["child_schema"], row["child"]),
+                tuple(row["columns"]),
+                (row["parent_schema"], row["parent"]),
+                tuple(row["keys"]),
+                row["on_delete"],
+            )
+            for row in rows
+        ]
+
+    def _require_left(self) -> None:
+        """A column that no table has is a slip of the user's."""
+        if unknown := sorted({*self.leave} - self._left):
+            raise SettingError(
+                f"--leave {unknown[0]}: no table of these changes has this column",
+                remedy="Write column, table.column or schema.table.column.",
+            )
+
+    async def _do(self, step: Step) -> None:
+        found = await self._read(step.table, step.found_by)
+        await self._hold(step, found, step.now)
+        await self._hold_alone(step)
+        if not step.idle:
+            status = await self.source.execute(step.statement)
+            if not status.endswith(" 1"):
+                raise IrreversibleError(
+                    (
+                        f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
+                        f"{step.table.name}"
+                    ),
+                    remedy="A trigger or a rule of the table is in the way: undo it by hand.",
+                )
+        await self._prove(step)
+
+    async def _prove(self, step: Step) -> None:
+        """The row is read back, and is what the trail says."""
+        if step.then is None:
+            assert step.now is not None, "a change has one side at least"
+            if await self._read(step.table, step.now) is None:
+                return
+            wrong = "the row is still there"
+        else:
+            found = await self._read(step.table, step.then)
+            names = None if found is None else differing(step.table, found, step.then)
+            if names == []:
+                return
+            wrong = (
+                "the row is not there"
+                if names is None
+                else f"{', '.join(names)} would not be what it was"
+            )
+        raise IrreversibleError(
+            f"nothing was undone: read back from {step.table.name}, {wrong}",
+            remedy=_BY_TRIGGER,
+        )
+
+    async def _check_imagined(self, step: Step) -> None:
+        """As `_do` would find the row, were the steps before it done."""
+        place = (step.table.quoted, located(step.table, step.found_by))
+        if place not in self._imagined:
+            await self._hold(
+                step, await self._read(step.table, step.found_by, lock=False), step.now
+            )
+        elif not agree(step.table, self._imagined[place], step.now):
+            await self._refuse(step, "another change of the row lies between")
+        await self._hold_alone(step)
+        self._imagined[place] = None
+        if step.then is not None:
+            self._imagined[step.table.quoted, located(step.table, step.then)] = step.then
+
+    async def _hold(
+        self, step: Step, found: Mapping[str, str | None] | None, now: Side | None
+    ) -> None:
+        """The row must be what the change left."""
+        if now is None:
+            if found is not None:
+                await self._refuse(step, "the row is there again")
+        elif found is None:
+            await self._refuse(step, "the row is gone")
+        elif names := differing(step.table, found, now):
+            await self._refuse(step, f"{', '.join(names)} changed since")
+
+    async def _hold_alone(self, step: Step) -> None:
+        """A row that goes must not take others along that nobody asked to undo."""
+        if step.then is not None:
+            return
+        for one in self._references:
+            if one.parent != (step.table.schema, step.table.name) or not one.takes_along:
+                continue
+            child = ".".join(quote_name(name) for name in one.child)
+            pairs = [
+                f"c.{quote_name(a)} = t.{quote_name(b)}"
+                for a, b in zip(one.columns, one.keys, strict=True)
+            ]
+            itself = (
+                " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)"
+                if one.child == one.parent
+                else ""
+            )
+            found = await self.source.fetchval(
+                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
+                f" WHERE {located(step.table, step.found_by)}"
+            )
+            # Of a script, those that its statements so far would remove; a part's rows are its
+            # whole's too.
+            gone = [
+                place
+                for place, side in self._imagined.items()
+                if side is None and (place[0] != step.table.quoted or one.child == one.parent)
+            ]
+            if found > len(gone):
+                raise IrreversibleError(
+                    f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer "
+                    f"to {step.table.name}"
+                    f" {step.change['primary_key']}, and would be deleted or changed with it",
+                    remedy="Undo their changes first, or all of them together.",
+                )
+
+    async def _refuse(self, step: Step, why: str) -> None:
+        later = await later_change(
+            self.trail, self.audit, step.change, [one["id"] for one in self.changes]
+        )
+        named = "the trail has no later change of it"
+        if later is not None:
+            at = later["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+            named = f"{later['operation']} {later['id']} at {at} UTC, transaction {later['transaction_id']}"
+        change, table = step.change, step.table
+        raise IrreversibleError(
+            f"nothing was undone: {table.name} {change['primary_key']} is not what the change "
+            f"{change['id']} left:"
+            f" {why} ({named})",
+            remedy=_LATER,
+        )
+
+    async def _read(
+        self, table: Table, side: Side, *, lock: bool = True
+    ) -> dict[str, str | None] | None:
+        """The source's row as texts, as the replication stream has them; None where there is none."""
+        texts = ", ".join(
+            f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', t.{quote_name(name)}) END"
+            for name in table.columns
+        )
+        where = f"WHERE {located(table, side)}" + (" FOR UPDATE OF t" if lock else "")
+        rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")  # noqa: S608  # quoted
+        if len(rows) > 1:
+            raise IrreversibleError(
+                f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it by hand."
+            )
+        return dict(zip(table.columns, rows[0].values(), strict=True)) if rows else None
+
+    async def _step(self, change: Mapping[str, Any]) -> Step:
+        table = await self._table(change["schema"], change["table"])
+        if change["operation"] == "TRUNCATE":
+            raise IrreversibleError(f"a TRUNCATE of {table.quoted} can't be undone from the trail")
+        after = _side(change, "after")
+        if change["operation"] in INSERTED:
+            _all_there(table, after)
+            return undo_insert(change, table, after)
+        was = await self._was(change)
+        for side in (was, after):
+            _all_there(table, side)
+        if change["operation"] == "DELETE":
+            await self._nothing_left_out(change, table, was, ())
+            return undo_delete(change, table, was)
+        await self._nothing_left_out(change, table, after, change["unchanged"] or ())
+        return undo_update(change, table, was, after)
+
+    async def _was(self, change: Mapping[str, Any]) -> Side:
+        """The row before a change: as PostgreSQL sent it, or as earlier changes left it."""
+        was, after = _side(change, "before"), parsed(change["after"])
+        before = was.values
+        if change["operation"] == "UPDATE":
+            whole = set(before) >= set(after) | set(change["unchanged"] or ())
+        else:
+            whole = set(before) >= await self._columns_at(change)
+        if whole and before:
+            return was
+        names = (change["schema"], change["table"])
+        key = await key_columns(self.trail, self.audit, *names, change["source"])
+        old_key = change["primary_key"]
+        if change["operation"] == "UPDATE" and before:
+            # The key changed: the earlier row is found under the one it had.
+            old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
+        place, database = place_of(change), change["database"]
+        earlier = await row_at(
+            self.trail, self.audit, names, old_key or "", place, parsed, database
+        )
+        if earlier.values is None or earlier.unknown or earlier.oldest is None:
+            unknown = f": {', '.join(earlier.unknown)}" if earlier.unknown else ""
+            raise IrreversibleError(
+                f"what a row of {change['table']} was before is not known{unknown}"
+            )
+        if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
+            raise IrreversibleError(
+                f"what a row of {change['table']} was before is not known: changes of it may be "
+                f"missing ({gap})"
+            )
+        return Side(earlier.values, earlier.exact, earlier.unsure)
+
+    async def _columns_at(self, change: Mapping[str, Any]) -> set[str]:
+        """What a whole row had when it was deleted, of the columns that are there still."""
+        names = (change["database"], change["schema"], change["table"])
+        present = set((await self._table(*names[1:])).columns)
+        known = await columns_by(self.trail, self.audit, names, change)
+        known = known or await columns_by(self.trail, self.audit, names) or present
+        return known & present
+
+    async def _nothing_left_out(
+        self, change: Mapping[str, Any], table: Table, side: Side, unchanged: Sequence[str]
+    ) -> None:
+        """Columns that the trail has not: only those that were added since are no part of the
+        change.
+        """
+        absent = [
+            one
+            for one in table.columns.values()
+            if one.name not in side.values and one.name not in unchanged
+        ]
+        absent = [one for one in absent if not one.generated]
+        if not absent:
+            return
+        # Those that were there have lower numbers; one that the trail has by now is no longer left
+        # out, if it ever was.
+        newest = max((table.columns[name].number for name in side.values), default=0)
+        names = (change["database"], table.schema, table.name)
+        delivered = await columns_by(self.trail, self.audit, names)
+        then = await columns_by(self.trail, self.audit, names, change)
+        hidden = [
+            one.name
+            for one in absent
+            if one.number < newest or one.name in then or one.name not in delivered
+        ]
+        if hidden:
+            raise IrreversibleError(
+                f"the trail does not have these columns of {table.name}: {', '.join(hidden)}",
+                remedy="HEADRACE_EXCLUDE_COLUMNS or the publication leaves them out, or they were added "
+                "after the last"
+                " change that it has: undo it by hand.",
+            )
+
+    async def _table(self, schema: str, name: str) -> Table:
+        names = (schema, name)
+        if names not in self._tables:
+            self._tables[names] = await self._described(schema, name)
+        return self._tables[names]
+
+    async def _described(self, schema: str, name: str) -> Table:
+        rows = await self.source.fetch(_COLUMNS, f"{quote_name(schema)}.{quote_name(name)}")
+        if not rows:
+            raise IrreversibleError(
+                f"the table {schema}.{name} is not there any more",
+                remedy="Make it again, or undo it by hand.",
+            )
+        own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
+        types = await catalog.types(self.source, own)
+        columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
+        relation_id = rows[0]["relation_id"]
+        keys = await catalog.keys(self.source, [relation_id])
+        return Table(schema, name, columns, keys[relation_id].row)
+
+    def _column(
+        self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]
+    ) -> Column:
+        oid = row["type_oid"]
+        while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
+            oid = info.base_oid
+        kind = {
+            type_oids.JSON: Kind.DOCUMENT,
+            type_oids.JSONB: Kind.DOCUMENT,
+            type_oids.BYTEA: Kind.BINARY,
+        }.get(oid)
+        told = converter(oid, ValueOptions(), types.get)
+        listed = converter(oid, ValueOptions(arrays=ArrayForm.LIST), types.get)
+        left = {*self.leave} & {
+            row["name"],
+            f"{table}.{row['name']}",
+            f"{schema}.{table}.{row['name']}",
+        }
+        self._left |= left
+        as_text = self.json_values is JsonForm.TEXT
+        return Column(
+            row["name"],
+            row["number"],
+            kind or Kind.OTHER,
+            row["generated"],
+            told,
+            listed,
+            bool(left),
+            as_text,
+        )
+
+
+def _side(change: Mapping[str, Any], side: str) -> Side:
+    values = parsed(change[side])
+    return Side(values, exact_of(change, side), values if is_unsure(change) else ())
+
+
+def _all_there(table: Table, side: Side) -> None:
+    if missing := gone(table, side):
+        raise IrreversibleError(
+            (
+                f"{table.name} has no column {', '.join(missing)} any more: it was renamed or "
+                "dropped since the change"
+            ),
+            remedy="Undo it by hand; `headrace audit diff` shows the values.",
+        )
+
+
+def show(script: str) -> None:
+    """What goes to psql has to be what it is."""
+    print(plain(script) if sys.stdout.isatty() else script)

@@ -1,0 +1,239 @@
+"""`headrace audit up`: an audit trail with one command: wal-reader, publisher, audit-writer and
+their nats-server.
+
+Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream
+is strict, so that where the destination is away the slot waits and nothing is lost; with
+CLEANUP_ON_SHUTDOWN an ordered stop drops the slot, and the publication that it made. In the
+environment of a suite it runs an audit-writer alone, which follows that suite's stream. Never
+touches a suite's slot, publication or stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+from headrace.audit.settings import AuditSettings, load_audit
+from headrace.cli.audit.beside import NAME, STREAM, Suite, suite_beside, without_a_suites
+from headrace.cli.audit.environment import environment, in_their_words, yes
+from headrace.cli.setup import init, teardown
+from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
+from headrace.cli.up.view import Made, View
+from headrace.embedded.nats import EmbeddedNats
+from headrace.embedded.ports import free_port
+from headrace.embedded.process import AlreadyServedError
+from headrace.errors import HeadraceError
+from headrace.settings import Settings, load
+from headrace.supervisor.process import Service
+from headrace.supervisor.supervisor import Supervisor
+
+AUDIT_WRITER = "audit-writer"
+SERVICES = ("wal-reader", "publisher", AUDIT_WRITER)
+READY_TIMEOUT_S = 120.0
+STOP_GRACE_S = 3.0
+_STREAM_BYTES_MAX = str(2 << 30)
+# No outage of a destination should reach the stream's age.
+_STREAM_AGE_MAX_S = str(10 * 365 * 86_400)
+
+
+async def run(folder: Path, *, once: bool, verbose: bool) -> None:
+    """Start all of it, wait for the end, stop it in order."""
+    _make(folder)
+    given = environment(os.environ)
+    audit = load_audit(given)
+    cleanup = yes(given.get("CLEANUP_ON_SHUTDOWN", ""))
+    environ = dict(os.environ)
+    with _alone(folder):
+        try:
+            await _AuditUp(folder, given, audit, View(verbose=verbose), cleanup=cleanup).run(
+                once=once
+            )
+        except HeadraceError as error:
+            error.args = (in_their_words(str(error.args[0]), environ),)
+            error.remedy = in_their_words(error.remedy, environ)
+            raise
+
+
+def _make(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+
+
+class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
+    """Whether another one runs on this folder; a name in the kernel is given up with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._name = f"\0headrace-audit-{folder.resolve()}"[:100]
+        self._holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def __enter__(self) -> None:
+        try:
+            self._holder.bind(self._name)
+        except OSError as error:
+            raise AlreadyServedError(
+                "headrace audit up already runs in this folder",
+                remedy="Use that one, or another folder.",
+            ) from error
+
+    def __exit__(self, *_: object) -> None:
+        self._holder.close()
+
+
+class _AuditUp:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        folder: Path,
+        given: dict[str, str],
+        audit: AuditSettings,
+        view: View,
+        *,
+        cleanup: bool,
+    ) -> None:
+        self._folder = folder
+        self._audit = audit
+        self._view = view
+        self._cleanup = cleanup
+        self._given = given
+        named = given.get("NATS_URL") or given.get("NATS_HOST")
+        self._nats = None if named else EmbeddedNats(folder / "nats", 0)
+        self._supervisor: Supervisor | None = None
+        self._told = asyncio.Event()
+        self._keeper = Keeper(view.news)
+        # The suite whose stream is followed, where there is one.
+        self._suite: Suite | None = None
+        # Where there may be objects of this trail's own.
+        self._made: Settings | None = None
+
+    async def run(self, *, once: bool) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        keeping = asyncio.create_task(self._keeper.run(), name="keeper")
+        in_order = False
+        try:
+            done = await unless_told_to_stop(self._start(), self._told, keeping)
+            in_order = True
+            if done and not once:
+                await self._watch(keeping)
+        finally:
+            await cancelled(keeping)
+            await self._stop(cleanup=self._cleanup and in_order)
+
+    async def _start(self) -> None:
+        if self._nats is not None:
+            await self._nats.start()
+            self._keeper.watch([self._nats])
+            self._view.done(f"nats-server listens on 127.0.0.1:{self._nats.port}")
+        else:
+            self._suite = await suite_beside(self._given, os.environ)
+        chosen = self._environment() if self._suite is None else self._beside(self._suite)
+        os.environ.clear()
+        os.environ.update(chosen)
+        settings = load(chosen)
+        if self._suite is None:
+            self._made = settings
+            await self._make_objects(settings)
+        await self._services(settings)
+        self._view.done(
+            f"Every change of {settings.postgres.database} is written to {self._place(settings)}"
+        )
+        assert self._supervisor is not None, "started above"
+        self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER)}/audit")
+        self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
+        self._view.quiet = False
+
+    async def _make_objects(self, settings: Settings) -> None:
+        made = Made()
+        # A publication knows no patterns: it has all tables then, of which the publisher delivers
+        # those.
+        tables = [] if self._has_patterns else list(self._audit.tables)
+        await init.run(settings, tables, made)
+        if made.things:
+            self._view.done(f"Made {', '.join(made.things)}")
+
+    def _beside(self, suite: Suite) -> dict[str, str]:
+        """The suite's environment, and what its user should know."""
+        self._view.done(
+            f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}"
+        )
+        added = " ".join(f"{name}={value}" for name, value in self._audit.for_the_suite({}).items())
+        self._view.say(
+            f"For context, and to keep the trail out of the stream, run the suite with {added}",
+            "dim",
+        )
+        return {**self._given, "HEADRACE_SLOT": suite.slot, "HEADRACE_STREAM": suite.stream}
+
+    def _place(self, settings: Settings) -> str:
+        to = self._audit.destination(settings.postgres)
+        return f"{self._audit.schema}.{self._audit.table} of {to.database} on {to.host}:{to.port}"
+
+    def _environment(self) -> dict[str, str]:
+        """What the services are told: this run's servers, and a stream that waits rather than
+        loses.
+        """
+        own = {
+            "HEADRACE_SLOT": os.environ.get("SLOT_NAME") or NAME,
+            "HEADRACE_PUB": os.environ.get("PUBLICATION_NAME") or NAME,
+        }
+        defaults = {
+            "HEADRACE_STREAM": STREAM if self._nats is None else "CDC",
+            "HEADRACE_RETENTION": "strict",
+            "HEADRACE_CDC_BYTES_MAX": _STREAM_BYTES_MAX,
+            "HEADRACE_CDC_AGE_MAX_S": _STREAM_AGE_MAX_S,
+            "HEADRACE_SHUTDOWN_TIMEOUT_S": "30",
+        }
+        if self._has_patterns:
+            defaults["HEADRACE_INCLUDE"] = ",".join(self._audit.tables)
+        forced = self._audit.for_the_suite(self._given)
+        if self._nats is not None:
+            forced["NATS_URL"] = self._nats.url
+        return {**defaults, **without_a_suites(self._given), **own, **forced}
+
+    @property
+    def _has_patterns(self) -> bool:
+        return any("*" in table for table in self._audit.tables)
+
+    async def _services(self, settings: Settings) -> None:
+        services = []
+        for name in SERVICES if self._suite is None else (AUDIT_WRITER,):
+            named = self._audit.page_port if name == AUDIT_WRITER else None
+            port = named or free_port(preferred=9096 if name == AUDIT_WRITER else 0)
+            log = self._folder / "logs" / f"{name}.log"
+            services.append(
+                Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log)
+            )
+        stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
+        self._supervisor = Supervisor(services, self._view, stop_timeout_s=stop_timeout_s)
+        self._supervisor.start()
+        await self._supervisor.until_ready(READY_TIMEOUT_S)
+
+    async def _watch(self, keeping: asyncio.Task[None]) -> None:
+        """Wait for the user, for the end of the services, or for a server that can't be kept
+        running.
+        """
+        assert self._supervisor is not None, "started before"
+        await unless_told_to_stop(self._supervisor.over.wait(), self._told, keeping)
+        self._supervisor.check()
+
+    def _signalled(self) -> None:
+        if self._told.is_set() and self._supervisor is not None:
+            self._supervisor.hasten()
+        self._told.set()
+
+    async def _stop(self, *, cleanup: bool) -> None:
+        self._view.quiet = True
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+        if self._made is not None and cleanup:
+            await teardown.run(self._made, yes=True, streams=False)
+        if self._nats is not None and self._nats.running:
+            await self._nats.stop()
+            if self._made is not None and cleanup:
+                # With its slot gone the trail can't go on: the next one begins its stream anew.
+                shutil.rmtree(self._nats.folder, ignore_errors=True)
+        self._view.say("Stopped.", "dim")

@@ -1,0 +1,1 @@
+"""`headrace doctor`: check servers and settings, and say the remedy for what is missing."""

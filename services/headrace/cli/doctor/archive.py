@@ -1,0 +1,104 @@
+"""What `headrace doctor` asks of the archive, where there is one: whose it is, where it ends, who
+keeps it.
+
+Stores nothing. Whether an archiver lives its lease tells, which it renews: that needs no clock to
+be right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from nats.errors import Error as NatsError
+from nats.js.errors import KeyNotFoundError
+
+from headrace.cli.doctor.checks import Findings
+from headrace.cli.session import nats, postgres
+from headrace.errors import HeadraceError
+from headrace.jetstream.state import bucket
+from headrace.lsn import format_lsn
+from headrace.settings import Settings
+
+if TYPE_CHECKING:
+    from headrace.archive import SegmentInfo
+
+GROUP = "Archive"
+ARCHIVER = "archiver"
+_SLOT = "SELECT active, (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM pg_replication_slots WHERE slot_name = $1"
+_DENIED_REMEDY = "Grant the role CONNECT on the database."
+
+
+async def examine(settings: Settings) -> Findings:
+    findings = Findings(GROUP, [])
+    if settings.archive.url:
+        await _store(settings, settings.archive.url, findings)
+        try:
+            await _keeper(settings, findings)
+        except (HeadraceError, NatsError, TimeoutError):
+            # The other groups tell what is wrong with PostgreSQL or NATS.
+            findings.warn("archiver", "can't be asked for", "Mend PostgreSQL and NATS first.")
+    return findings
+
+
+async def _store(settings: Settings, url: str, findings: Findings) -> None:
+    try:
+        files, info = await asyncio.to_thread(_last, url)
+    except ModuleNotFoundError as error:
+        findings.fail("store", f"{error.name} is not installed", "pip install 'headrace[archive]'")
+        return
+    except HeadraceError as error:
+        findings.fail("store", str(error.args[0]), error.remedy)
+        return
+    if info is None:
+        findings.ok("store", f"{url}: no file yet")
+        return
+    found = f"{url}: {files} files, the last is {info.id}, up to {format_lsn(info.end_lsn)}"
+    remedy = "Point HEADRACE_ARCHIVE_URL at a place of its own for each slot."
+    mine = info.source == settings.source.slot
+    findings.judge(
+        "store", found if mine else f"{url} is of the slot {info.source}", remedy, good=mine
+    )
+
+
+def _last(url: str) -> tuple[int, SegmentInfo | None]:
+    """How many files there are, and the last one's account."""
+    from headrace.archive import WalReader  # an extra
+
+    reader = WalReader(url)
+    listed = reader.list()
+    file = reader.get(listed[-1][0]) if listed else None
+    return len(listed), None if file is None else file.info
+
+
+async def _keeper(settings: Settings, findings: Findings) -> None:
+    """Whether somebody writes it; and where nobody does, what that means for the slot."""
+    async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
+        slot = await session.fetchrow(_SLOT, settings.source.slot)
+    if await _renewed(settings):
+        findings.ok("archiver", "runs")
+        return
+    kind, remedy = (
+        "required" if settings.archive.required else "optional",
+        "Start `headrace archiver`; look at its log.",
+    )
+    found = f"none is running; the archive is {kind}"
+    if slot is not None and slot["active"] and settings.archive.required:
+        held = f"the slot keeps all WAL from {format_lsn(slot['lsn'])} on until it runs"
+        findings.fail("archiver", f"{found}: {held}", remedy)
+    else:
+        findings.warn("archiver", found, remedy)
+
+
+async def _renewed(settings: Settings) -> bool:
+    """Whether the archiver's lease is renewed within its time."""
+    async with nats(settings, "doctor") as (client, _):
+        state = await bucket(client.jetstream(), settings.streams.state)
+        key = f"lease.{settings.source.slot}.{ARCHIVER}"
+        try:
+            before = (await state.get(key)).revision
+            # It is renewed thrice in its time.
+            await asyncio.sleep(settings.bus.lease_ttl_s / 2)
+            return (await state.get(key)).revision != before
+        except KeyNotFoundError:
+            return False

@@ -1,0 +1,186 @@
+"""What `headrace doctor` asks NATS.
+
+Stores nothing: the right to publish is tried with a message that JetStream must refuse (it expects
+another stream), on subjects of two tokens, which no table has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from headrace.bus import link
+from headrace.cli.doctor.checks import Findings
+from headrace.cli.session import kind_and_name, nats
+from headrace.errors import HeadraceError
+from headrace.jetstream.connection import shown, version_of
+from headrace.jetstream.provisioning import declared
+from headrace.settings import Settings
+
+GROUP = "NATS"
+_TIMEOUT_S = 2.0
+_ATOMIC_SINCE, _FAST_SINCE = (2, 12), (2, 14)
+_NOT_FOUND = 404
+_REFUSED_ON_PURPOSE = {"Nats-Expected-Stream": "headrace-doctor-expects-no-such-stream"}
+
+
+async def examine(settings: Settings) -> Findings:
+    findings = Findings(GROUP, [])
+    try:
+        async with nats(settings, "doctor") as (client, complaints):
+            findings.ok(
+                "connection", f"{shown(settings.nats)}, user {settings.nats.user or 'none'}"
+            )
+            _version(client, findings)
+            if await _jetstream(client, complaints, findings):
+                await _streams(client, settings, findings)
+                await _publishing(client, complaints, findings)
+            await _bus(client, settings, complaints, findings)
+    except HeadraceError as error:
+        findings.fail("connection", str(error.args[0]), error.remedy)
+    return findings
+
+
+def _version(client: Client, findings: Findings) -> None:
+    server = client.connected_server_version
+    version = (server.major, server.minor)
+    found = f"nats-server {version_of(client)}"
+    payload = f"messages up to {client.max_payload // 1024} KiB"
+    if version >= _FAST_SINCE:
+        findings.ok("version", f"{found} (fast ingest, atomic batches; {payload})")
+    elif version >= _ATOMIC_SINCE:
+        findings.warn(
+            "version", f"{found} (atomic batches; {payload})", "2.14 or newer has fast ingest."
+        )
+    else:
+        remedy = "2.12 or newer has atomic batches (--delivery transaction), 2.14 fast ingest."
+        findings.warn("version", f"{found} (single messages; {payload})", remedy)
+
+
+async def _jetstream(client: Client, complaints: Sequence[str], findings: Findings) -> bool:
+    answer = await _ask(client, "$JS.API.INFO")
+    if isinstance(answer, dict) and "error" not in answer:
+        used, limits = answer.get("streams", 0), answer.get("limits", {})
+        storage = limits.get("max_storage", -1)
+        bound = "no storage limit" if storage < 0 else f"up to {storage // (1024 * 1024)} MiB"
+        findings.ok("JetStream", f"{used} streams, {bound}")
+        return True
+    if isinstance(answer, dict):
+        findings.fail(
+            "JetStream",
+            str(answer["error"].get("description")),
+            "Enable JetStream for this account.",
+        )
+    elif answer == "nobody":
+        findings.fail(
+            "JetStream",
+            "is not enabled",
+            "Start nats-server with -js, or enable it for this account.",
+        )
+    else:
+        denied = _denied(complaints, "$JS.API") or "no answer from $JS.API"
+        findings.fail(
+            "JetStream",
+            denied,
+            "Allow the NATS user to publish to $JS.API.> and to subscribe to _INBOX.>.",
+        )
+    return False
+
+
+async def _ask(
+    client: Client, subject: str, data: bytes = b"", headers: dict[str, str] | None = None
+) -> Any:
+    """JetStream's answer; `nobody` without a responder, `silence` without a word."""
+    try:
+        return json.loads(
+            (await client.request(subject, data, timeout=_TIMEOUT_S, headers=headers)).data
+        )
+    except NoRespondersError:
+        return "nobody"
+    except (NatsError, TimeoutError):
+        return "silence"
+
+
+def _denied(complaints: Sequence[str], subject: str) -> str | None:
+    found = next(
+        (
+            text
+            for text in complaints
+            if "permissions violation" in text.lower() and subject in text
+        ),
+        None,
+    )
+    return found.removeprefix("nats: ") if found else None
+
+
+async def _streams(client: Client, settings: Settings, findings: Findings) -> None:
+    for config in declared(settings.streams):
+        before = time.time()
+        answer = await _ask(client, f"$JS.API.STREAM.INFO.{config.name}")
+        name, subjects = str(config.name), set(config.subjects or [])
+        check = " ".join(kind_and_name(name))
+        if not isinstance(answer, dict):
+            findings.fail(check, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
+        elif answer.get("error", {}).get("code") == _NOT_FOUND:
+            findings.fail(check, "does not exist", "Run `headrace init`.")
+        elif "error" in answer:
+            findings.fail(check, str(answer["error"].get("description")), "Run `headrace init`.")
+        else:
+            _stream(check, name, subjects, answer, findings)
+            if name == settings.streams.cdc and "ts" in answer:
+                there = datetime.fromisoformat(answer["ts"]).timestamp()
+                findings.skew(there - (before + time.time()) / 2)
+
+
+def _stream(
+    check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings
+) -> None:
+    state, subjects = info["state"], set(info["config"].get("subjects") or [])
+    found = f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, {state['bytes'] / 1_048_576:,.1f} MiB"
+    missing = ", ".join(sorted(wanted - subjects))
+    remedy = f"Add {missing}: nats stream edit {name}."
+    findings.judge(check, found, remedy, good=not missing)
+
+
+async def _publishing(client: Client, complaints: Sequence[str], findings: Findings) -> None:
+    lacking = [
+        f"{prefix}.>"
+        for prefix in ("cdc", "init")
+        if await _ask(client, f"{prefix}._doctor", headers=_REFUSED_ON_PURPOSE) == "silence"
+    ]
+    found = f"not allowed on {', '.join(lacking)}" if lacking else "allowed on cdc.> and init.>"
+    remedy = f"Allow the NATS user to publish to {', '.join(lacking)}."
+    findings.judge("publishing", _denied(complaints, "_doctor") or found, remedy, good=not lacking)
+
+
+async def _bus(
+    client: Client, settings: Settings, complaints: Sequence[str], findings: Findings
+) -> None:
+    """A message of the internal bus, there and back."""
+    subject = link.doctor_subject(settings.source.slot)
+    back = asyncio.Event()
+
+    async def came(_: object) -> None:
+        back.set()
+
+    subscription = await client.subscribe(subject, cb=came)
+    try:
+        await client.publish(subject, b"")
+        async with asyncio.timeout(_TIMEOUT_S):
+            await back.wait()
+        findings.ok("bus", f"headrace.{settings.source.slot}.> works")
+    except TimeoutError:
+        found = _denied(complaints, subject) or "a message did not come back"
+        findings.fail(
+            "bus", found, f"Allow the NATS user headrace.{settings.source.slot}.> both ways."
+        )
+    finally:
+        await subscription.unsubscribe()

@@ -1,0 +1,71 @@
+"""`headrace doctor`: whether everything the suite needs is there, and the remedy for what is not.
+
+Changes nothing. Exit code 1 when a check failed; a warning alone is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+import orjson
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.doctor import archive, nats, postgres
+from headrace.cli.doctor.checks import Check, State
+from headrace.cli.terminal import Console
+from headrace.settings import Settings
+
+_MARKS = {State.OK: ("✓", "green"), State.WARN: ("!", "yellow"), State.FAIL: ("✗", "red")}
+
+
+async def run(settings: Settings, *, as_json: bool) -> None:
+    """Make all checks, show them, and end with the exit code that they earn."""
+    groups = await asyncio.gather(
+        postgres.examine(settings),
+        nats.examine(settings),
+        archive.examine(settings),
+    )
+    checks = [check for group in groups for check in group.checks]
+    failed = sum(check.state is State.FAIL for check in checks)
+    if as_json:
+        body = {"ok": not failed, "checks": [asdict(check) for check in checks]}
+        typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
+    else:
+        _show(checks, failed)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(checks: list[Check], failed: int) -> None:
+    console = Console()
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=False)
+    table.add_column(width=1)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    group = ""
+    for check in checks:
+        if check.group != group:
+            table.add_row("", Text(check.group, style="bold"), "")
+            group = check.group
+        table.add_row(*_row(check))
+    console.print(table)
+    warned = sum(check.state is State.WARN for check in checks)
+    console.print(Text(_verdict(len(checks), failed, warned), style="red" if failed else "green"))
+
+
+def _row(check: Check) -> tuple[Text, Text, Text]:
+    mark, style = _MARKS[check.state]
+    found = Text(check.found, style="" if check.state is State.OK else style)
+    if check.state is not State.OK:
+        found.append(f"\n→ {check.remedy}", style="default")
+    return Text(mark, style=style), Text(check.name), found
+
+
+def _verdict(made: int, failed: int, warned: int) -> str:
+    warnings = f", {warned} warning{'' if warned == 1 else 's'}" if warned else ""
+    if failed:
+        return f"{failed} of {made} checks failed{warnings}."
+    return f"{made - warned} checks passed{warnings}." if warned else f"All {made} checks passed."

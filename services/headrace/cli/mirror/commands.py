@@ -1,0 +1,100 @@
+"""The options of `headrace mirror` and `headrace verify`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, NoReturn
+
+import typer
+
+from headrace.errors import HeadraceError
+from headrace.settings import Settings, load
+from headrace.terminal.text import plain
+
+app = typer.Typer()
+
+_PANEL = "Mirrors"
+To = Annotated[
+    str,
+    typer.Option("--to", help="The mirror: sqlite:///local.db, or postgresql://user@host/name."),
+]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option("--table", help="users, app.orders, …; may be repeated. [every published table]"),
+]
+Http = Annotated[
+    int | None,
+    typer.Option("--http", min=0, max=65535, help="Serve health and metrics on this port."),
+]
+
+
+def _settings() -> Settings:
+    try:
+        return load(os.environ)
+    except HeadraceError as error:
+        _fail(error)
+
+
+def _fail(error: HeadraceError) -> NoReturn:
+    typer.echo(plain(f"headrace: {error}"), err=True)
+    raise typer.Exit(1) from error
+
+
+@app.command("mirror", rich_help_panel=_PANEL)
+def mirror(
+    to: To,
+    tables: Tables = None,
+    http: Http = None,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            help=(
+                "While a table is copied again, let the others go on; headrace_mirror.stale_tables "
+                "names it."
+            ),
+        ),
+    ] = False,
+) -> None:
+    """Keep tables in step in SQLite or another PostgreSQL, exactly once. Ctrl-C ends; start it
+    again to go on.
+    """
+    from headrace.cli.mirror import run as command
+
+    settings = _settings()
+    try:
+        code = command.run(settings, tables or [], to, http, fresh=fresh)
+    except HeadraceError as error:
+        _fail(error)
+    raise typer.Exit(code)
+
+
+@app.command("verify", rich_help_panel=_PANEL)
+def verify(
+    to: To,
+    tables: Tables = None,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1, help="Seconds a mirror may take to come to an LSN.")
+    ] = 60,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            "--every", min=1, help="Compare again and again, with so many seconds between."
+        ),
+    ] = None,
+    http: Http = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a table.")] = False,
+) -> None:
+    """Compare a mirror with its source, both at one LSN, while both move. Ends with 3 where they
+    differ.
+    """
+    from headrace.cli.mirror import verify as command
+
+    settings = _settings()
+    try:
+        code = command.run(
+            settings, tables or [], to, wait_s=wait, every_s=every, http=http, as_json=as_json
+        )
+    except HeadraceError as error:
+        _fail(error)
+    raise typer.Exit(code)

@@ -1,0 +1,213 @@
+"""`headrace mirror`: tables kept in step in SQLite or PostgreSQL, with a progress bar while they
+are bootstrapped.
+
+On a terminal it shows bars and a status line; anywhere else it logs lines, as services do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace import log as logs
+from headrace.cli.terminal import Console
+from headrace.contract.naming import split_table_token
+from headrace.contract.table_names import table_of
+from headrace.jetstream.connection import NatsUnreachableError, connected
+from headrace.lsn import format_lsn
+from headrace.mirror import Mirror, Streams, opened
+from headrace.mirror.table import Phase
+from headrace.process import lifecycle
+from headrace.process.health import application, serving
+from headrace.process.lifecycle import Scope
+from headrace.settings import ProcessSettings, Settings
+from headrace.terminal.text import plain
+
+SERVICE = "mirror"
+VIEW_S = 0.2
+JUDGE_S = 1.0
+LOOK_S = 5.0
+_BAR_CHARACTERS = 40
+
+
+def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """`users`, `app.orders`, … as (schema, name)."""
+    return tuple(map(table_of, tables))
+
+
+def run(
+    settings: Settings, tables: Sequence[str], to: str, http: int | None, *, fresh: bool = False
+) -> int:
+    """Mirror until told to stop; the process's exit code."""
+    names = table_names(tables)
+    on_terminal = sys.stdout.isatty()
+
+    async def main(scope: Scope) -> None:
+        await _mirror(scope, settings, names, to, http=http, fresh=fresh, on_terminal=on_terminal)
+
+    if on_terminal:
+        return lifecycle.run(SERVICE, quiet(settings.process), main, tell)
+    return lifecycle.run(SERVICE, settings.process, main)
+
+
+def tell(problem: str) -> None:
+    """Why a command could not do what it was asked: one line on stderr."""
+    print(plain(f"headrace: {problem}"), file=sys.stderr)
+
+
+def quiet(process: ProcessSettings) -> ProcessSettings:
+    """Beside a terminal's bars, lines are for trouble alone (unless more was asked for)."""
+    return replace(process, log_level="warning") if process.log_level == "info" else process
+
+
+async def _mirror(
+    scope: Scope,
+    settings: Settings,
+    tables: tuple[tuple[str, str], ...],
+    to: str,
+    *,
+    http: int | None,
+    fresh: bool,
+    on_terminal: bool,
+) -> None:
+    names = settings.streams
+    streams = Streams(names.cdc, names.init, names.schemas, names.state)
+    try:
+        async with (
+            served(scope, settings, http),
+            opened(to) as target,
+            connected(scope, settings.nats) as client,
+        ):
+            mirror = Mirror(client, target, tables, streams, fresh=fresh)
+            mirror.stats = scope.health.stats
+            scope.health.refreshers.append(
+                lambda stats: stats.update(nats_connected=int(client.is_connected))
+            )
+            scope.spawn("mirror-health", _judge(scope, mirror))
+            scope.spawn("mirror-figures", _look(scope, mirror))
+            if on_terminal:
+                scope.spawn("mirror-view", _show(scope, mirror, to))
+                # So that the bars are there before anything is told.
+                await asyncio.sleep(0)
+            await mirror.run(scope.stopping)
+            scope.stopping.set()
+    except NatsUnreachableError:
+        if not scope.stopping.is_set():
+            raise
+
+
+@contextlib.asynccontextmanager
+async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIterator[None]:
+    """`/livez`, `/readyz` and `/metrics`, where a port is given."""
+    if http is None:
+        yield
+        return
+    async with serving(
+        application(scope.health, settings.source.slot), settings.process.http_host, http
+    ):
+        yield
+
+
+async def _judge(scope: Scope, mirror: Mirror) -> None:
+    """Ready once every table is there, and while nothing keeps the mirror from its work."""
+    while not scope.stopping.is_set():
+        for part in ("target", "stream"):
+            if mirror.trouble and mirror.trouble_with == part:
+                scope.health.ail(part, mirror.trouble)
+            else:
+                scope.health.heal(part)
+        if mirror.awaited:
+            scope.health.ail("moment", mirror.awaited)
+        else:
+            scope.health.heal("moment")
+        scope.health.warnings = _warnings(mirror)
+        if mirror.is_whole:
+            scope.health.started()
+        await scope.pause(JUDGE_S)
+
+
+def _warnings(mirror: Mirror) -> dict[str, str]:
+    """Names alone: a refusal's own text may have a row's values."""
+    if not mirror.parked:
+        return {}
+    tables = ", ".join(".".join(split_table_token(token)) for token in sorted(mirror.parked))
+    return {"parked": f"the target refuses {tables}; the log has the reason (table_parked)"}
+
+
+async def _look(scope: Scope, mirror: Mirror) -> None:
+    """Keep the figures that nobody counts as they change."""
+    while not scope.stopping.is_set():
+        await mirror.look()
+        await scope.pause(LOOK_S)
+
+
+async def _show(scope: Scope, mirror: Mirror, to: str) -> None:
+    """Bars and a status line, until the end."""
+    with (
+        Live(console=Console(), refresh_per_second=1 / VIEW_S) as live,
+        _logged_above(scope.process),
+    ):
+        while not scope.stopping.is_set():
+            live.update(_view(mirror, to))
+            await scope.pause(VIEW_S)
+        live.update(_line(mirror, to))
+
+
+@contextlib.contextmanager
+def _logged_above(process: ProcessSettings) -> Iterator[None]:
+    """Lines go above the bars, which own the terminal; what only warns is in the status line
+    anyway.
+    """
+    level = "error" if process.log_level == "warning" else process.log_level
+    logs.configure(SERVICE, level=level, form=process.log_format)
+    try:
+        yield
+    finally:
+        logs.configure(
+            SERVICE, level=process.log_level, form=process.log_format, stream=sys.__stderr__
+        )
+
+
+def _view(mirror: Mirror, to: str) -> RenderableType:
+    bars = Table.grid(padding=(0, 2))
+    for token, progress in sorted(mirror.progress.items()):
+        known = progress.rows_estimated or None
+        loading = token in mirror.book.tables and mirror.book.tables[token].phase is Phase.LOADING
+        done = "loaded" if loading else "copied at the source"
+        rows = (
+            f"{progress.rows:,} of {known:,} rows {done}" if known else "waiting for its snapshot"
+        )
+        bar = ProgressBar(
+            total=known,
+            completed=min(progress.rows, known or 0),
+            width=_BAR_CHARACTERS,
+            pulse=known is None,
+        )
+        bars.add_row(Text(token, style="bold"), bar, Text(rows, style="dim"))
+    return Group(bars, _line(mirror, to))
+
+
+def _line(mirror: Mirror, to: str) -> Text:
+    if reason := mirror.trouble or mirror.awaited:
+        return Text(reason, style="yellow")
+    scheme, _, place = to.partition("://")
+    # What stands before the @ may be a password.
+    shown = f"{scheme}://{place.rpartition('@')[2]}"
+    count = len(mirror.following)
+    line = Text.assemble(
+        (f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}"
+    )
+    if mirror.parked:
+        line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")
+    line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
+    lsn = mirror.stats.get("mirror_lsn")
+    return line.append(f"   up to {format_lsn(lsn)}", style="dim") if isinstance(lsn, int) else line

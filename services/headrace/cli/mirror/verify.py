@@ -1,0 +1,179 @@
+"""`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or
+again and again.
+
+Ends with code 0 where all tables are equal, 3 where one is not, 1 where it was not found out. Shows
+keys of rows that differ, never other values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import orjson
+from rich.text import Text
+
+from headrace import log as logs
+from headrace.cli.mirror.run import quiet, served, table_names, tell
+from headrace.cli.terminal import Console
+from headrace.contract.naming import table_token
+from headrace.jetstream.connection import connected
+from headrace.lsn import format_lsn
+from headrace.metrics.counting import Stats, count
+from headrace.mirror import opened
+from headrace.process import lifecycle
+from headrace.process.lifecycle import Scope
+from headrace.settings import Settings
+from headrace.terminal.text import one_line
+from headrace.verify import NoMirrorError, Patience, Verdict, Verifier
+from headrace.verify.check import RANGES
+
+log = logs.logger("verify")
+
+SERVICE = "verify"
+EXIT_DIFFERENT = 3
+SHOWN_MAX = 20
+_CHARACTERS_MAX = 100
+
+
+def run(
+    settings: Settings,
+    tables: Sequence[str],
+    to: str,
+    *,
+    wait_s: float,
+    every_s: float | None = None,
+    http: int | None = None,
+    as_json: bool = False,
+) -> int:
+    """Compare; the process's exit code."""
+    names = table_names(tables)
+    patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
+    found: list[Verdict] | None = None
+
+    async def compare(scope: Scope, verifier: Verifier) -> None:
+        nonlocal found
+        found = await _all(verifier, names, scope, as_json=as_json)
+
+    async def main(scope: Scope) -> None:
+        async with (
+            served(scope, settings, http),
+            opened(to) as target,
+            connected(scope, settings.nats) as client,
+        ):
+            verifier = Verifier(settings, client, target, patience)
+            while await scope.until_stopping(compare(scope, verifier)):
+                scope.health.started()
+                if every_s is None:
+                    break
+                await scope.pause(every_s)
+
+    if every_s is not None:
+        return lifecycle.run(SERVICE, settings.process, main)
+    return lifecycle.run(SERVICE, quiet(settings.process), main, tell) or _exit_code(found)
+
+
+def _exit_code(found: Sequence[Verdict] | None) -> int:
+    if found is None:
+        return lifecycle.EXIT_ERROR
+    return 0 if all(verdict.equal for verdict in found) else EXIT_DIFFERENT
+
+
+async def _all(
+    verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool
+) -> list[Verdict]:
+    """Every table's verdict, each told as soon as it is there."""
+    began = time.monotonic()
+    there = [state.token for state in await verifier.tables()]
+    tokens = [table_token(*name) for name in names] or there
+    if not tokens:
+        raise NoMirrorError("the mirror has no tables")
+    verdicts = []
+    for token in tokens:
+        with _step(token):
+            verdicts.append(await verifier.table(token))
+        _tell(verdicts[-1], as_json=as_json)
+    scope.health.stats["verify_seconds"] = time.monotonic() - began
+    _count(scope.health.stats, verdicts)
+    return verdicts
+
+
+@contextlib.contextmanager
+def _step(token: str) -> Iterator[None]:
+    """Say what is being waited for, on a terminal only."""
+    if not sys.stdout.isatty():
+        yield
+        return
+    with Console().status(f"{token}: comparing at one LSN …"):
+        yield
+
+
+def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
+    count(stats, "verify_runs")
+    stats["verify_differences"] = {
+        verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1))
+        for verdict in verdicts
+    }
+    stats["verify_rows"] = sum(verdict.rows for verdict in verdicts)
+
+
+def _tell(verdict: Verdict, *, as_json: bool) -> None:
+    log.info(
+        "verified",
+        table=verdict.token,
+        equal=verdict.equal,
+        rows=verdict.rows,
+        lsn=format_lsn(verdict.lsn),
+    )
+    if not verdict.equal:
+        log.error(
+            "mirror_differs",
+            table=verdict.token,
+            rows=len(verdict.found),
+            reason=verdict.why or "rows",
+        )
+    if as_json:
+        print(orjson.dumps(_body(verdict), default=str).decode(), flush=True)
+    else:
+        Console(soft_wrap=True).print(_text(verdict))
+
+
+def _body(verdict: Verdict) -> dict[str, object]:
+    rows = [
+        {"what": d.kind, "key": [str(v) for v in d.key], "columns": d.columns}
+        for d in verdict.found[:SHOWN_MAX]
+    ]
+    return {
+        "table": verdict.token,
+        "equal": verdict.equal,
+        "lsn": format_lsn(verdict.lsn),
+        "rows": verdict.rows,
+        "ranges_differing": verdict.ranges,
+        "differences": len(verdict.found),
+        "reason": verdict.why or None,
+        "found": rows,
+    }
+
+
+def _text(verdict: Verdict) -> Text:
+    place = f"{verdict.rows:,} rows at {format_lsn(verdict.lsn)}"
+    if verdict.equal:
+        return Text.assemble(("= ", "green"), (verdict.token, "bold"), f"  {place}")
+    text = Text.assemble(("≠ ", "red"), (verdict.token, "bold"), f"  {verdict.why or place}")
+    if verdict.why:
+        return text
+    text.append(
+        f", {len(verdict.found)} differ, in {verdict.ranges} of {RANGES} ranges", style="red"
+    )
+    for difference in verdict.found[:SHOWN_MAX]:
+        pairs = [
+            f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)
+        ]
+        named = " ".join(pairs) or ", ".join(map(repr, difference.key))
+        columns = f"  ({', '.join(difference.columns)})" if difference.columns else ""
+        text.append(f"\n    {difference.kind:<8} {one_line(named[:_CHARACTERS_MAX])}{columns}")
+    if len(verdict.found) > SHOWN_MAX:
+        text.append(f"\n    and {len(verdict.found) - SHOWN_MAX} more", style="dim")
+    return text

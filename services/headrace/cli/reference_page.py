@@ -1,0 +1,97 @@
+"""The reference page of the command line, docs/cli.md, made from the commands themselves.
+
+Owns the page's form and none of its facts. Run as `python -m headrace.cli.reference_page PATH` it writes the
+page; a test keeps it up to date. No command imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import typer.main
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from headrace.cli import service
+from headrace.cli.main import app
+from headrace.cli.usage import placeholder
+
+_HEAD = """\
+# Command line
+
+`headrace COMMAND --help` says the same. Options win over the environment; what has no option is in
+[settings](settings.md). A command that can't do what it was asked says so in one line on stderr, with the remedy, and
+ends with 1; bad usage ends with 2.
+
+This page is generated from the commands; don't edit it.
+"""
+_SERVICES = """\
+## Services
+
+One process each. All take the same options, so that one line of a manifest fits every one.
+
+| command | what it does |
+|---|---|
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    group = typer.main.get_group(app)
+    parts = [_HEAD, *_services()]
+    for name, command in group.commands.items():
+        if name not in service.SERVICES:
+            parts.extend(_command(command, f"headrace {name}"))
+    return "\n".join(parts)
+
+
+def _services() -> Iterator[str]:
+    rows = "".join(
+        f"| `headrace {name}` | {_cell(explain)} |\n" for name, explain in service.SERVICES.items()
+    )
+    yield _SERVICES + rows
+    actions = [action for action in service.parser("publisher")._actions if action.dest != "help"]  # noqa: SLF001  # argparse has no public way to list its options
+    yield _table((_flag(action), action.help or "") for action in actions)
+
+
+def _flag(action: argparse.Action) -> str:
+    value = f" {action.metavar}" if isinstance(action.metavar, str) else ""
+    return f"{', '.join(action.option_strings)}{value}"
+
+
+def _command(command: object, name: str, level: int = 2) -> Iterator[str]:
+    """One command's section; of a group, those of its commands too."""
+    assert isinstance(command, TyperCommand | TyperGroup)
+    yield f"{'#' * level} {name}\n"
+    yield inspect.cleandoc(command.help or "") + "\n"
+    if isinstance(command, TyperGroup):
+        for part, inner in command.commands.items():
+            yield from _command(inner, f"{name} {part}", level + 1)
+        return
+    if rows := [
+        _parameter(one) for one in command.params if isinstance(one, TyperArgument | TyperOption)
+    ]:
+        yield _table(rows)
+
+
+def _parameter(parameter: TyperArgument | TyperOption) -> tuple[str, str]:
+    explain = parameter.help or ""
+    if isinstance(parameter, TyperArgument):
+        return str(parameter.name).upper(), explain
+    return f"{', '.join(parameter.opts)} {placeholder(parameter)}".rstrip(), explain
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(f"| `{_cell(flag)}` | {_cell(explain)} |\n" for flag, explain in rows)
+    return f"| option | what it does |\n|---|---|\n{body}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page())

@@ -1,0 +1,211 @@
+"""`headrace teardown`: removes what `headrace init` made, the slot first, since it is what holds
+WAL.
+
+Promises: asks before it removes anything; ends only a reader of ours; leaves a publication, stream
+or bucket that others made, and the archive's files; says what it removed and what it left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+import asyncpg
+import typer
+from nats.js.errors import NotFoundError
+
+from headrace.bus import link
+from headrace.cli.session import Screen, kind_and_name, nats, postgres, suite_of
+from headrace.cli.setup.init import PUBLICATION_MARK
+from headrace.errors import HeadraceError
+from headrace.jetstream.connection import NatsUnreachableError, shown
+from headrace.jetstream.provisioning import declared
+from headrace.postgres import ddl_trigger, slot_reader
+from headrace.postgres.connection import where
+from headrace.postgres.replication import quote_name
+from headrace.postgres.slot_reader import SlotReader
+from headrace.settings import Settings
+
+_DENIED_REMEDY = "Run it as the role that made them, or as a superuser."
+
+_STOP_S = 12.0
+_DROP_S = 5.0
+_POLL_S = 0.1
+_OUR_STREAM = "Headrace: "
+
+_SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1"
+_PUBLICATION = (
+    "SELECT obj_description(oid, 'pg_publication') AS mark FROM pg_publication WHERE pubname = $1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is there, and what would go."""
+
+    slot: bool
+    reader: int | None
+    publication: bool
+    foreign_publication: bool
+    streams: tuple[str, ...]
+    foreign_streams: tuple[str, ...]
+
+    @property
+    def empty(self) -> bool:
+        return not (self.slot or self.publication or self.streams)
+
+
+async def run(
+    settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger: bool = False
+) -> None:
+    """Show what goes, ask, remove."""
+    screen = Screen()
+    async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
+        plan = await _plan(session, settings, streams=streams)
+        if not plan.empty and not yes:
+            _ask(settings, plan)
+        screen.title(f"PostgreSQL {where(settings.postgres)}")
+        if plan.reader is not None:
+            await _stop_suite(session, settings, plan.reader)
+            screen.made("reader", f"process {plan.reader}", "stopped")
+        await _drop_slot(session, settings, screen, there=plan.slot)
+        await _drop_publication(session, settings, screen, plan)
+        if with_ddl_trigger:
+            await session.execute(ddl_trigger.REMOVE)
+            screen.made("event trigger", "headrace_ddl", "dropped")
+    if streams:
+        await _delete_streams(settings, screen, plan)
+    if settings.archive.url:
+        screen.title(f"Archive {settings.archive.url}")
+        screen.kept(
+            "files",
+            "all",
+            "left: they are yours to remove; a new slot tells a gap there, or wants a new place",
+        )
+
+
+async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: bool) -> Plan:
+    slot = await session.fetchval(_SLOT, settings.source.slot)
+    publication = await session.fetchrow(_PUBLICATION, settings.source.publication)
+    ours = publication is not None and publication["mark"] == PUBLICATION_MARK
+    reader = await _own_reader(session, settings)
+    found, foreign = await _streams(settings) if streams else ((), ())
+    return Plan(bool(slot), reader, ours, publication is not None and not ours, found, foreign)
+
+
+async def _own_reader(session: asyncpg.Connection, settings: Settings) -> int | None:
+    """The process that reads the slot; raises if it isn't this suite's."""
+    row = await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot)
+    if row is None:
+        return None
+    reader, suite = SlotReader.of(row), await suite_of(settings, "teardown")
+    if not reader.is_suite or (suite is not None and reader.is_foreign(suite)):
+        raise HeadraceError(
+            f"replication slot {settings.source.slot} is being read by {reader}",
+            remedy="It isn't this suite's: stop it yourself first.",
+        )
+    return reader.pid
+
+
+async def _streams(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    ours: list[str] = []
+    foreign: list[str] = []
+    async with nats(settings, "teardown") as (client, _):
+        for config in declared(settings.streams):
+            try:
+                info = await client.jetstream().stream_info(str(config.name))
+            except NotFoundError:
+                continue
+            mine = (info.config.description or "").startswith(_OUR_STREAM)
+            (ours if mine else foreign).append(str(config.name))
+    return tuple(ours), tuple(foreign)
+
+
+def _ask(settings: Settings, plan: Plan) -> None:
+    parts = []
+    if plan.reader is not None:
+        parts.append("stops the running suite")
+    if plan.slot:
+        parts.append(
+            f"drops replication slot {settings.source.slot} (its place in the WAL is lost)"
+        )
+    if plan.publication:
+        parts.append(f"drops publication {settings.source.publication}")
+    if plan.streams:
+        parts.append(f"deletes {', '.join(plan.streams)} with everything in them")
+    question = f"This {'; '.join(parts)}. Go on?"
+    if not sys.stdin.isatty():
+        raise HeadraceError(
+            question.removesuffix(" Go on?").removesuffix("."), remedy="Say so with --yes."
+        )
+    typer.confirm(question, abort=True)
+
+
+async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: int) -> None:
+    """An ordered stop by the bus; a reader that doesn't hear it is ended, and with it nothing that
+    was confirmed.
+    """
+    try:
+        async with nats(settings, "teardown") as (client, _):
+            await client.publish(
+                link.stop_subject(settings.source.slot),
+                link.stop_command(settings.source.slot, settings.process.shutdown_token),
+            )
+            await client.flush()
+        if await _released(session, settings.source.slot, _STOP_S):
+            return
+    except NatsUnreachableError:
+        # Without the bus nobody can be told: the connection itself is what is left.
+        pass
+    await session.fetchval("SELECT pg_terminate_backend($1)", reader)
+    if not await _released(session, settings.source.slot, _DROP_S):
+        raise HeadraceError(
+            f"replication slot {settings.source.slot} was taken again at once",
+            remedy="Stop wal-reader where it runs, then try again.",
+        )
+
+
+async def _released(session: asyncpg.Connection, slot: str, within_s: float) -> bool:
+    """Whether nobody reads the slot any more; PostgreSQL tells of that to no one who doesn't ask."""
+    for _ in range(int(within_s / _POLL_S)):
+        if not await session.fetchval(
+            "SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot
+        ):
+            return True
+        await asyncio.sleep(_POLL_S)
+    return False
+
+
+async def _drop_slot(
+    session: asyncpg.Connection, settings: Settings, screen: Screen, *, there: bool
+) -> None:
+    slot = settings.source.slot
+    if not there:
+        screen.kept("slot", slot, "was not there")
+        return
+    await session.fetchval("SELECT pg_drop_replication_slot($1)", slot)
+    screen.made("slot", slot, "dropped")
+
+
+async def _drop_publication(
+    session: asyncpg.Connection, settings: Settings, screen: Screen, plan: Plan
+) -> None:
+    name = settings.source.publication
+    if plan.publication:
+        await session.execute(f"DROP PUBLICATION {quote_name(name)}")
+        screen.made("publication", name, "dropped")
+    elif plan.foreign_publication:
+        screen.kept("publication", name, "left: headrace init did not make it")
+    else:
+        screen.kept("publication", name, "was not there")
+
+
+async def _delete_streams(settings: Settings, screen: Screen, plan: Plan) -> None:
+    screen.title(f"NATS {shown(settings.nats)}")
+    async with nats(settings, "teardown") as (client, _):
+        for name in plan.streams:
+            await client.jetstream().delete_stream(name)
+            screen.made(*kind_and_name(name), "deleted")
+    for name in plan.foreign_streams:
+        screen.kept(*kind_and_name(name), "left: headrace did not make it")

@@ -1,0 +1,1 @@
+"""`headrace up`: run the whole suite on this machine."""

@@ -1,0 +1,336 @@
+"""`headrace up`: the whole suite on this machine, or several of them, with one command.
+
+Promises: two of them never share a folder; what it started it stops, in order, whatever ends it; a
+second Ctrl-C hastens that. Never touches servers that the environment names, beyond what the suite
+itself needs there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.audit.settings import load_audit
+from headrace.cli.setup import init
+from headrace.cli.up.demo import kept_events, make_database, make_table, sample_changes
+from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
+from headrace.cli.up.selection import (
+    Chosen,
+    check_together,
+    is_published,
+    require_disjoint,
+    require_free_slot,
+)
+from headrace.cli.up.servers import DATABASE, Servers
+from headrace.cli.up.suite import Suite
+from headrace.cli.up.view import Made, Row, View
+from headrace.embedded.postgres import EmbeddedPostgres
+from headrace.embedded.process import AlreadyServedError
+from headrace.embedded.server import EmbeddedServer
+from headrace.errors import HeadraceError
+from headrace.settings import DeliveryMode
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says; what is None or 0 there, the environment or chance decides."""
+
+    pg_port: int = 0
+    nats_port: int = 0
+    http_port: int | None = None
+    suites: tuple[Chosen, ...] = (Chosen(),)
+    json: bool | None = None
+    delivery: DeliveryMode | None = None
+    zstd: bool | None = None
+    zstd_events: bool | None = None
+    archive: str | None = None
+    once: bool = False
+    verbose: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """The flags that all services share, as variables."""
+        given = {
+            "HEADRACE_ENCODING": "json" if self.json else None,
+            "HEADRACE_DELIVERY": None if self.delivery is None else str(self.delivery),
+            "HEADRACE_ZSTD": "true" if self.zstd else None,
+            "HEADRACE_ZSTD_EVENTS": "true" if self.zstd_events else None,
+            "HEADRACE_ARCHIVE_URL": self.archive,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class FolderError(HeadraceError):
+    """The folder in which everything is kept can't be used."""
+
+    remedy = "Start it in a folder of yours, on a disk with room."
+
+
+async def run(folder: Path, options: Options) -> None:
+    """Start everything, show it, wait for the end, stop everything. All that it keeps is in the
+    folder.
+    """
+    with _alone_in(folder):
+        await _Up(folder, options).run()
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder for as long as this process lives."""
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FolderError(f"headrace up can't write in {folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 20, 0).decode().strip() or "?"
+            raise AlreadyServedError(
+                f"headrace up already runs in {folder.parent}, as process {pid}",
+                remedy=(
+                    f"Use that one, stop it with `kill {pid}`, or start this one in another folder."
+                ),
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+class _Up:
+    """One run of the command."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        check_together(options.suites, os.environ)
+        self._folder = folder
+        self._options = options
+        self._view = View(verbose=options.verbose)
+        self._servers = Servers.choose(
+            folder, os.environ, pg_port=options.pg_port, nats_port=options.nats_port
+        )
+        self._suites: list[Suite] = []
+        self._begun = time.monotonic()
+        self._told_to_stop = asyncio.Event()
+        self._keeper = Keeper(self._view.news)
+        # By the user, who did not want to wait.
+        self._killed = False
+
+    async def run(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        keeping = asyncio.create_task(self._keeper.run(), name="keeper")
+        try:
+            if (
+                await unless_told_to_stop(self._start(), self._told_to_stop, keeping)
+                and not self._options.once
+            ):
+                await self._watch(keeping)
+        finally:
+            # A server that ends from here on is to end.
+            await cancelled(keeping)
+            await self._stop()
+
+    async def _start(self) -> None:
+        view = self._view
+        with view.step("Starting the servers"):
+            await self._servers.start(view.done)
+        self._keeper.watch(self._servers.embedded)
+        self._adopt_environment()
+        first = self._suites[0].settings
+        with view.step("Making the publication, streams, buckets and slot"):
+            await self._make_objects()
+        if kept := await kept_events(first):
+            view.done(f"The stream {first.streams.cdc} still holds {kept:,} messages")
+        with view.step("Starting the services"):
+            await self._start_services()
+        ready = sum(len(suite.ports) for suite in self._suites)
+        view.done(f"{ready} services are ready{self._counted()}")
+        if self._servers.postgres is not None:
+            for suite in self._suites:
+                with view.step("Writing sample changes"):
+                    events = await sample_changes(suite.settings, suite.demo_table)
+                of = f" of {suite.slot}" if suite.label else ""
+                view.done(f"A transaction{of} was committed, and its changes arrived in JetStream:")
+                view.changes(events)
+        self._show()
+        view.quiet = False
+
+    def _counted(self) -> str:
+        return f", {len(self._suites)} suites" if len(self._suites) > 1 else ""
+
+    async def _make_objects(self) -> None:
+        made = Made()
+        embedded, several = self._servers.postgres is not None, len(self._suites) > 1
+        settings = [suite.settings for suite in self._suites]
+        if embedded:
+            await make_database(settings[0], DATABASE)
+        if several:
+            await require_disjoint(settings, existing=not embedded)
+        for suite in self._suites:
+            tables = []
+            if embedded:
+                await make_table(suite.settings, suite.demo_table)
+                # A new publication is of all tables, where one suite is alone; one that is there
+                # may lack the demo's.
+                tables = [suite.demo_table] if several or await is_published(suite.settings) else []
+            await init.run(suite.settings, tables, made)
+        if several:
+            await require_disjoint(settings, existing=True)
+        for one in settings:
+            await require_free_slot(one)
+        if made.things:
+            self._view.done(f"Made {', '.join(made.things)}")
+
+    def _adopt_environment(self) -> None:
+        """Lead this process, and so its children, to the servers and settings that were chosen."""
+        environment = (
+            self._servers.inherited() | self._servers.environment() | self._options.environment()
+        )
+        audit = load_audit(environment)
+        environment |= audit.for_the_suite(environment) if audit.enabled else {}
+        os.environ.clear()
+        os.environ.update(environment)
+        chosen = self._options.suites
+        self._suites = [
+            Suite(one, environment, self._folder, number=number, of=len(chosen))
+            for number, one in enumerate(chosen)
+        ]
+
+    async def _start_services(self) -> None:
+        taken: set[int] = set()
+        for suite in self._suites:
+            suite.start(self._view, self._options.http_port, taken)
+            self._write_environment(suite, suite.environment_file)
+        if len(self._suites) > 1:
+            self._write_environment(self._suites[0], "env")
+        for suite in self._suites:
+            await suite.until_ready()
+
+    def _write_environment(self, suite: Suite, name: str) -> None:
+        settings = {
+            "HEADRACE_SLOT": suite.slot,
+            "HEADRACE_PUB": suite.settings.source.publication,
+            # For `headrace status`, which asks telemetry.
+            "HEADRACE_HTTP_PORT": str(suite.ports["telemetry"]),
+        }
+        if suite.settings.archive.url:
+            settings["HEADRACE_ARCHIVE_URL"] = suite.settings.archive.url
+        self._servers.write_environment(settings, name)
+
+    async def _watch(self, keeping: asyncio.Task[None]) -> None:
+        """Wait for the user, or for every suite to be over."""
+        if await unless_told_to_stop(self._until_all_are_over(), self._told_to_stop, keeping):
+            for suite in self._suites:
+                suite.check()
+
+    async def _until_all_are_over(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for suite in self._suites:
+                group.create_task(self._see_out(suite), name=f"watch {suite.slot}")
+
+    async def _see_out(self, suite: Suite) -> None:
+        """Stop what is left of a suite that is over; the others go on."""
+        await suite.supervisor.over.wait()
+        if len(self._suites) > 1:
+            await suite.supervisor.stop()
+            self._view.news(f"suite {suite.slot} stopped")
+
+    def _signalled(self) -> None:
+        if not self._told_to_stop.is_set():
+            self._told_to_stop.set()
+            return
+        self._view.news("killing what still runs")
+        self._killed = True
+        for suite in self._suites:
+            if suite.started:
+                suite.supervisor.hasten()
+        for server in self._servers.embedded:
+            _hasten(server)
+
+    async def _stop(self) -> None:
+        """Stop the services in order, then the servers."""
+        # From here on a first Ctrl-C is the one that hastens.
+        self._told_to_stop.set()
+        self._view.quiet = True
+        began = time.monotonic()
+        running = [suite for suite in self._suites if suite.started]
+        if running:
+            with self._view.step("Stopping the services"):
+                await asyncio.gather(*(suite.supervisor.stop() for suite in running))
+            each = f" of {len(running)} suites" if len(running) > 1 else ""
+            order = f"stopped, {', '.join(running[0].ports)}, in this order"
+            self._view.done(f"The services{each} {'were killed' if self._killed else order}")
+        for server in reversed(self._servers.embedded):
+            if server.running:
+                with self._view.step(f"Stopping {server.kind}"):
+                    await server.stop()
+                ended = "was killed" if self._killed else "stopped"
+                self._view.done(f"{server.kind} {ended}; its data stays in {_short(server.folder)}")
+        self._view.say(f"Stopped in {time.monotonic() - began:.1f} s.", "dim")
+
+    def _show(self) -> None:
+        first = self._suites[0].settings
+        rows = [
+            Row(
+                place.name,
+                place.address,
+                place.pid,
+                _short(place.embedded.folder) if place.embedded else "",
+            )
+            for place in self._servers.places(first.postgres, first.nats)
+        ]
+        for suite in self._suites:
+            for name in ("telemetry", *(name for name in suite.ports if name != "telemetry")):
+                url, pid = suite.supervisor.url(name), suite.supervisor.pid(name)
+                pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
+                rows.append(Row(f"{suite.label}{name}", url, pid, pages))
+        self._view.table(rows, self._hints())
+        self._view.say(
+            f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in "
+            f"{_short(self._folder)}/logs."
+        )
+
+    def _hints(self) -> list[tuple[str, str]]:
+        environment = _short(self._folder / "env")
+        nats = self._suites[0].settings.nats
+        url = nats.url or nats.host
+        several = [
+            (
+                f"of {suite.slot}",
+                f". {_short(self._folder / suite.environment_file)} && headrace status",
+            )
+            for suite in self._suites
+            if suite.label
+        ]
+        return [
+            ("psql", self._servers.psql()),
+            ("follow", f". {environment} && headrace tail   (in another terminal)"),
+            ("look at", f"{self._suites[0].supervisor.url('telemetry')}/   (in a browser)"),
+            *several,
+            ("nats", f"nats --server {url} sub 'cdc.>'"),
+            ("Python", f"client = await nats.connect({url!r})"),
+            ("", "await client.jetstream().subscribe('cdc.>', ordered_consumer=True)"),
+            ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data"),
+        ]
+
+
+def _hasten(server: EmbeddedServer) -> None:
+    """Let the stop that is under way end now."""
+    if server.running:
+        number = signal.SIGQUIT if isinstance(server, EmbeddedPostgres) else signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server.pid, number)
+
+
+def _short(path: Path) -> str:
+    """The path as the user would type it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,168 @@
+"""One suite of `headrace up`: its settings, its ports, its services while they run.
+
+Promises: the documented ports where they are free, those of a further suite ten higher each;
+whatever stands in the way of them is told before anything starts. One suite knows nothing of
+another.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.audit.settings import load_audit
+from headrace.cli.up.demo import TABLE
+from headrace.cli.up.selection import Chosen
+from headrace.cli.up.view import View
+from headrace.embedded.ports import free_port, is_free
+from headrace.embedded.process import PortTakenError
+from headrace.errors import HeadraceError
+from headrace.settings import Settings, load
+from headrace.supervisor.line import Line
+from headrace.supervisor.process import Service
+from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
+
+# In the order in which they stop: the reader first, so that what it read is confirmed before the
+# publisher goes.
+PORTS = {
+    "wal-reader": 9091,
+    "publisher": 9092,
+    "snapshot-responder": 9093,
+    "schema-publisher": 9094,
+    "telemetry": 9090,
+}
+# Beside the publisher, where an archive is named.
+ARCHIVER, ARCHIVER_PORT = "archiver", 9095
+# Behind the publisher, where HEADRACE_AUDIT asks for a trail.
+AUDIT, AUDIT_PORT = "audit-writer", 9096
+# Between the ports of one suite and those of the next.
+PORTS_APART = 10
+READY_TIMEOUT_S = 60.0
+# Over the services' own deadline, so that they can say themselves what they waited for.
+STOP_GRACE_S = 3.0
+
+
+class Suite:
+    """A suite and, once started, its supervisor."""
+
+    def __init__(
+        self, chosen: Chosen, environment: Mapping[str, str], folder: Path, *, number: int, of: int
+    ) -> None:
+        own = dict(environment) | chosen.environment()
+        if of > 1 and own.get("HEADRACE_ARCHIVE_URL"):
+            # An archive is of one source.
+            own["HEADRACE_ARCHIVE_URL"] = f"{own['HEADRACE_ARCHIVE_URL'].rstrip('/')}/{chosen.slot}"
+        self.settings: Settings = load(own)
+        self.slot = self.settings.source.slot
+        # What stands before a service's name, where there are several of it.
+        self.label = f"{self.slot} " if of > 1 else ""
+        # PostgreSQL cuts a longer name.
+        self.demo_table = f"{TABLE}_{self.slot}"[:63] if of > 1 else TABLE
+        self.environment_file = f"env-{self.slot}" if of > 1 else "env"
+        self.ports: dict[str, int] = {}
+        self._environment = own
+        self._logs = folder / "logs" / self.slot if of > 1 else folder / "logs"
+        self._shift = number * PORTS_APART
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def supervisor(self) -> Supervisor:
+        assert self._supervisor is not None, "started before"
+        return self._supervisor
+
+    @property
+    def started(self) -> bool:
+        return self._supervisor is not None
+
+    def start(self, view: View, telemetry: int | None, taken: set[int]) -> None:
+        """Start every service on ports that are free and that no other suite was given."""
+        self.ports = self._service_ports(telemetry, taken)
+        self._logs.mkdir(exist_ok=True)
+        self._supervisor = Supervisor(
+            [self._service(name, port) for name, port in self.ports.items()],
+            _Named(view, self.label),
+            stop_timeout_s=self.settings.process.shutdown_timeout_s + STOP_GRACE_S,
+        )
+        self._supervisor.start()
+
+    async def until_ready(self) -> None:
+        try:
+            await self.supervisor.until_ready(READY_TIMEOUT_S)
+        except ServiceFailedError as error:
+            raise self._told(error) from error
+
+    def check(self) -> None:
+        """Raise if one of its services failed for good."""
+        try:
+            self.supervisor.check()
+        except ServiceFailedError as error:
+            raise self._told(error) from error
+
+    def _told(self, error: ServiceFailedError) -> HeadraceError:
+        return ServiceFailedError(f"{self.label}{error}") if self.label else error
+
+    def _service(self, name: str, port: int) -> Service:
+        environment = {**self._environment, "HEADRACE_HTTP_PORT": str(port)}
+        return Service(name, environment, port, self._logs / f"{name}.log")
+
+    def _service_ports(self, telemetry: int | None, taken: set[int]) -> dict[str, int]:
+        """The documented ports, unless something uses them or another `up` may be about to."""
+        if telemetry and not self._shift and not is_free(telemetry):
+            raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
+        documented = hold_documented_ports()
+        ports: dict[str, int] = {}
+        for name, port in self._wanted_ports().items():
+            wanted = telemetry if telemetry and name == "telemetry" else port if documented else 0
+            found = free_port(preferred=wanted + self._shift if wanted else 0)
+            while found in taken:
+                found = free_port()
+            taken.add(found)
+            ports[name] = found
+        return ports
+
+    def _wanted_ports(self) -> dict[str, int]:
+        """The services to start, in the order in which they stop, and their documented ports."""
+        audit = {AUDIT: AUDIT_PORT} if load_audit(self._environment).enabled else {}
+        archiver = {ARCHIVER: ARCHIVER_PORT} if self.settings.archive.url else {}
+        later = {
+            name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")
+        }
+        line = {name: PORTS[name] for name in PORTS if name not in later}
+        return {**line, **archiver, **audit, **later}
+
+
+class _Named:
+    """The view, as one of several suites speaks to it."""
+
+    def __init__(self, view: View, label: str) -> None:
+        self._view = view
+        self._label = label
+
+    def line(self, service: str, line: Line) -> None:
+        self._view.line(f"{self._label}{service}", line)
+
+    def news(self, text: str) -> None:
+        self._view.news(f"{self._label}{text}")
+
+
+_ports_held: list[socket.socket] = []
+
+
+def hold_documented_ports() -> bool:
+    """Whether this process, of all that share its ports, is the one that may take the documented
+    ones.
+
+    A name in the kernel and no file: it is as wide as the network namespace, and is given up with
+    the process.
+    """
+    if _ports_held:
+        return True
+    holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        holder.bind("\0headrace-up-ports")
+    except OSError:
+        holder.close()
+        return False
+    _ports_held.append(holder)
+    return True

@@ -1,0 +1,1 @@
+"""`headrace status`, `top` and `tail`: look at a running suite."""

@@ -1,0 +1,154 @@
+"""`headrace tail`: live events in a terminal, readable, or one JSON document a line."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js.errors import NoKeysError
+from rich.text import Text
+
+from headrace.cli.terminal import Console
+from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
+from headrace.contract.naming import CDC, table_token
+from headrace.contract.table_names import table_of
+from headrace.jetstream.connection import connect_once
+from headrace.settings import Settings
+from headrace.terminal.text import one_line, plain
+
+_STYLES = {
+    "INSERT": "green",
+    "UPDATE": "yellow",
+    "DELETE": "red",
+    "TRUNCATE": "red bold",
+    "SCHEMA": "cyan",
+}
+_VALUE_CHARACTERS_MAX = 60
+_TABLES_SHOWN_MAX = 10
+_SCHEMAS_S = 5.0
+
+
+def filters(tables: Iterable[str]) -> tuple[str, ...]:
+    """Subjects of `users`, `app.orders`, …"""
+    return tuple(f"{CDC}.{_token(table)}.>" for table in tables)
+
+
+async def run(
+    settings: Settings, tables: list[str], *, as_json: bool, from_start: bool, limit: int | None
+) -> None:
+    """Print events until interrupted, or until `limit` of them."""
+    console = Console(soft_wrap=True)
+    client = await connect_once(settings.nats, "headrace-tail")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    subscription = Subscription(
+        settings.streams.cdc,
+        filters(tables),
+        start=Start.ALL if from_start else Start.NEW,
+        state_bucket=settings.streams.state,
+    )
+    try:
+        async with follow(client, subscription, MemoryWatermarks()) as consumer:
+            if console.is_terminal:
+                print("following; Ctrl-C ends", file=sys.stderr)
+            shown, unasked = 0, bool(tables)
+            while not stop.is_set() and shown != limit:
+                event = await _next_or_stop(consumer.next(0.5), stop)
+                if event is None and unasked:
+                    # Now only: the first row of a new table may come before its schema.
+                    unasked = False
+                    await _tell_unknown(client, settings, tables)
+                if event is not None:
+                    show(console, event, as_json=as_json)
+                    await consumer.done(event)
+                    shown += 1
+    finally:
+        await client.close()
+
+
+async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str]) -> None:
+    """Say which of the tables have no schema yet, and which ones there are; nothing where the
+    bucket can't be read.
+    """
+    try:
+        schemas = await client.jetstream().key_value(settings.streams.schemas)
+        async with asyncio.timeout(_SCHEMAS_S):
+            known = {*await schemas.keys()}
+    except NoKeysError:
+        known = set()
+    except (NatsError, TimeoutError):
+        return
+    missing = [table for table in tables if _token(table) not in known]
+    if not missing:
+        return
+    shown = sorted(known)[:_TABLES_SHOWN_MAX]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    there = f"there are: {', '.join(shown)}{more}" if known else "there are none yet"
+    text = f"headrace: no table {', '.join(missing)} is published ({there}). Waiting for it; Ctrl-C ends."
+    print(plain(text), file=sys.stderr, flush=True)
+
+
+def _token(table: str) -> str:
+    """A table that a user names, as subjects and the bucket of schemas have it."""
+    return table_token(*table_of(table))
+
+
+async def _next_or_stop(work: Any, stop: asyncio.Event) -> Event | None:
+    fetch = asyncio.create_task(work, name="tail-fetch")
+    halt = asyncio.create_task(stop.wait(), name="tail-stop")
+    await asyncio.wait({fetch, halt}, return_when=asyncio.FIRST_COMPLETED)
+    halt.cancel()
+    if not fetch.done():
+        fetch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await fetch
+        return None
+    event: Event | None = fetch.result()
+    return event
+
+
+def show(console: Console, event: Event, *, as_json: bool) -> None:
+    if as_json:
+        print(plain(json.dumps(event.payload, default=_json_value, ensure_ascii=False)), flush=True)
+        return
+    table = event.table if event.schema in ("public", "") else f"{event.schema}.{event.table}"
+    line = Text(f"{_time(event.payload)}  ", style="dim")
+    line.append(f"{event.operation:<8} ", style=_STYLES.get(event.operation, ""))
+    line.append(f"{one_line(table)}  ", style="bold")
+    line.append(one_line(_columns(event)))
+    line.append(f"  {event.position}", style="dim")
+    console.print(line)
+
+
+def _time(payload: Mapping[str, Any]) -> str:
+    return str(payload.get("tx", {}).get("ts", ""))[11:23]
+
+
+def _columns(event: Event) -> str:
+    if event.operation == "DELETE":
+        values = {name: value for name, value in event.data.items() if value is not None}
+    else:
+        values = dict(event.data)
+    parts = [f"{name}={_short(value)}" for name, value in values.items()]
+    return " ".join(parts + [f"{name}=(unchanged)" for name in event.unchanged])
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=_json_value, ensure_ascii=False)
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def _json_value(value: object) -> str:
+    # bytea has no form in JSON; this is the contract's.
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(type(value).__name__)

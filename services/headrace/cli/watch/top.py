@@ -1,0 +1,74 @@
+"""`headrace top`: a live view of the running suite, made of telemetry's `/status`. Asks over HTTP
+and nothing else.
+
+Promises: the terminal is as it was when it ends; telemetry being away is shown, and waited for.
+Where the output is no terminal, one screen is printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+
+from rich.live import Live
+
+from headrace.cli.terminal import Console
+from headrace.cli.watch.status import TELEMETRY_PORT, TelemetryAwayError, fetch
+from headrace.cli.watch.top_view import Past, screen
+from headrace.settings import Settings
+
+MEASURE_S = 1.0
+
+
+async def run(settings: Settings, *, url: str | None, interval_s: float, once: bool) -> None:
+    """Look again and again, until Ctrl-C or q."""
+    port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
+    base = (url or f"http://127.0.0.1:{port}").rstrip("/")
+    console, past = Console(), Past()
+    past.add(time.monotonic(), await fetch(base))
+    if once or not console.is_terminal:
+        await asyncio.sleep(min(interval_s, MEASURE_S))
+        past.add(time.monotonic(), await fetch(base))
+        console.print(screen(past))
+        return
+    with (
+        _leaving() as over,
+        Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
+    ):
+        trouble = ""
+        while not over.is_set():
+            live.update(screen(past, trouble), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await over.wait()
+            try:
+                past.add(time.monotonic(), await fetch(base))
+                trouble = ""
+            except TelemetryAwayError as error:
+                trouble = str(error)
+
+
+@contextlib.contextmanager
+def _leaving() -> Iterator[asyncio.Event]:
+    """Set by Ctrl-C, SIGTERM, or the key q."""
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, over.set)
+    if not sys.stdin.isatty():
+        yield over
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard)
+    loop.add_reader(keyboard, lambda: over.set() if sys.stdin.read(1) in ("q", "Q") else None)
+    try:
+        yield over
+    finally:
+        loop.remove_reader(keyboard)
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)

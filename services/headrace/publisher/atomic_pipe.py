@@ -1,0 +1,273 @@
+"""Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored
+whole or not at all.
+
+One group is under way at a time, while the next is being made; its first message names the stream's
+last sequence, so that the server refuses a group of a publisher that was superseded. Another
+source's message in between makes it refuse too: then the group is published again behind it. No
+group is sent before the one in front of it is stored: the server compares sequences, and a
+stranger's messages could bring the stream to where a refused group would have ended. What has an
+unknown fate is an `IngestError`, and the publisher finds its place again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+
+import orjson
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.errors import NoRespondersError
+
+from headrace import log as logs
+from headrace.contract.events import ID_HEADER
+from headrace.errors import HeadraceError
+from headrace.jetstream.publishing import wire
+from headrace.jetstream.publishing.errors import (
+    CHAIN_CODES,
+    FencedError,
+    IngestError,
+    TailLostError,
+    refusal,
+)
+from headrace.jetstream.publishing.message import Message
+from headrace.jetstream.publishing.pipe import OnStored, Pipe, Window, ignored
+from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
+from headrace.metrics.counting import Stats, count
+from headrace.process.failpoint import failpoint
+
+log = logs.logger("atomic")
+
+_DUPLICATE = 10201
+_DISABLED = 10174
+_TOO_MANY = 10210
+_TOO_LONG = 10199
+_PAUSE_S = 0.1
+
+
+class AtomicUnsupportedError(HeadraceError):
+    """The server or the stream doesn't take atomic batches."""
+
+    remedy = (
+        "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while "
+        "it is in use; or "
+        "choose another --delivery."
+    )
+
+
+class GroupTooLongError(HeadraceError):
+    """The server takes fewer messages in a group than the suite was told."""
+
+    remedy = (
+        "Lower HEADRACE_ATOMIC_MESSAGES_MAX to what nats-server takes (1000, unless its "
+        "configuration has another "
+        "jetstream.limits.batch.max_msgs), or raise it there, then restart."
+    )
+
+
+class AtomicPipe(Pipe):
+    """Groups of messages, each atomic."""
+
+    def __init__(
+        self,
+        client: Client,
+        tail: StreamTail,
+        stats: Stats,
+        window: Window,
+        on_stored: OnStored = ignored,
+    ) -> None:
+        super().__init__(client, tail, stats, window, on_stored)
+        # What is being made, and what is under way.
+        self._group: list[Message] = []
+        self._group_bytes = 0
+        self._flying: list[Message] = []
+        self._flight: asyncio.Task[None] | None = None
+        self._duplicates = False
+
+    @property
+    def published(self) -> int:
+        """How many were handed over, with those of the group that is being made."""
+        return self._acked + len(self._flying) + len(self._group)
+
+    @property
+    def flying(self) -> bool:
+        """Whether a group is under way."""
+        return self._flight is not None and not self._flight.done()
+
+    def fits(self, messages: int, size: int) -> bool:
+        """Whether so many more messages fit the group that is being made."""
+        return (
+            len(self._group) + messages <= self._messages_max
+            and self._group_bytes + size <= self._bytes_max
+        )
+
+    def fits_alone(self, messages: int, size: int) -> bool:
+        """Whether so many messages fit a group of their own."""
+        return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
+
+    async def open(self, tail: Tail) -> None:
+        """Begin behind a tail that was read from the stream just now."""
+        # Asked first: a server that knows nothing of batches would store their messages one by one.
+        if not tail.atomic:
+            raise AtomicUnsupportedError(
+                "--delivery transaction: the stream of changes doesn't take atomic batches"
+            )
+        self._begin_behind(tail)
+
+    async def close(self) -> None:
+        """Whatever becomes of a group under way is found out from the stream."""
+        if self._flight is not None:
+            self._flight.cancel()
+            await asyncio.wait({self._flight})
+            if not self._flight.cancelled() and (error := self._flight.exception()):
+                log.debug("group_abandoned", reason=str(error))
+
+    async def publish(self, message: Message) -> None:
+        """Add to the group; one that is full is sent first."""
+        if self._group and not self.fits(1, len(message.payload)):
+            await self.flush()
+        self._group.append(message)
+        self._group_bytes += len(message.payload)
+
+    async def publish_all(self, messages: Sequence[Message]) -> None:
+        """`publish` for several, one behind the other."""
+        size = sum([len(message.payload) for message in messages])
+        if self.fits(len(messages), size):
+            self._group += messages
+            self._group_bytes += size
+            return
+        for message in messages:
+            await self.publish(message)
+
+    async def flush(self) -> None:
+        """Send the group as soon as the one before it is stored."""
+        await self._land()
+        if self._group:
+            self._check_connection()
+            self._flying, self._group, self._group_bytes = self._group, [], 0
+            self._flight = asyncio.create_task(self._store(self._flying), name="atomic group")
+
+    async def drain(self) -> None:
+        """Wait until everything published is stored."""
+        await self.flush()
+        await self._land()
+
+    async def settle(self) -> None:
+        """Called when there is nothing to publish: notices a lost connection, and what became of a
+        group.
+        """
+        if not self.flying:
+            await self._land()
+        self._check_connection()
+
+    async def _land(self) -> None:
+        """Wait until the group under way is stored; raise what came in its way, from then on
+        whenever it is asked.
+        """
+        if self._flight is not None:
+            await asyncio.shield(self._flight)
+            self._flight = None
+
+    async def _store(self, group: list[Message]) -> None:
+        while True:
+            failpoint("publisher.before_atomic")
+            answer = await self._send(group)
+            failpoint("publisher.after_atomic")
+            error = answer.get("error")
+            if answer.get("duplicate"):
+                # What a group is refused for, a message alone is told.
+                error = {"err_code": _DUPLICATE, "description": "a message alone is a duplicate"}
+            if error is None:
+                self._stored(group, int(str(answer["seq"])))
+                return
+            assert isinstance(error, dict)
+            await self._refused(group, error)
+            self._check_connection()
+
+    def _stored(self, group: Sequence[Message], last_seq: int) -> None:
+        self._count(group, last_seq)
+        self._heard_at = time.monotonic()
+        self._last_seq = last_seq
+        self._flying, self._duplicates = [], False
+
+    async def _send(self, group: list[Message]) -> dict[str, object]:
+        batch, size = secrets.token_hex(16), len(group)
+        last = group[-1]
+        try:
+            for part in wire.parts(self._commands(group, batch)):
+                await wire.hand_over(self._client, part)
+                failpoint("publisher.inside_atomic")
+            headers = self._headers(last, batch, size, size)
+            reply = await self._client.request(
+                last.subject, last.payload, timeout=self._ack_timeout_s, headers=headers
+            )
+        except NoRespondersError as error:
+            raise IngestError(
+                "no stream takes these subjects: it is missing or has no leader"
+            ) from error
+        except NatsError as error:
+            raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
+        answer = orjson.loads(reply.data or b"{}")
+        return answer if isinstance(answer, dict) else {}
+
+    def _commands(self, group: Sequence[Message], batch: str) -> Iterator[bytes]:
+        """The bytes of all messages but the last, which is answered."""
+        id_header = ID_HEADER if self._duplicates else "Nats-Msg-Id"
+        for number, message in enumerate(group[:-1], start=1):
+            if number == 1 or message.headers:
+                headers = self._headers(message, batch, number, len(group))
+                yield wire.with_headers(message.subject, "", headers, message.payload)
+            else:
+                yield wire.grouped(message, id_header, batch, number)
+
+    def _headers(self, message: Message, batch: str, number: int, size: int) -> dict[str, str]:
+        headers = dict(message.headers)
+        if not self._duplicates:
+            headers["Nats-Msg-Id"] = message.msg_id
+        else:
+            # The id's place in the server's duplicate window is what stands in the way; consumers
+            # still find it here.
+            headers[ID_HEADER] = message.msg_id
+        if number == 1:
+            headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
+        if size > 1:
+            headers["Nats-Batch-Id"] = batch
+            headers["Nats-Batch-Sequence"] = str(number)
+            if number == size:
+                headers["Nats-Batch-Commit"] = "1"
+        return headers
+
+    async def _refused(self, group: Sequence[Message], error: dict[str, object]) -> None:
+        """Nothing of the group was stored: make good what can be made good."""
+        code = error.get("err_code")
+        if code in CHAIN_CODES:
+            await self._behind_the_tail()
+        elif code == _DUPLICATE and not self._duplicates:
+            await self._behind_the_tail()
+            count(self._stats, "duplicates_refused", len(group))
+            log.warning("duplicates_refused", first=group[0].msg_id, messages=len(group))
+            self._duplicates = True
+        elif code == _DISABLED:
+            raise AtomicUnsupportedError(
+                f"the stream refuses atomic batches: {error.get('description')}"
+            )
+        elif code == _TOO_LONG:
+            raise GroupTooLongError(
+                f"nats-server refuses a group of {len(group)}: {error.get('description')}"
+            )
+        elif code == _TOO_MANY:
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            raise refusal(error)
+
+    async def _behind_the_tail(self) -> None:
+        began = time.monotonic()
+        tail = await self._tail.after(self._last_seq)
+        if tail.created != self._created or tail.last_seq < self._last_seq:
+            raise TailLostError("the stream's end is not what was acknowledged")
+        if tail.position is not None or tail.ids_after:
+            raise FencedError("another publisher of this source is writing to the stream")
+        log.debug("group_moved", behind=tail.last_seq, seconds=round(time.monotonic() - began, 3))
+        self._last_seq = tail.last_seq

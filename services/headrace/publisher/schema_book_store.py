@@ -1,0 +1,72 @@
+"""Where the schema book is kept: one key a table in the state bucket, written by compare-and-set.
+
+A shape is kept before its event is published, with those before it: after a crash the book is what
+the stream itself has, whatever of the last shapes was stored. Were it kept later, a replay would
+have to find out again what was told, from a catalog that has moved on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import msgpack
+import zstandard
+from nats.js.kv import KeyValue
+
+from headrace.jetstream.state import Cell
+from headrace.lsn import Position
+from headrace.publisher.schema_book import Entry, SchemaBook
+
+# More shapes than this of one table, none of them stored when the publisher dies, end in a
+# `resync`.
+HISTORY_MAX = 8
+
+
+class BookShelf:
+    def __init__(self, bucket: KeyValue, source: str) -> None:
+        self._bucket = bucket
+        self._prefix = f"shape.{source}."
+        self._cells: dict[str, Cell] = {}
+        self._histories: dict[str, list[Entry]] = {}
+
+    async def load(self, position: Position, ids_after: Collection[str]) -> SchemaBook:
+        """The book as of a stream that has everything up to `position`, and these ids after it."""
+        watcher = await self._bucket.watch(f"{self._prefix}>", ignore_deletes=True)
+        try:
+            async for kept in watcher:
+                if kept is None:
+                    break
+                token = kept.key.removeprefix(self._prefix)
+                self._cells[token] = Cell(self._bucket, kept.key, {}, kept.revision)
+                self._histories[token] = in_stream(_decode(kept.value), position, ids_after)
+        finally:
+            await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
+        entries = [history[-1] for history in self._histories.values() if history]
+        return SchemaBook(entries, position)
+
+    async def keep(self, token: str, entry: Entry) -> None:
+        history = self._histories.setdefault(token, [])
+        if history and history[-1].version == entry.version:
+            history.pop()
+        history.append(entry)
+        del history[:-HISTORY_MAX]
+        cell = self._cells.setdefault(token, Cell(self._bucket, f"{self._prefix}{token}"))
+        await cell.write(
+            {"entries": zstandard.compress(msgpack.packb([one.encode() for one in history]))}
+        )
+
+
+def _decode(value: bytes) -> list[Entry]:
+    packed = zstandard.decompress(msgpack.unpackb(value)["entries"])
+    return [Entry.decode(entry) for entry in msgpack.unpackb(packed)]
+
+
+def in_stream(history: list[Entry], position: Position, ids_after: Collection[str]) -> list[Entry]:
+    """Those entries whose events the stream has; where it lost them all, the oldest known, not
+    told.
+    """
+    stored = [entry for entry in history if entry.since <= position or entry.msg_id in ids_after]
+    if stored or not history or history[0].version == 1:
+        return stored
+    return [replace(history[0], told=False)]

@@ -1,0 +1,505 @@
+"""The desk where requests arrive: judged, answered, joined with one that is running, held until
+their snapshot ended.
+
+A request stays in the work queue until its snapshot has a meta or an error message, so it outlives
+the responder; a small cell of state tells a restarted responder what was begun. An interrupted
+snapshot gets an error under its id and a new attempt gets a new id: two attempts hold different
+moments, and their chunks must never mix. A request for another suite's table is handed on to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.errors import NotFoundError
+from nats.js.kv import KeyValue
+
+from headrace import log as logs
+from headrace.contract.events import REPLY_HEADER, decode, encode
+from headrace.contract.naming import (
+    PUBLIC,
+    SNAPSHOT,
+    SNAPSHOT_CANCEL_SUBJECTS,
+    SNAPSHOT_REQUEST_SUBJECTS,
+    table_token,
+)
+from headrace.errors import DecodeError, HeadraceError
+from headrace.jetstream.state import Cell
+from headrace.metrics.catalogue import SPARK_STATES
+from headrace.metrics.counting import Stats, count, observe, one_of
+from headrace.postgres.connection import PostgresUnreachableError
+from headrace.process.failpoint import failpoint
+from headrace.process.lifecycle import Scope
+from headrace.settings import Settings
+from headrace.snapshot_responder.chunk_permits import Throttle
+from headrace.snapshot_responder.driver_process import SparkDriver
+from headrace.snapshot_responder.other_suites import Neighbours
+from headrace.snapshot_responder.request_pairing import Answer, Pairing, View, may_be_told
+from headrace.snapshot_responder.results import Results
+from headrace.snapshot_responder.snapshot import Snapshot
+from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
+from headrace.spark.source import RefusedError, find_table
+
+log = logs.logger("snapshot-responder")
+
+PAIRING_PATIENCE_S = 5.0
+RETRY_S, RETRY_S_MAX = 0.5, 10.0
+ACK_TIMEOUT_S = 5.0
+CANCEL_TIMEOUT_S = 30.0
+_JUDGED_MAX = 4096
+_CANCELLED = "cancelled"
+
+
+@dataclass(slots=True)
+class Running:
+    """A snapshot that was accepted and has not ended, and the requests that wait for it."""
+
+    request: SnapshotRequest
+    snapshot_id: str
+    cell: Cell
+    attempt: int
+    requests: dict[int, Msg] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+    # Whether its error message may be there already.
+    failed: bool = False
+    # What is being copied now.
+    snapshot: Snapshot | None = None
+
+    @property
+    def joinable(self) -> bool:
+        """Whether who comes now still hears of its end: that may be read before we know that it is
+        stored.
+        """
+        return not (
+            self.cancelled or self.failed or (self.snapshot is not None and self.snapshot.ending)
+        )
+
+
+def new_snapshot_id() -> str:
+    return f"snap-{int(time.time())}-{secrets.token_hex(4)}"
+
+
+class Desk:
+    def __init__(
+        self, scope: Scope, settings: Settings, client: Client, driver: SparkDriver, state: KeyValue
+    ) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._client = client
+        self._driver = driver
+        self._state = state
+        self._results = Results(client, settings)
+        self._neighbours = Neighbours(client, settings)
+        self._throttle = Throttle(settings.snapshot.rate_bytes_s_max)
+        self._pairing: Pairing[Answer] = Pairing(PAIRING_PATIENCE_S)
+        # Requests up to here may have come before we listened for their reply subjects.
+        self._deaf_until = 0
+        self._judged: dict[int, None] = {}
+        self._running: dict[str, Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancellations: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._turns = asyncio.Semaphore(settings.snapshot.parallel_max)
+
+    @property
+    def held(self) -> int:
+        """How many requests wait for the end of their snapshots."""
+        return sum(len(running.requests) for running in self._running.values())
+
+    async def open(self) -> None:
+        """Listen to what reaches us beside the work queue: reply subjects, and cancellations."""
+        await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self.seen)
+        await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
+        await self._client.flush()
+        info = await self._client.jetstream().stream_info(self._settings.streams.requests)
+        self._deaf_until = info.state.last_seq
+
+    def refresh(self, stats: Stats) -> None:
+        """Bring the figures of what is being done up to date."""
+        copied = {
+            running.request.token: running.snapshot
+            for running in self._running.values()
+            if running.snapshot
+        }
+        stats["snapshots_running"] = len(copied)
+        stats["snapshot_requests_held"] = self.held
+        stats["snapshot_progress_rows"] = {
+            token: snapshot.numbers.rows for token, snapshot in copied.items()
+        }
+        stats["snapshot_estimated_rows"] = {
+            token: max(snapshot.rows_estimated, snapshot.numbers.rows)
+            for token, snapshot in copied.items()
+        }
+        stats["spark_state"] = one_of(SPARK_STATES, self._driver.state)
+        stats["spark_losses"] = logs.told.get("warning spark_lost", 0)
+
+    async def seen(self, message: Msg) -> None:
+        """A request as the core subscription sees it: with its reply subject."""
+        inbox = _inbox(message)
+        if inbox and message.reply in {"", inbox}:
+            # Its stored copy has all that is needed.
+            return
+        await self._seen(_view(message), message.reply)
+
+    async def _seen(self, view: View, reply: str) -> None:
+        answer = self._pairing.seen(view, reply, time.monotonic())
+        if answer is not None:
+            await self._tell(reply, answer.to_a_late_view())
+
+    async def take(self, message: Msg) -> None:
+        """A request as the work queue hands it out."""
+        sequence = message.metadata.sequence.stream
+        for running in self._running.values():
+            if sequence in running.requests:
+                # Its redelivery is the one that an acknowledgement must name.
+                running.requests[sequence] = message
+                return
+        answer = await self._judge(message, sequence)
+        if answer is not None:
+            await self._answer(message, sequence, answer)
+
+    async def _answer(self, message: Msg, sequence: int, answer: Answer) -> None:
+        """To where its other view says, if that was seen; else to where the stored request says.
+
+        From another account a reply subject leads back, which the inbox in the header does not.
+        """
+        again = sequence in self._judged
+        self._judged[sequence] = None
+        if len(self._judged) > _JUDGED_MAX:
+            del self._judged[next(iter(self._judged))]
+        inbox, keep = _inbox(message), sequence > self._deaf_until
+        if inbox or not again:
+            reply = self._pairing.decided(
+                _view(message), answer, time.monotonic(), keep=keep and not inbox
+            )
+            await self._tell(reply or inbox, answer)
+
+    async def keep(self) -> None:
+        """Keep the held requests from being handed out again, and answer those that were never
+        stored.
+        """
+        while True:
+            for view, reply in self._pairing.expire(time.monotonic()):
+                await self._tell_unstored(view, reply)
+            for running in list(self._running.values()):
+                for message in running.requests.values():
+                    with contextlib.suppress(NatsError):
+                        await message.in_progress()
+            await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
+
+    async def _tell_unstored(self, view: View, reply: str) -> None:
+        with contextlib.suppress(NatsError, TimeoutError):
+            if await self._neighbours.have(_token(view[0])):
+                return
+            if await self._are_queued(view[0]):
+                await self._seen(view, reply)
+            else:
+                await self._tell(
+                    reply, Answer("", "rejected", "the request could not be stored; ask again")
+                )
+
+    async def _are_queued(self, subject: str) -> bool:
+        """Whether a request of the subject has still to be judged, because those before it take
+        their time.
+        """
+        js, sequence = self._client.jetstream(), 0
+        with contextlib.suppress(NotFoundError):
+            while True:
+                message = await js.get_msg(
+                    self._settings.streams.requests, sequence + 1, subject=subject, next=True
+                )
+                sequence = int(message.seq or 0)
+                if sequence not in self._judged:
+                    return True
+        return False
+
+    async def close(self) -> None:
+        """Give every unfinished request back to the work queue."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for running in self._running.values():
+            for message in running.requests.values():
+                with contextlib.suppress(NatsError):
+                    await message.nak()
+
+    async def _tell(self, reply: str, answer: Answer) -> None:
+        await self._send(reply, answer.body())
+
+    async def _send(self, reply: str, body: dict[str, Any]) -> None:
+        if not reply or not may_be_told(reply):
+            return
+        with contextlib.suppress(NatsError):
+            await self._client.publish(reply, encode(body, self._settings.format.encoding))
+
+    async def _cancellation(self, message: Msg) -> None:
+        """Not in the callback: one that takes its time must not hold up the next."""
+        task = asyncio.create_task(self._cancel(message), name="snapshot-cancellation")
+        self._cancellations.add(task)
+        task.add_done_callback(self._cancellations.discard)
+
+    async def _cancel(self, message: Msg) -> None:
+        """End the token's snapshots, or the one that is named; the answer comes when nothing of
+        them comes any more.
+        """
+        token, wanted = _token(message.subject), _named(message.data)
+        found = [
+            running
+            for running in self._running.values()
+            if running.request.token == token and wanted in {None, running.snapshot_id}
+        ]
+        for running in found:
+            running.cancelled = True
+            if running.task is not None:
+                running.task.cancel()
+        if found:
+            await asyncio.wait(
+                [running.task for running in found if running.task], timeout=CANCEL_TIMEOUT_S
+            )
+        with contextlib.suppress(NatsError, TimeoutError):
+            if found or not await self._neighbours.have(token):
+                await self._send(
+                    message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]}
+                )
+
+    async def _judge(self, message: Msg, sequence: int) -> Answer | None:
+        """Accept, join or reject; None for a request whose snapshot turned out to be there, or that
+        is not for us.
+        """
+        try:
+            request = parse_request(message.subject, message.data)
+        except RequestError as error:
+            raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
+            return await self._reject(message, table_token(PUBLIC, raw), raw, error)
+        if self._equal(request) and await self._begun_before(sequence):
+            return await self._judge_table(message, sequence, request)
+        if running := self._equal(request):
+            running.requests[sequence] = message
+            count(self._scope.health.stats, "snapshots_requested")
+            return Answer(running.snapshot_id, "joined")
+        return await self._judge_table(message, sequence, request)
+
+    def _equal(self, request: SnapshotRequest) -> Running | None:
+        """What it can join."""
+        return next(
+            (one for one in self._running.values() if one.request == request and one.joinable), None
+        )
+
+    async def _begun_before(self, sequence: int) -> bool:
+        """Whether an earlier responder promised this request a snapshot: that has to end under its
+        own id.
+        """
+        return await self._cell(sequence).read() is not None
+
+    def _cell(self, sequence: int) -> Cell:
+        return Cell(self._state, f"snapshot.{self._settings.source.slot}.{sequence}")
+
+    async def _judge_table(
+        self, message: Msg, sequence: int, request: SnapshotRequest
+    ) -> Answer | None:
+        refusal: HeadraceError | None = None
+        try:
+            await find_table(self._settings, request)
+        except HeadraceError as error:
+            refusal = error
+        if refusal is not None and await self._neighbours.have(request.token):
+            await self._neighbours.hand_on(message)
+            return None
+        if refusal is None or isinstance(refusal, PostgresUnreachableError):
+            reason = None if refusal is None else str(refusal)
+            return await self._accept(message, sequence, request, reason)
+        return await self._reject(message, request.token, request.table, refusal)
+
+    async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
+        count(self._scope.health.stats, "snapshots_requested")
+        available = error.available if isinstance(error, RefusedError) else ()
+        snapshot_id = new_snapshot_id()
+        count(self._scope.health.stats, "snapshots_failed")
+        await self._results.fail(token, table, snapshot_id, str(error), available)
+        await _acknowledge(message)
+        return Answer(snapshot_id, "rejected", str(error))
+
+    async def _accept(
+        self, message: Msg, sequence: int, request: SnapshotRequest, reason: str | None
+    ) -> Answer | None:
+        cell = self._cell(sequence)
+        before = await cell.read()
+        if (
+            before is not None
+            and before["running"]
+            and not await self._interrupted(message, request, cell)
+        ):
+            return None
+        attempt = 1 if before is None else int(before["attempt"]) + int(before["running"])
+        snapshot_id = (
+            str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
+        )
+        running = Running(request, snapshot_id, cell, attempt, {sequence: message})
+        await _note(running, running_now=False)
+        count(self._scope.health.stats, "snapshots_requested")
+        self._running[snapshot_id] = running
+        running.task = task = self._scope.tasks.create_task(
+            self._serve(running), name=f"snapshot-{snapshot_id}"
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        log.info("snapshot_accepted", snapshot_id=snapshot_id, token=request.token, attempt=attempt)
+        return Answer(snapshot_id, "accepted", reason)
+
+    async def _interrupted(self, message: Msg, request: SnapshotRequest, cell: Cell) -> bool:
+        """End what an earlier responder began; whether another attempt is due."""
+        assert cell.value is not None
+        snapshot_id, attempt = str(cell.value["snapshot_id"]), int(cell.value["attempt"])
+        completed = await self._results.completed(request.token, snapshot_id)
+        cancelled = bool(cell.value.get("cancelled"))
+        last = cancelled or attempt >= self._settings.snapshot.attempts_max
+        if not completed:
+            then = "no further attempt is made" if last else "it begins again under a new id"
+            reason = _CANCELLED if cancelled else f"interrupted at attempt {attempt}; {then}"
+            await self._results.fail(request.token, request.table, snapshot_id, reason)
+            failpoint("responder.told_interrupted")
+            await self._results.purge(request.token, snapshot_id)
+        if completed or last:
+            await _acknowledge(message)
+            await cell.delete()
+            return False
+        return True
+
+    async def _serve(self, running: Running) -> None:
+        """The whole of one snapshot; every end but a stop of the service acknowledges its requests."""
+        try:
+            await self._attempt(running)
+        except asyncio.CancelledError:
+            if not running.cancelled or self._closing:
+                raise
+            current = asyncio.current_task()
+            assert current is not None
+            current.uncancel()
+            await self._end_cancelled(running)
+        del self._running[running.snapshot_id]
+        for message in running.requests.values():
+            await _acknowledge(message)
+        failpoint("responder.acknowledged")
+        with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
+            await running.cell.delete()
+
+    async def _attempt(self, running: Running) -> None:
+        stats = self._scope.health.stats
+        try:
+            async with self._turns:
+                await _note(running, running_now=True)
+                failpoint("responder.noted")
+                began = time.monotonic()
+                rows = await self._copy(running)
+            observe(stats, "snapshot_seconds", time.monotonic() - began)
+            count(stats, "snapshots_completed")
+            count(stats, "snapshot_rows", rows)
+        except (HeadraceError, NatsError, TimeoutError) as error:
+            await self._give_up(running, error)
+        except Exception as error:  # noqa: BLE001  # one request's fault must not take the others down
+            log.crash("snapshot_crashed", error, snapshot_id=running.snapshot_id)
+            await self._give_up(running, error)
+
+    async def _end_cancelled(self, running: Running) -> None:
+        """Noted first, so that a responder that dies here does not let it begin again."""
+        request = running.request
+        with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
+            # The cancellation may have cut a write short, whose revision nobody knows.
+            await running.cell.read()
+            await running.cell.write({**_noted(running), "running": True, "cancelled": True})
+        if await self._results.completed(request.token, running.snapshot_id):
+            running.cancelled = False
+            return
+        count(self._scope.health.stats, "snapshots_failed")
+        begun = 0 if running.snapshot is None else len(running.snapshot.numbers)
+        await self._results.purge(request.token, running.snapshot_id, begun)
+        await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
+
+    async def _copy(self, running: Running) -> int:
+        """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
+        pause = RETRY_S
+        while True:
+            running.snapshot = snapshot = Snapshot(
+                self._settings,
+                self._client,
+                self._driver,
+                running.request,
+                running.snapshot_id,
+                self._throttle,
+            )
+            try:
+                rows = await snapshot.run()
+            except PostgresUnreachableError as error:
+                if len(snapshot.numbers):
+                    raise
+                self._scope.health.ail("postgres", str(error))
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RETRY_S_MAX)
+            else:
+                self._scope.health.heal("postgres")
+                return rows
+
+    async def _give_up(self, running: Running, error: Exception) -> None:
+        running.failed = True
+        count(self._scope.health.stats, "snapshots_failed")
+        available = error.available if isinstance(error, RefusedError) else ()
+        request = running.request
+        reason = str(error) or type(error).__name__
+        await self._results.fail(
+            request.token, request.table, running.snapshot_id, reason, available
+        )
+        await self._results.purge(request.token, running.snapshot_id)
+
+
+def _noted(running: Running) -> dict[str, Any]:
+    return {"snapshot_id": running.snapshot_id, "attempt": running.attempt}
+
+
+async def _note(running: Running, *, running_now: bool) -> None:
+    await running.cell.write({**_noted(running), "running": running_now})
+
+
+def _inbox(message: Msg) -> str:
+    """Where a stored request says that its answer goes."""
+    return (message.headers or {}).get(REPLY_HEADER, "")
+
+
+def _view(message: Msg) -> View:
+    """What its two views have in common; an inbox is of this very request."""
+    return message.subject, message.data + _inbox(message).encode()
+
+
+def _token(subject: str) -> str:
+    return subject.split(".", 2)[2]
+
+
+def _named(payload: bytes) -> str | None:
+    """The snapshot that a cancellation names; all of the table's where it names none."""
+    if not payload:
+        return None
+    try:
+        body = decode(payload, REQUEST_BYTES_MAX)
+        return str(body.get("snapshot_id", ""))
+    except (DecodeError, AttributeError):
+        return ""
+
+
+async def _acknowledge(message: Msg) -> None:
+    """Take the request off the work queue; a lost acknowledgement brings it again, as a new
+    snapshot.
+    """
+    try:
+        await message.ack_sync(timeout=ACK_TIMEOUT_S)
+    except (NatsError, TimeoutError) as error:
+        log.warning("request_not_acknowledged", reason=str(error) or type(error).__name__)
