@@ -1,6 +1,6 @@
 """What fast ingest rests on, asked of a real nats-server; and what it does for the wire.
 
-What both ways of publishing promise is in test_ingest.py.
+What both ways of publishing promise is in test_chain_pipe.py.
 """
 
 from __future__ import annotations
