@@ -30,3 +30,8 @@ class SettingError(HeadraceError):
 
 class DecodeError(HeadraceError):
     """Bytes that came from outside don't have the form their protocol promises."""
+
+
+def describe(error: BaseException) -> str:
+    """What an error says, or its type where it says nothing (as time-outs do)."""
+    return str(error) or type(error).__name__

@@ -28,6 +28,8 @@ from headrace import log as logs
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream import bulk
 from headrace.jetstream.pull_budget import Room, place, status
+from headrace.timing.backoff import Backoff
+from headrace.timing.waits import wait_for
 
 log = logs.logger("consumer")
 
@@ -124,7 +126,7 @@ class Pull:
     _heard_at: float = 0.0
     _trouble_since: float | None = None
     _retry_at: float = 0.0
-    _retry_s: float = RETRY_S
+    _backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_S, RETRY_S_MAX))
 
     def __post_init__(self) -> None:
         self._js = self.client.jetstream()
@@ -211,9 +213,7 @@ class Pull:
             if left <= 0 or self._held:
                 return
             self._news.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
-                    await self._news.wait()
+            await wait_for(self._news, left)
             if self._room.asked and time.monotonic() - self._heard_at > SILENCE_S:
                 self._suspect("nothing was heard, not even a heartbeat")
 
@@ -252,9 +252,11 @@ class Pull:
             self._trouble_since = self._trouble_since or now
             if now - self._trouble_since > TROUBLE_S:
                 raise
-            self._retry_at, self._retry_s = now + self._retry_s, min(2 * self._retry_s, RETRY_S_MAX)
+            self._retry_at = now + self._backoff.pause_s()
         else:
-            self._trouble_since, self._retry_at, self._retry_s = None, 0.0, RETRY_S
+            self._trouble_since = None
+            self._retry_at = 0.0
+            self._backoff.reset()
 
     async def _info(self) -> StreamInfo:
         try:

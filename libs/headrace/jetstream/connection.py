@@ -26,10 +26,11 @@ from headrace.errors import HeadraceError, SettingError
 from headrace.metrics.counting import count
 from headrace.process.lifecycle import Scope
 from headrace.settings import NatsSettings
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("nats")
 
-CONNECT_RETRY_S_MAX = 5.0
+CONNECT_RETRY_S, CONNECT_RETRY_S_MAX = 0.2, 5.0
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
 
@@ -278,7 +279,7 @@ def version_of(client: Client) -> str:
 
 
 async def _first_connection(scope: Scope, settings: NatsSettings, closing: asyncio.Event) -> Client:
-    pause = 0.2
+    backoff = Backoff(CONNECT_RETRY_S, CONNECT_RETRY_S_MAX)
     while True:
         try:
             client = await connect_once(
@@ -286,8 +287,7 @@ async def _first_connection(scope: Scope, settings: NatsSettings, closing: async
             )
         except NatsUnreachableError as error:
             scope.health.ail("nats", str(error))
-            await scope.pause(pause)
-            pause = min(pause * 2, CONNECT_RETRY_S_MAX)
+            await scope.pause(backoff.pause_s())
             if scope.stopping.is_set():
                 raise
         else:

@@ -25,6 +25,7 @@ from headrace.jetstream.errors import (
 )
 from headrace.process.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("objects")
 
@@ -134,7 +135,8 @@ async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
 
 async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamSettings) -> None:
     """`ensure`, for a service: waits for a JetStream that is still starting."""
-    pause_s, silent = _PAUSE_S, 0
+    backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
+    silent = 0
     while not scope.stopping.is_set():
         try:
             await ensure(js, settings)
@@ -143,8 +145,7 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
             if not error.retry and not 0 < silent < SILENT_MAX:
                 raise
             scope.health.ail("jetstream", str(error))
-            await scope.pause(pause_s)
-            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
+            await scope.pause(backoff.pause_s())
         else:
             scope.health.heal("jetstream")
             return

@@ -21,6 +21,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from headrace.errors import HeadraceError
 from headrace.jetstream import bulk
 from headrace.jetstream.pull_budget import place, status
+from headrace.timing.waits import wait_for
 
 _MESSAGES_MAX = 1000
 _BYTES_MAX = 4 << 20
@@ -120,9 +121,7 @@ class Stretch:
         body = orjson.dumps({**request, "expires": int(_PATIENCE_S * 1e9)})
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._name}"
         await self.client.publish(subject, body, reply=self._reply.decode())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(2 * _PATIENCE_S):
-                await self._news.wait()
+        await wait_for(self._news, 2 * _PATIENCE_S)
 
     def _taken(self, last_seq: int) -> list[Found]:
         """What has come up to here; where messages were removed, a request may have brought what is

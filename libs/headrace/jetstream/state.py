@@ -22,7 +22,7 @@ from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSe
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.errors import MissingObjectError
 from headrace.postgres.slot_reader import IDENTITY
 from headrace.process.lifecycle import Scope
@@ -116,7 +116,7 @@ async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> Key
         try:
             found = await bucket(js, name)
         except (NatsError, TimeoutError) as error:
-            scope.health.ail("jetstream", str(error) or type(error).__name__)
+            scope.health.ail("jetstream", describe(error))
             await scope.pause(_PAUSE_S)
         else:
             scope.health.heal("jetstream")
@@ -163,9 +163,7 @@ class Lease:
             try:
                 acquired = await self._try()
             except (NatsError, TimeoutError) as error:
-                scope.health.ail(
-                    "lease", f"{self._cell.key} can't be read: {str(error) or type(error).__name__}"
-                )
+                scope.health.ail("lease", f"{self._cell.key} can't be read: {describe(error)}")
                 self._revision = -1
             else:
                 if acquired:

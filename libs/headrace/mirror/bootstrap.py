@@ -46,6 +46,7 @@ from headrace.mirror.target import (
     TargetAwayError,
     TargetError,
 )
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("mirror")
 
@@ -96,7 +97,7 @@ class Bootstrap:
 
     async def run(self) -> None:
         """To the end, again and again; returns early when it is overtaken."""
-        pause_s = PAUSE_S
+        backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
         while True:
             try:
                 await self._attempt_or_refusal()
@@ -107,8 +108,7 @@ class Bootstrap:
             except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
                 log.warning("bootstrap_again", table=self._token, reason=str(error))
                 await self._begin_anew()
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                await asyncio.sleep(backoff.pause_s())
             except TargetError as error:
                 await self._park(error)
                 return

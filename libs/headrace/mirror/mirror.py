@@ -23,7 +23,7 @@ from headrace import log as logs
 from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.consumer.behind import behind
 from headrace.contract.naming import split_table_token, table_token
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.metrics.counting import Stats, count
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
@@ -32,6 +32,8 @@ from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
 from headrace.mirror.verify_hold import Hold
+from headrace.timing.backoff import Backoff
+from headrace.timing.waits import wait_for
 
 log = logs.logger("mirror")
 
@@ -92,7 +94,7 @@ class Mirror:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until told to stop."""
-        pause_s = PAUSE_S
+        backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
         while not stopping.is_set():
             began = time.monotonic()
             try:
@@ -102,12 +104,9 @@ class Mirror:
             except (HeadraceError, NatsError, OSError) as error:
                 self._mend(BaseExceptionGroup("", [error]))
             if not stopping.is_set():
-                pause_s = (
-                    PAUSE_S if time.monotonic() - began > LIVED_S else min(pause_s * 2, PAUSE_S_MAX)
-                )
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause_s):
-                        await stopping.wait()
+                if time.monotonic() - began > LIVED_S:
+                    backoff.reset()
+                await wait_for(stopping, backoff.pause_s())
 
     def _mend(self, group: BaseExceptionGroup[Any]) -> None:
         """What can be mended or waited for; anything else is raised."""
@@ -124,7 +123,7 @@ class Mirror:
             elif not _passes(error):
                 raise error
             else:
-                self.trouble = str(error) or type(error).__name__
+                self.trouble = describe(error)
                 self.trouble_with = "target" if isinstance(error, TargetError) else "stream"
                 log.warning("mirror_waits", error=type(error).__name__, reason=self.trouble)
 

@@ -35,6 +35,7 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryReader
 from headrace.lsn import parse_lsn
 from headrace.mirror.mirror_state import heed_cancellation
+from headrace.timing.waits import wait_for
 
 ANSWER_TIMEOUT_S = 30.0
 LOOK_S = 0.5
@@ -227,9 +228,7 @@ class _Request:
 
     async def news_within(self, wait_s: float) -> None:
         """Until something is heard, or for as long; not for ever."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self.news.wait()
+        await wait_for(self.news, wait_s)
         self.news.clear()
         if self.refusal is not None:
             raise self.refusal

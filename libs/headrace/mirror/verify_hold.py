@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 
 from headrace import log as logs
 from headrace.errors import DecodeError
+from headrace.timing.waits import wait_for
 
 log = logs.logger("mirror")
 
@@ -57,9 +58,7 @@ class Hold:
         """Until something about the hold changes, or a little while."""
         self.changed.clear()
         self.stopped.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self.changed.wait()
+        await wait_for(self.changed, wait_s)
 
     @contextlib.asynccontextmanager
     async def served(self, client: Client, identity: str) -> AsyncIterator[None]:
@@ -80,8 +79,6 @@ class Hold:
             return
         self.set(None if lsn is None else int(lsn), for_s)
         if lsn == 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(for_s):
-                    await self.stopped.wait()
+            await wait_for(self.stopped, for_s)
         if message.reply:
             await message.respond(json.dumps({"stopped": self.stopped.is_set()}).encode())

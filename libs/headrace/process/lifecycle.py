@@ -24,6 +24,7 @@ from headrace.metrics.counting import Stats
 from headrace.process.health import Health
 from headrace.process.malloc_tuning import keep_freed_memory
 from headrace.settings import ProcessSettings
+from headrace.timing.waits import wait_for
 
 log = logs.logger("lifecycle")
 
@@ -93,9 +94,7 @@ class Scope:
 
     async def pause(self, seconds: float) -> None:
         """Sleep, but not past the stop."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.stopping.wait()
+        await wait_for(self.stopping, seconds)
 
 
 Main = Callable[[Scope], Awaitable[None]]

@@ -31,7 +31,7 @@ from headrace.archiver.tables import Tables
 from headrace.bus import control, link
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, describe
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
 from headrace.jetstream.state import Cell
@@ -126,9 +126,7 @@ class Follower:
             await self._leave()
         except BaseException as error:
             if self._client.is_connected and not self._scope.stopping.is_set():
-                await asyncio.shield(
-                    self._control(self._receiver.restart(str(error) or type(error).__name__))
-                )
+                await asyncio.shield(self._control(self._receiver.restart(describe(error))))
             raise
         finally:
             if not self._client.is_closed:

@@ -10,8 +10,7 @@ its sleep does no harm.
 
 from __future__ import annotations
 
-import random
-import secrets
+from functools import partial
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
@@ -25,13 +24,15 @@ from headrace.archiver.follower import Follower
 from headrace.archiver.pyarrow_memory import keep_small
 from headrace.archiver.tables import Tables
 from headrace.bus import link
-from headrace.errors import HeadraceError, SettingError
+from headrace.errors import HeadraceError, SettingError, describe
 from headrace.jetstream.provisioning import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket_patiently
+from headrace.jetstream.state import Cell
 from headrace.metrics.counting import count
+from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("archiver")
 
@@ -51,23 +52,15 @@ async def run(scope: Scope, settings: Settings) -> None:
 
     async def work(client: Client) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
-        await _hold_lease_and_archive(scope, settings, client, store)
+        archive = partial(_work, scope, settings, client, store)
+        await run_leased(scope, settings, client, SERVICE, archive)
 
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _hold_lease_and_archive(
-    scope: Scope, settings: Settings, client: Client, store: Store
+async def _work(
+    scope: Scope, settings: Settings, client: Client, store: Store, state: KeyValue, session: str
 ) -> None:
-    session = secrets.token_hex(8)
-    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
-    if state is None:
-        return
-    slot = settings.source.slot
-    lease = Lease(Cell(state, f"lease.{slot}.{SERVICE}"), session, settings.bus.lease_ttl_s)
-    if not await lease.acquire(scope):
-        return
-    keeper = scope.spawn("lease", lease.keep(scope))
     if settings.archive.keep_s is not None:
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
     tables = Tables(settings)
@@ -75,9 +68,6 @@ async def _hold_lease_and_archive(
         await _archive(scope, settings, client, tables, store, state, session)
     finally:
         await tables.close()
-    scope.stopping.set()
-    await keeper
-    await lease.release()
 
 
 async def _archive(
@@ -89,7 +79,7 @@ async def _archive(
     state: KeyValue,
     session: str,
 ) -> None:
-    backoff = BACKOFF_S
+    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     while not scope.stopping.is_set():
         cell = Cell(state, f"archive.{settings.source.slot}")
         follower = Follower(scope, settings, client, tables, store, cell, session)
@@ -102,9 +92,8 @@ async def _archive(
                 raise link.BusClosedError("the NATS client gave up") from error
             count(scope.health.stats, "archive_recoveries")
             part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
-            scope.health.ail(part, str(error) or type(error).__name__)
-            log.warning("archive_recovery", reason=str(error) or type(error).__name__)
+            scope.health.ail(part, describe(error))
+            log.warning("archive_recovery", reason=describe(error))
             if follower.progressed:
-                backoff = BACKOFF_S
-            await scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
+                backoff.reset()
+            await scope.pause(backoff.pause_s())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -34,6 +33,7 @@ from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("audit-writer")
 
@@ -76,7 +76,7 @@ class AuditWriter:
         self._session: Session | None = None
 
     async def run(self) -> None:
-        backoff_s = BACKOFF_S
+        backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         while not self._scope.stopping.is_set():
             self._wrote = False
             try:
@@ -92,8 +92,9 @@ class AuditWriter:
                 OSError,
             ) as error:
                 self._ail(error)
-                backoff_s = BACKOFF_S if self._wrote else min(backoff_s * 2, BACKOFF_S_MAX)
-                await self._scope.pause(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+                if self._wrote:
+                    backoff.reset()
+                await self._scope.pause(backoff.pause_s())
 
     @contextlib.asynccontextmanager
     async def _destination(self) -> AsyncIterator[Destination]:

@@ -21,6 +21,7 @@ from headrace.jetstream.state import bucket
 from headrace.settings import Settings
 from headrace.suite import pause
 from headrace.suite.pause import Pause
+from headrace.timing.waits import wait_for
 
 OBEYED_S = 10.0
 SERVICE = "publisher"
@@ -36,10 +37,7 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
         await pause.write(
             client, state, settings, Pause(paused=paused, by=pause.someone(), reason=reason)
         )
-        try:
-            async with asyncio.timeout(OBEYED_S):
-                await obeyed.wait()
-        except TimeoutError:
+        if not await wait_for(obeyed, OBEYED_S):
             word = "paused" if paused else "resumed"
             console.print(
                 Text(

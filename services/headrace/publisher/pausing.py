@@ -18,10 +18,12 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
+from headrace.errors import describe
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.suite import pause
 from headrace.suite.pause import Pause, PauseRefusedError
+from headrace.timing.waits import wait_for
 
 log = logs.logger("publisher")
 
@@ -60,11 +62,7 @@ class Pausing:
         self._look.set()
 
     async def _look_or(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._look.wait()
-        except TimeoutError:
-            return
+        await wait_for(self._look, wait_s)
 
     async def _read(self) -> float:
         """Read the word once; how long to wait before it is read again unasked."""
@@ -77,7 +75,7 @@ class Pausing:
                 self._going.set()
             return LOOK_INTERVAL_S
         except (NatsError, TimeoutError) as error:
-            log.debug("pause_unknown", reason=str(error) or type(error).__name__)
+            log.debug("pause_unknown", reason=describe(error))
             return RETRY_S
         self._obey(found)
         return LOOK_INTERVAL_S

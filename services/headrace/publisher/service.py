@@ -8,20 +8,20 @@ already is skipped by position.
 
 from __future__ import annotations
 
-import random
-import secrets
 from collections.abc import Callable
+from functools import partial
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
+from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.provisioning import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket_patiently
 from headrace.metrics.counting import Stats, count
+from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.publisher.catalog_watch import CatalogWatch
@@ -29,6 +29,7 @@ from headrace.publisher.follower import Follower
 from headrace.publisher.pausing import Pausing
 from headrace.publisher.tables import Tables
 from headrace.settings import Settings
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("publisher")
 
@@ -40,22 +41,14 @@ BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
-        await _hold_lease_and_publish(scope, settings, client)
+        await run_leased(scope, settings, client, SERVICE, partial(_work, scope, settings, client))
 
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Client) -> None:
-    session = secrets.token_hex(8)
-    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
-    if state is None:
-        return
-    lease = Lease(
-        Cell(state, f"lease.{settings.source.slot}.{SERVICE}"), session, settings.bus.lease_ttl_s
-    )
-    if not await lease.acquire(scope):
-        return
-    keeper = scope.spawn("lease", lease.keep(scope))
+async def _work(
+    scope: Scope, settings: Settings, client: Client, state: KeyValue, session: str
+) -> None:
     tables, watch = Tables(settings), CatalogWatch(settings)
     pausing = Pausing(scope, settings, client, state)
     scope.spawn("catalog-watch", watch.run(scope))
@@ -70,15 +63,12 @@ async def _hold_lease_and_publish(scope: Scope, settings: Settings, client: Clie
         )
     finally:
         await tables.close()
-    scope.stopping.set()
-    await keeper
-    await lease.release()
 
 
 async def _publish(
     scope: Scope, make: Callable[[], Follower], settings: Settings, client: Client, pausing: Pausing
 ) -> None:
-    backoff = BACKOFF_S
+    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     follower: Follower | None = None
 
     def refresh(stats: Stats) -> None:
@@ -102,11 +92,10 @@ async def _publish(
             if client.is_closed:
                 raise link.BusClosedError("the NATS client gave up") from error
             count(scope.health.stats, "recoveries")
-            scope.health.ail("publish", str(error) or type(error).__name__)
+            scope.health.ail("publish", describe(error))
             if follower.progressed:
-                backoff = BACKOFF_S
-            await scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
+                backoff.reset()
+            await scope.pause(backoff.pause_s())
             if isinstance(error, NotFoundError):
                 # The stream is gone: made again, it is filled with what the slot still has.
                 await ensure_patiently(scope, client.jetstream(), settings.streams)

@@ -17,7 +17,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from headrace import log as logs
 from headrace.contract.events import decode
 from headrace.contract.naming import schema_subject, table_token
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, describe
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 
@@ -43,7 +43,7 @@ class SchemaEvents:
                 await self._follow(scope, client.jetstream())
             except (NatsError, TimeoutError) as error:
                 # A missing stream, a server that restarts: told elsewhere, and made good there.
-                log.debug("schema_events_interrupted", reason=str(error) or type(error).__name__)
+                log.debug("schema_events_interrupted", reason=describe(error))
                 await scope.pause(RETRY_S)
 
     async def _follow(self, scope: Scope, js: JetStreamContext) -> None:

@@ -8,16 +8,13 @@ goes on by itself. Never reads a row.
 
 from __future__ import annotations
 
-import asyncio
-import random
-
 import asyncpg
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.provisioning import SILENT_MAX
 from headrace.postgres.connection import PostgresError
 from headrace.process.lifecycle import Scope
@@ -26,6 +23,8 @@ from headrace.schema_publisher.bucket import SchemaBucket
 from headrace.schema_publisher.events import SchemaEvents
 from headrace.schema_publisher.reading import Reading
 from headrace.settings import Settings
+from headrace.timing.backoff import Backoff
+from headrace.timing.waits import wait_for
 
 log = logs.logger("schema-publisher")
 
@@ -56,7 +55,7 @@ class SchemaPublisher:
         self._events = events
         self._worked = False
         self._silent = 0
-        self._backoff_s = BACKOFF_S
+        self._backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
 
     async def run(self) -> None:
         try:
@@ -79,7 +78,7 @@ class SchemaPublisher:
         self._scope.health.heal("schemas")
         self._scope.health.started()
         self._worked = True
-        self._backoff_s = BACKOFF_S
+        self._backoff.reset()
         return self._interval_s
 
     def _ailing(self, error: Exception) -> float:
@@ -96,16 +95,10 @@ class SchemaPublisher:
         ):
             raise error
         part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
-        self._scope.health.ail(part, str(error) or type(error).__name__)
+        self._scope.health.ail(part, describe(error))
         if part == "schemas":
             self._bucket.forget()
-        pause_s = self._backoff_s * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
-        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S_MAX)
-        return pause_s
+        return self._backoff.pause_s()
 
     async def _news_or(self, pause_s: float) -> None:
-        try:
-            async with asyncio.timeout(pause_s):
-                await self._events.news.wait()
-        except TimeoutError:
-            return
+        await wait_for(self._events.news, pause_s)

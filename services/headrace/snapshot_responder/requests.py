@@ -31,7 +31,7 @@ from headrace.contract.naming import (
     SNAPSHOT_REQUEST_SUBJECTS,
     table_token,
 )
-from headrace.errors import DecodeError, HeadraceError
+from headrace.errors import DecodeError, HeadraceError, describe
 from headrace.jetstream.state import Cell
 from headrace.metrics.catalogue import SPARK_STATES
 from headrace.metrics.counting import Stats, count, observe, one_of
@@ -47,6 +47,7 @@ from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
 from headrace.spark.source import RefusedError, find_table
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
 
@@ -428,7 +429,7 @@ class Desk:
 
     async def _copy(self, running: Running) -> int:
         """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
-        pause = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while True:
             running.snapshot = snapshot = Snapshot(
                 self._settings,
@@ -444,8 +445,7 @@ class Desk:
                 if len(snapshot.numbers):
                     raise
                 self._scope.health.ail("postgres", str(error))
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RETRY_S_MAX)
+                await asyncio.sleep(backoff.pause_s())
             else:
                 self._scope.health.heal("postgres")
                 return rows
@@ -455,7 +455,7 @@ class Desk:
         count(self._scope.health.stats, "snapshots_failed")
         available = error.available if isinstance(error, RefusedError) else ()
         request = running.request
-        reason = str(error) or type(error).__name__
+        reason = describe(error)
         await self._results.fail(
             request.token, request.table, running.snapshot_id, reason, available
         )
@@ -502,4 +502,4 @@ async def _acknowledge(message: Msg) -> None:
     try:
         await message.ack_sync(timeout=ACK_TIMEOUT_S)
     except (NatsError, TimeoutError) as error:
-        log.warning("request_not_acknowledged", reason=str(error) or type(error).__name__)
+        log.warning("request_not_acknowledged", reason=describe(error))

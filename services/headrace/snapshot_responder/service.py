@@ -7,22 +7,25 @@ since Spark's driver is a child that lives only while it is needed. Never sees a
 
 from __future__ import annotations
 
-import secrets
+from functools import partial
 
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.contract.naming import SNAPSHOT_REQUEST_SUBJECTS
+from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
-from headrace.jetstream.state import Cell, Lease, bucket_patiently
+from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.requests import Desk
+from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
 
@@ -37,20 +40,15 @@ async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
         if not scope.stopping.is_set():
-            await _hold_lease_and_respond(scope, settings, client)
+            respond = partial(_work, scope, settings, client)
+            await run_leased(scope, settings, client, SERVICE, respond)
 
     await on_the_bus(scope, settings, HTTP_PORT, work)
 
 
-async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Client) -> None:
-    state = await bucket_patiently(scope, client.jetstream(), settings.streams.state)
-    if state is None:
-        return
-    cell = Cell(state, f"lease.{settings.source.slot}.{SERVICE}")
-    lease = Lease(cell, secrets.token_hex(8), settings.bus.lease_ttl_s)
-    if not await lease.acquire(scope):
-        return
-    keeper = scope.spawn("lease", lease.keep(scope))
+async def _work(
+    scope: Scope, settings: Settings, client: Client, state: KeyValue, _session: str
+) -> None:
     driver = SparkDriver(settings)
     desk = Desk(scope, settings, client, driver, state)
     scope.refreshers.append(desk.refresh)
@@ -65,22 +63,16 @@ async def _hold_lease_and_respond(scope: Scope, settings: Settings, client: Clie
         with scope.waiting_for("Spark's driver to end"):
             await driver.close()
         holding.cancel()
-    # Awaited and not cancelled: a renewal that is cut short leaves a revision that nobody knows,
-    # and the lease to age.
-    scope.stopping.set()
-    await keeper
-    await lease.release()
 
 
 async def _take_requests(scope: Scope, settings: Settings, client: Client, desk: Desk) -> None:
-    backoff = BACKOFF_S
+    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     while not scope.stopping.is_set():
         try:
             await _fetch(scope, settings, client.jetstream(), desk)
         except (NatsError, TimeoutError) as error:
-            scope.health.ail("requests", str(error) or type(error).__name__)
-            await scope.pause(backoff)
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
+            scope.health.ail("requests", describe(error))
+            await scope.pause(backoff.pause_s())
 
 
 async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: Desk) -> None:

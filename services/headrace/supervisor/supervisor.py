@@ -10,7 +10,6 @@ thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from headrace.embedded.process import ended_by
 from headrace.errors import HeadraceError
 from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service, ServiceProcess
+from headrace.timing.backoff import Backoff
+from headrace.timing.waits import wait_for
 
 BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
 STEADY_S = 60.0
@@ -105,9 +106,7 @@ class Supervisor:
                 if time.monotonic() > deadline:
                     told = "; ".join(f"{name}: {why}" for name, why in waits.items())
                     raise ServiceFailedError(f"not ready after {timeout_s:g} s: {told}")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(READY_INTERVAL_S):
-                        await self.over.wait()
+                await wait_for(self.over, READY_INTERVAL_S)
 
     async def stop(self) -> None:
         """Stop every service in order."""
@@ -144,22 +143,20 @@ class Supervisor:
 
     async def _keep(self, kept: _Kept) -> None:
         """Run a service again and again until the stop."""
-        backoff = BACKOFF_S
+        backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         while not self._stopping.is_set():
             begun = time.monotonic()
             status = await self._run_once(kept)
             if self._stopping.is_set() or self._is_last(kept, status):
                 return
             if time.monotonic() - begun > STEADY_S:
-                backoff = BACKOFF_S
+                backoff.reset()
+            pause_s = backoff.pause_s()
             self._listener.news(
-                f"{kept.service.name} ended ({ended_by(status)}); starting it again in {backoff:g} "
+                f"{kept.service.name} ended ({ended_by(status)}); starting it again in {pause_s:.1f} "
                 "s"
             )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff):
-                    await self._stopping.wait()
-            backoff = min(backoff * 2, BACKOFF_S_MAX)
+            await wait_for(self._stopping, pause_s)
 
     async def _run_once(self, kept: _Kept) -> int:
         name = kept.service.name

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from headrace import log as logs
-from headrace.errors import SettingError
+from headrace.errors import SettingError, describe
 from headrace.metrics.counting import Stats
 from headrace.process.lifecycle import Scope
 from headrace.process.tracing import Span
@@ -93,7 +93,7 @@ class OtlpExport:
                 log.warning(
                     "otlp_not_taken",
                     endpoint=self._endpoint,
-                    reason=str(error) or type(error).__name__,
+                    reason=describe(error),
                 )
             self._away = True
         else:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from headrace.errors import SettingError
+from headrace.errors import SettingError, describe
 from headrace.settings import OtelSettings, OtlpProtocol
 
 TIMEOUT_S = 10.0
@@ -46,7 +46,7 @@ class HttpWay:
             async with self._http.post(f"{self._endpoint}/v1/{signal}", data=body) as answer:
                 answer.raise_for_status()
         except aiohttp.ClientError as error:
-            raise ConnectionError(str(error) or type(error).__name__) from error
+            raise ConnectionError(describe(error)) from error
 
     async def close(self) -> None:
         await self._http.close()

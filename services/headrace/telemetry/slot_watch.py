@@ -12,7 +12,7 @@ from dataclasses import replace
 import asyncpg
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.metrics.catalogue import WAL_ALARMS, WAL_STATUSES
 from headrace.metrics.counting import observe, one_of
 from headrace.postgres import connection
@@ -62,7 +62,7 @@ class SlotWatch:
             self._suite.watch = await self._read()
         except (HeadraceError, asyncpg.PostgresError, *connection.BROKEN) as error:
             self._close()
-            reason = str(error) or type(error).__name__
+            reason = describe(error)
             # What was seen last stays in sight, apart from what a server that is away can't be
             # doing.
             self._suite.watch = Watch(reachable=False, slot=_left_alone(before.slot), reason=reason)

@@ -15,7 +15,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.metrics.counting import Stats
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
@@ -66,7 +66,7 @@ class StreamWatch:
                 await self._consumer(cdc, standing) for standing in await self._standings(cdc.name)
             ]
         except (StreamUnreadableError, NatsError, TimeoutError, ValueError, KeyError) as error:
-            log.debug("streams_not_visible", reason=str(error) or type(error).__name__)
+            log.debug("streams_not_visible", reason=describe(error))
             return
         self._suite.streams, self._suite.consumers = tuple(views), tuple(consumers)
         _figures(self._scope.health.stats, views, consumers)

@@ -8,7 +8,6 @@ a warm standby. Never looks into a message.
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
 import time
 from dataclasses import replace
@@ -42,6 +41,8 @@ from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
+from headrace.timing.backoff import Backoff, jittered
+from headrace.timing.waits import wait_for
 from headrace.wal_reader.holding import Holding
 from headrace.wal_reader.silence import Silence, StaleSlot
 from headrace.wal_reader.transfers import Transfers
@@ -125,7 +126,7 @@ class WalReader:
             link.control_subject(self._settings.source.slot), cb=self._on_control
         )
         watch = asyncio.create_task(self._wake_on_stop(), name="wake-on-stop")
-        backoff = BACKOFF_S
+        backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         try:
             while not self._scope.stopping.is_set():
                 await self._confirmers_joined()
@@ -136,22 +137,21 @@ class WalReader:
                     if isinstance(error, HeadraceError) and not error.retry:
                         raise
                     if time.monotonic() - began > BACKOFF_S_MAX:
-                        backoff = BACKOFF_S
+                        backoff.reset()
                     await self._back_off(error, backoff)
-                    backoff = min(backoff * 2, BACKOFF_S_MAX)
                 else:
-                    backoff = BACKOFF_S
+                    backoff.reset()
         finally:
             watch.cancel()
 
-    async def _back_off(self, error: Exception, backoff: float) -> None:
+    async def _back_off(self, error: Exception, backoff: Backoff) -> None:
         if isinstance(error, SlotBusyError | StandbyError):
             self._scope.health.ail("postgres", f"standing by: {error}")
-            await self._scope.pause(STANDBY_POLL_S * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            await self._scope.pause(jittered(STANDBY_POLL_S))
             return
         # A bus that fails tells so by itself.
         self._scope.health.ail("bus" if isinstance(error, NatsError) else "postgres", str(error))
-        await self._scope.pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+        await self._scope.pause(backoff.pause_s())
 
     async def _wake_on_stop(self) -> None:
         await self._scope.stopping.wait()
@@ -194,11 +194,7 @@ class WalReader:
             self._attention.clear()
             if self._client.is_connected and self._sender.missing:
                 await self._client.publish(self._frames, self._sender.hello())
-            try:
-                async with asyncio.timeout(HELLO_INTERVAL_S):
-                    await self._attention.wait()
-            except TimeoutError:
-                continue
+            await wait_for(self._attention, HELLO_INTERVAL_S)
         if not self._sender.missing:
             self._scope.health.heal("bus")
 
@@ -360,11 +356,7 @@ class WalReader:
 
     async def _await_credit(self) -> None:
         self._attention.clear()
-        try:
-            async with asyncio.timeout(self._wait_s()):
-                await self._attention.wait()
-        except TimeoutError:
-            return
+        await wait_for(self._attention, self._wait_s())
 
     async def _pack(self, messages: list[Message], connection: ReplicationConnection) -> None:
         """Pack what came, and what comes meanwhile, into frames; nothing lingers."""
@@ -482,11 +474,7 @@ class WalReader:
                 if self._connected():
                     await self._client.publish(self._frames, self._sender.flush_request())
                 self._attention.clear()
-                try:
-                    async with asyncio.timeout(0.1):
-                        await self._attention.wait()
-                except TimeoutError:
-                    pass
+                await wait_for(self._attention, 0.1)
                 if time.monotonic() - self._heard_at > SILENT_CONFIRMER_S:
                     break
         await self._tell(connection)

@@ -14,7 +14,7 @@ import time
 
 from headrace import log as logs
 from headrace.bus import control
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, describe
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.postgres.replication import ReplicationConnection, SlotBusyError
 from headrace.postgres.slot_reader import IDENTITY, REMEDY, SlotReader, application_name
@@ -92,7 +92,7 @@ class Silence:
                     probe.close()
         except (HeadraceError, TimeoutError) as error:
             # A server out of reach says nothing about the connection; it is asked again.
-            log.info("walsender_not_visible", reason=str(error) or type(error).__name__)
+            log.info("walsender_not_visible", reason=describe(error))
             return False
 
     def _is_ours(self, reader: SlotReader, pid: int) -> bool:

@@ -26,6 +26,7 @@ from headrace.jetstream.publishing.errors import (
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.metrics.counting import Stats, count
+from headrace.timing.waits import wait_for
 
 log = logs.logger("ingest")
 
@@ -132,12 +133,8 @@ class Pipe:
         deadline = time.monotonic() + self._ack_timeout_s
         while not self._room.is_set():
             self._check_connection()
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
-                    await self._room.wait()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    self._fail(self._late())
+            if not await wait_for(self._room, LOOK_AGAIN_S) and time.monotonic() >= deadline:
+                self._fail(self._late())
         self._raise_failure()
 
     def _refuse_duplicates(self, messages: Sequence[Message]) -> None:

@@ -28,6 +28,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace.metrics.counting import Stats, count
+from headrace.timing.waits import wait_for
 
 _TURN_S = 0.2
 # How long at most a turn lasts where who waits is far behind, and what that is.
@@ -129,9 +130,7 @@ class Turns:
         if now - self._said_at > _SAYS_AGAIN_S:
             await self.want(ready=new < _BEHIND_MESSAGES)
         self._news.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
-                await self._news.wait()
+        await wait_for(self._news, _LOOK_S)
         return True
 
     async def keep(self) -> None:

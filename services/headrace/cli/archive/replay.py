@@ -22,6 +22,7 @@ from headrace.cli.archive.replay_range import ReplayError, Run
 from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
 from headrace.contract.naming import table_token
+from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position
 from headrace.mirror import Alter, Column, Create, Table, opened
@@ -42,7 +43,7 @@ async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str)
         await _publish(client.jetstream(), run, stream, prefix)
     except (NatsError, TimeoutError) as error:
         raise ReplayError(
-            f"the stream {stream} took no more: {str(error) or type(error).__name__}",
+            f"the stream {stream} took no more: {describe(error)}",
             remedy="Begin again, with the same options: it goes on where it was.",
         ) from error
     finally:

@@ -22,6 +22,7 @@ from headrace.cli.terminal import Console
 from headrace.cli.watch.status import TELEMETRY_PORT, TelemetryAwayError, fetch
 from headrace.cli.watch.top_view import Past, screen
 from headrace.settings import Settings
+from headrace.timing.waits import wait_for
 
 MEASURE_S = 1.0
 
@@ -44,9 +45,7 @@ async def run(settings: Settings, *, url: str | None, interval_s: float, once: b
         trouble = ""
         while not over.is_set():
             live.update(screen(past, trouble), refresh=True)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await over.wait()
+            await wait_for(over, interval_s)
             try:
                 past.add(time.monotonic(), await fetch(base))
                 trouble = ""
