@@ -33,5 +33,5 @@ class DecodeError(HeadraceError):
 
 
 def describe(error: BaseException) -> str:
-    """What an error says, or its type where it says nothing (as time-outs do)."""
+    """The error's message, or its type if it has none (time-outs have none)."""
     return str(error) or type(error).__name__

@@ -14,7 +14,7 @@ class Backoff:
         self._next_s = first_s
 
     def pause_s(self) -> float:
-        """How long to wait before the next attempt; the one after that waits longer."""
+        """The pause before the next attempt; the one after it is longer."""
         pause_s = self._next_s
         self._next_s = min(pause_s * 2, self._most_s)
         return jittered(pause_s)
