@@ -11,11 +11,13 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgpack
 import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.js.kv import KeyValue
 
 from headrace.bus import control, frame, link
 from headrace.bus.frame import Kind
@@ -255,6 +257,44 @@ async def test_a_stream_deleted_while_running_is_made_again_and_filled_from_the_
     line.alive()
     gaps = [event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"]
     assert [event.payload["reason"] for event in gaps] == ["stream_tail_lost"]
+
+
+async def _progress_seq(state: KeyValue) -> int:
+    entry = await state.get("progress.headrace")
+    return int(msgpack.unpackb(entry.value or b"")["stream_seq"])
+
+
+async def test_a_lost_tail_that_was_never_confirmed_comes_again_and_is_no_gap(line: Line) -> None:
+    await line.insert(0, 10)
+    await line.rows_delivered()
+    await line.caught_up()
+    await line.suite.kill("wal-reader")
+    await line.slot_is_free()
+    # From here on PostgreSQL hears of nothing that is stored.
+    await line.suite.start("wal-reader", HEADRACE_STATUS_INTERVAL_S="600")
+    await line.insert(10, 1)
+    await line.rows_delivered()
+    client = await nats.connect(line.nats.url)
+    try:
+        js = client.jetstream()
+        last = (await js.stream_info("CDC")).state.last_seq
+        state = await js.key_value("headrace_state")
+        async with asyncio.timeout(15):
+            while await _progress_seq(state) < last:  # noqa: ASYNC110  # read until it is written
+                await asyncio.sleep(0.05)
+        for service in ("publisher", "wal-reader"):
+            await line.suite.kill(service)
+        assert await js.delete_msg("CDC", last)
+    finally:
+        await client.close()
+    await line.slot_is_free()
+    for service in ("publisher", "wal-reader"):
+        await line.suite.start(service)
+    await line.rows_delivered()
+    assert "stream_tail_lost" in line.suite.log("publisher"), "the loss was not noticed"
+    assert not [
+        event for event in await stored(line.nats.url) if event.payload["operation"] == "GAP"
+    ]
 
 
 async def test_a_standby_reader_that_looked_before_the_last_change_was_sent_sees_no_other_history(

@@ -5,14 +5,16 @@ after a restart.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+import msgpack
 import pytest
 
 from headrace.bus.frame import Opening
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.errors import DecodeError
+from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.messages import (
@@ -30,17 +32,24 @@ from headrace.pgoutput.messages import (
     Type,
     Update,
 )
-from headrace.postgres.facts import TableFacts
+from headrace.postgres.facts import Snapshot, TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark, ProtocolError
+from headrace.publisher.catalog_watch import CatalogWatch
+from headrace.publisher.delivery import Delivery
+from headrace.publisher.gaps import Gap
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.progress import (
+    COMPLETE_MAX,
     Place,
     Progress,
     SourceDivergedError,
     check_source,
+    gap_before,
     reader_of,
 )
+from headrace.publisher.schema_book import CatalogReading, Entry, SchemaBook
 from headrace.publisher.shape import Shape
+from headrace.settings import Settings
 
 INT4, TEXT = 23, 25
 ID = RelationColumn(True, "id", INT4, -1)
@@ -257,9 +266,23 @@ OPENING = Opening({}, "slot", "db", "7000", 3, 500)
 
 class TestProgress:
     def test_it_comes_back_as_it_was_written(self) -> None:
-        progress = Progress(Position(5, 2), 17, "5-orders-insert", "2026-01-01", 500, "7000", 3)
-        assert Progress.decode(progress.encode()) == progress
+        progress = Progress(
+            Position(5, 2),
+            17,
+            "5-orders-insert",
+            "2026-01-01",
+            500,
+            "7000",
+            3,
+            ((ORIGIN, 3), (Position(5, 2), 500)),
+        )
+        assert Progress.decode(msgpack.unpackb(msgpack.packb(progress.encode()))) == progress
         assert Progress.decode(None) == Progress()
+
+    def test_what_an_earlier_version_wrote_claims_nothing_to_be_complete(self) -> None:
+        written = Progress(Position(5, 2), 17, complete=((Position(5, 2), 500),)).encode()
+        del written["complete"]
+        assert Progress.decode(written) == Progress(Position(5, 2), 17)
 
     def test_a_newer_format_is_refused(self) -> None:
         with pytest.raises(DecodeError, match="format 2"):
@@ -302,8 +325,107 @@ class TestProgress:
             check_source(place(progress), OPENING)
 
 
-def place(progress: Progress) -> Place:
-    return Place(progress, frozenset(), Tail(1, 0, ""))
+def place(progress: Progress, lost_up_to: int = 0) -> Place:
+    return Place(progress, frozenset(), Tail(1, 0, ""), lost_up_to)
+
+
+def advanced(progress: Progress, position: Position, lsn: int) -> Progress:
+    """The progress that is written once all transactions before `lsn` are stored."""
+    return replace(
+        progress, position=position, confirmed_lsn=lsn, complete=progress.stored(position, lsn)
+    )
+
+
+class TestGapBefore:
+    """Transactions commit at 400 (up to 448) and 500 (up to 548); the slot was created at 300."""
+
+    def after(self, *steps: tuple[int, int]) -> Progress:
+        progress = Progress().joined(replace(OPENING, confirmed_lsn=300))
+        for commit, lsn in steps:
+            progress = advanced(progress, Position(commit, 0), lsn)
+        return progress
+
+    def cut_to(self, commit: int, progress: Progress) -> Place:
+        """The stream lost everything behind the transaction that committed at this LSN."""
+        back = Position(commit, 0) if commit else ORIGIN
+        return place(replace(progress, position=back), progress.confirmed_lsn)
+
+    def test_what_was_never_confirmed_is_no_gap(self) -> None:
+        progress = self.after((400, 448), (400, 460), (500, 548))
+        for confirmed in (448, 460):
+            opening = replace(OPENING, confirmed_lsn=confirmed)
+            assert gap_before(self.cut_to(400, progress), opening) is None
+        assert gap_before(self.cut_to(0, progress), replace(OPENING, confirmed_lsn=300)) is None
+
+    def test_what_was_confirmed_is_one(self) -> None:
+        progress = self.after((400, 448), (400, 460), (500, 548))
+        for commit, confirmed in [(400, 461), (400, 548), (0, 301), (0, 448)]:
+            found = gap_before(
+                self.cut_to(commit, progress), replace(OPENING, confirmed_lsn=confirmed)
+            )
+            assert found == Gap(commit, confirmed, "stream_tail_lost")
+
+    def test_a_gap_whose_event_is_lost_is_reported_again(self) -> None:
+        progress = self.after((400, 448), (500, 548))
+        # The gap from 400 to 548 is reported; what comes next moves no position.
+        reported = replace(progress, position=Position(400, 0), complete=())
+        idle = advanced(reported, Position(400, 0), 600)
+        found = gap_before(place(idle, 600), replace(OPENING, confirmed_lsn=600))
+        assert found == Gap(400, 600, "stream_tail_lost")
+        later = advanced(idle, Position(700, 0), 748)
+        assert gap_before(place(later, 748), replace(OPENING, confirmed_lsn=748)) is None
+
+    def test_no_more_is_kept_than_helps(self) -> None:
+        progress = self.after(*((400 + 100 * n, 448 + 100 * n) for n in range(2 * COMPLETE_MAX)))
+        assert len(progress.complete) == COMPLETE_MAX
+
+
+class Sent:
+    """A pipe that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    @property
+    def published(self) -> int:
+        return len(self.messages)
+
+    @property
+    def acked(self) -> int:
+        return len(self.messages)
+
+    async def publish(self, message: Any) -> None:
+        self.messages.append(message.msg_id)
+
+    async def publish_all(self, messages: Any) -> None:
+        self.messages += [message.msg_id for message in messages]
+
+    async def drain(self) -> None:
+        """Everything is stored already."""
+
+
+class TestCatalogReading:
+    """A table that is gone, read at 100; the stream reaches into the transaction of 500 to 548."""
+
+    @pytest.mark.parametrize("lanes", [{}, {"public.orders": Position(500, 3)}])
+    async def test_it_is_delivered_behind_all_that_the_stream_has_of_a_replay(
+        self, lanes: dict[str, Position]
+    ) -> None:
+        reached = Position(400, 9) if lanes else Position(500, 3)
+        found = replace(place(Progress(reached)), lanes=lanes)
+        pipe = Sent()
+        delivery = Delivery(pipe, cast("LargeStore", None), found, {}, "slot")
+        shape = Shape.of(relation(1, "orders"), TableFacts(), ValueOptions())
+        book = SchemaBook([Entry(shape.table, 1, Position(50, 0), told=True)])
+        watch = CatalogWatch(Settings())
+        watch._reading = CatalogReading(100, (), frozenset(), Snapshot(9, 9))
+        told_at = []
+        for passed in (150, 448, 500, 548, 600):
+            if (reading := watch.due(passed, delivery.reached_lsn)) is not None:
+                told_at.append(passed)
+                for event in Assembler("slot", Encoding.MSGPACK, book).read_catalog(reading):
+                    await delivery.event(event)
+        assert (told_at, len(pipe.messages)) == ([548], 1)
 
 
 class TestReader:

@@ -38,12 +38,15 @@ class CatalogWatch:
         self._selection = Selection(form.include, form.exclude, form.exclude_columns)
         self._reading: CatalogReading | None = None
 
-    def due(self, passed_lsn: int) -> CatalogReading | None:
+    def due(self, passed_lsn: int, reached_lsn: int) -> CatalogReading | None:
         """A reading that the stream has passed, as of the place where the stream is; each is given
         out once.
+
+        Nothing is due while a replay is behind what the stream has reached: an event of that place
+        would be skipped as already stored, or stand inside a transaction that is stored in part.
         """
         reading = self._reading
-        if reading is None or reading.lsn > passed_lsn:
+        if reading is None or reading.lsn > passed_lsn or reached_lsn >= passed_lsn:
             return None
         self._reading = None
         return replace(reading, lsn=passed_lsn)

@@ -103,6 +103,11 @@ class Delivery:
         """Whether something that could be confirmed is not stored yet."""
         return self._ledger.waiting
 
+    @property
+    def reached_lsn(self) -> int:
+        """The commit of the last transaction that the stream has, or is about to have, events of."""
+        return max(self.position, self._lanes_end).lsn
+
     def begin_epoch(self) -> None:
         """The wal-reader begins again, before `position`; older marks come again too."""
         self._transactions += self._ledger.transactions

@@ -244,9 +244,7 @@ class Follower:
         self._assembler = self._new_assembler()
         if gap is not None:
             await self._tell_gap(gap)
-        self._progress = replace(
-            self._progress, system_id=opening.system_id, timeline=opening.timeline
-        )
+        self._progress = self._progress.joined(opening)
         self._scope.health.started()
         self._scope.health.heal("bus")
         self._judge(opening.confirmed_lsn)
@@ -287,7 +285,7 @@ class Follower:
             await self._delivery.event(gap_event(gap, self._source, self._settings.format.encoding))
             await self._deliver_all()
         failpoint("publisher.after_gap_before_progress")
-        self._progress = replace(self._progress, confirmed_lsn=gap.up_to)
+        self._progress = replace(self._progress, confirmed_lsn=gap.up_to, complete=())
         await self._cell.write(self._progress.encode())
 
     def _new_assembler(self) -> Assembler:
@@ -415,7 +413,7 @@ class Follower:
         """Schema events for what no row told of."""
         if not self._receiver.following or self._assembler.in_transaction:
             return
-        reading = self._watch.due(self._passed_lsn)
+        reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn)
         if reading is None:
             return
         for event in self._assembler.read_catalog(reading):
@@ -470,6 +468,7 @@ class Follower:
             stream_seq=self._pipe.stored_seq or self._progress.stream_seq,
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self._progress.confirmed_lsn),
+            complete=self._progress.stored(position, lsn),
         )
         failpoint("publisher.before_progress")
         task = asyncio.create_task(self._cell.write(progress.encode()), name="progress")

@@ -27,6 +27,8 @@ from headrace.publisher.gaps import Gap
 log = logs.logger("publisher")
 
 FORMAT = 1
+# At an entry a second, as far back as `HEADRACE_DURABILITY=sync` holds confirmations back.
+COMPLETE_MAX = 128
 
 
 class SourceDivergedError(HeadraceError):
@@ -51,9 +53,38 @@ class Progress:
     confirmed_lsn: int = 0
     system_id: str = ""
     timeline: int = 0
+    # Positions with an LSN each, oldest first: a stream that reaches the position contains every
+    # transaction that committed before the LSN. A stream that lost its tail lost none of those.
+    complete: tuple[tuple[Position, int], ...] = ()
+
+    def stored(self, position: Position, lsn: int) -> tuple[tuple[Position, int], ...]:
+        """`complete`, now that all transactions before `lsn` are stored, at or before `position`."""
+        if position > self.position:
+            return (*self.complete, (position, lsn))[-COMPLETE_MAX:]
+        if self.complete and self.complete[-1][0] == position:
+            return (*self.complete[:-1], (position, max(lsn, self.complete[-1][1])))
+        # The event of a gap is behind this position: only a later position proves that the stream
+        # still contains it.
+        return self.complete
+
+    def joined(self, opening: Opening) -> Progress:
+        """The progress in an epoch that begins, after its gap (if any) was reported."""
+        new = self.position == ORIGIN and not self.confirmed_lsn
+        return replace(
+            self,
+            system_id=opening.system_id,
+            timeline=opening.timeline,
+            # A source begins at its slot: there is nothing to deliver from before.
+            complete=((ORIGIN, opening.confirmed_lsn),) if new else self.complete,
+        )
 
     def encode(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self), "position": list(self.position)}
+        return {
+            "format": FORMAT,
+            **asdict(self),
+            "position": list(self.position),
+            "complete": [[*position, lsn] for position, lsn in self.complete],
+        }
 
     @classmethod
     def decode(cls, value: Mapping[str, Any] | None) -> Progress:
@@ -63,8 +94,10 @@ class Progress:
             raise DecodeError(
                 f"progress of format {value.get('format')}, this version reads {FORMAT}"
             )
-        fields = {name: value[name] for name in cls.__slots__}
-        return cls(**{**fields, "position": Position(*fields["position"])})
+        # Progress that an earlier version wrote does not say what is complete.
+        fields = {name: value[name] for name in cls.__slots__ if name != "complete"}
+        complete = tuple((Position(*at), lsn) for *at, lsn in value.get("complete", ()))
+        return cls(**{**fields, "position": Position(*fields["position"]), "complete": complete})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +116,13 @@ class Place:
     @property
     def position(self) -> Position:
         return self.progress.position
+
+    def contains(self, lsn: int) -> bool:
+        """Whether every transaction that committed before `lsn` is known to be in the stream."""
+        return any(
+            position <= self.position and lsn <= before
+            for position, before in self.progress.complete
+        )
 
 
 def reader_of(source: str) -> Reader:
@@ -203,7 +243,8 @@ def gap_before(place: Place, opening: Opening) -> Gap | None:
     """What the slot no longer has and the stream does not have: its tail was lost, or the slot is
     another one.
     """
-    if place.lost_up_to and opening.confirmed_lsn > place.position.lsn:
+    confirmed = opening.confirmed_lsn
+    if place.lost_up_to and confirmed > place.position.lsn and not place.contains(confirmed):
         return Gap(place.position.lsn, opening.confirmed_lsn, "stream_tail_lost")
     known = max(place.progress.confirmed_lsn, place.position.lsn)
     if known and opening.confirmed_lsn > known:
