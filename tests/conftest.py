@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.embedded.postgres_install import PostgresVersion
@@ -15,6 +16,12 @@ from headrace.testing.names import Names
 from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
 from skips import pytest_configure  # type: ignore[import-not-found]  # noqa: F401  # a hook, on pytest's path only
+
+# No verdict depends on how fast the machine is, or how busy.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 
 @async_fixture(scope="module", loop_scope="module")

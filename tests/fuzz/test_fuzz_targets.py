@@ -42,7 +42,6 @@ def _round(name: str, number: int) -> None:
     @settings(
         max_examples=ROUND_EXAMPLES,
         database=None,
-        deadline=2000,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )

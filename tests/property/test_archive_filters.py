@@ -73,7 +73,7 @@ def wants(asked: Any, entry: RowEntry) -> bool:
     return value is not None and COMPARED[type(asked).__name__](value, asked.value)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(files(), st.lists(filters(), max_size=3), st.integers(1, 5))
 def test_a_row_that_every_filter_wants_is_read(
     rows: list[dict[str, object]], asked: list[Any], group: int

@@ -8,7 +8,7 @@ import json
 import struct
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.archive import segment
@@ -74,7 +74,6 @@ def encoded(row: tuple[bytes | None, ...]) -> bytes:
     return b"I" + struct.pack(">IBH", 7, ord("N"), len(row)) + values
 
 
-@settings(deadline=None)
 @given(relations())
 def test_the_quick_text_of_a_row_is_the_plain_one(
     generated: tuple[Relation, list[tuple[bytes | None, ...]]],
@@ -94,7 +93,6 @@ def test_the_quick_text_of_a_row_is_the_plain_one(
         assert list(json.loads(after)) == [column.name for column in relation.columns]
 
 
-@settings(deadline=None)
 @given(relations(), st.integers(1, 3), st.data())
 def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
     generated: tuple[Relation, list[tuple[bytes | None, ...]]],
@@ -138,7 +136,6 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
     assert second.end_lsn == transactions * 100 + 8
 
 
-@settings(deadline=None)
 @given(relations(), st.integers(1, 4), st.data())
 def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
     generated: tuple[Relation, list[tuple[bytes | None, ...]]],

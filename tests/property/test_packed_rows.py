@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 
 import msgpack
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.contract import type_oids
@@ -91,7 +91,6 @@ def packings(oids: Sequence[int]) -> tuple[CsvRows, PackedRows]:
     return CsvRows(names, converters), PackedRows(names, converters)
 
 
-@settings(deadline=None)
 @given(tables())
 @example(([type_oids.INT8], [[str(edge)] for edge in edges]))
 @example(([TEXT], [["x" * 65536], ["x"], [None]]))
