@@ -53,7 +53,7 @@ QUOTES: dict[str, tuple[str, ...]] = {
 
 _OBJECT = (
     r"(?:slot|stream|table|publication|bucket|file|folder|event|partition|column|database|role|user"
-    r"|consumer|certificate|snapshot|cop(?:y|ies)|connection|request|copy|index|schema)(?:e?s)?"
+    r"|consumer|certificate|connection|index|schema)(?:e?s)?"
 )
 
 
@@ -91,7 +91,7 @@ RULES = (
     ),
     _rule(
         "free relative",
-        r"^(?:Who|Whom|Whose|What|Whatever|Whoever|How \w+|Where \w+ \w+) (?!.*\?$)(?:\S+ ){4,}\S+\.$",
+        r"^(?:Who|Whom|Whose|What|Whatever|Whoever|How (?!to\b)\w+|Where \w+ \w+) (?!.*\?$)(?:\S+ ){4,}\S+\.$",
         "name the subject: 'Clients that …', 'The fields …'",
         case=True,
     ),
@@ -114,7 +114,7 @@ RULES = (
     _rule("so often", r"\bso often\b|\boftener\b", "this many times, more often"),
     _rule("none is", r"\bnone (?:is|has|comes|does)\b", "there is no …"),
     _rule("no more", r"\bno more(?=[.,;:]|$)", "no longer"),
-    _rule("such", r"\bsuch(?! as\b| an?\b)\b", "like this, these"),
+    _rule("such a one", r"\bsuch (?:a )?one\b", "one of these"),
     _rule("in silence", r"\bin silence\b", "silently"),
     _rule("pass over", r"\bpass(?:es|ed|ing)? over\b|\bpassed it over\b", "skip"),
     _rule("in step", r"\bin step\b", "in sync"),
@@ -127,15 +127,14 @@ RULES = (
     _rule("some 10", r"\bsome \d", "about"),
     _rule("lies in", r"\b(?:lie|lies|lay) (?:in|on|behind|before)\b", "is (stored) in"),
     _rule("asked of", r"\b(?:asks?|asked) of\b", "requested from, demanded of"),
-    _rule("of which", r"\bof it (?:is|are|has)\b", "rewrite"),
     _rule("bears out", r"\b(?:bears?|bore|borne) (?:\w+ )?out\b", "confirms"),
     _rule("the word", r"\bthe word (?:is|that|of)\b", "the record, the flag"),
     _rule("at once", r"\bat once\b", "immediately, or at the same time"),
     _rule("remedy said", r"\bsays? (?:the|its) remed(?:y|ies)\b", "suggests a fix"),
     _rule("is taken for", r"\bis taken (?:for|to)\b", "is treated as"),
-    _rule("so that it", r"\bfrom there on\b", "from then on"),
+    _rule("from there on", r"\bfrom there on\b", "from then on"),
     _rule("two colons", r":\s(?:.*?\S):\s", "two sentences"),
-    _rule("three semicolons", r";\s.*;\s.*;\s", "several sentences"),
+    _rule("three semicolons", r";\s.*;\s.*;\s.*\.$", "several sentences"),
 )
 # Two colons in a sentence are a matter of pages; a comment often has a label.
 _FOR_PAGES = {"two colons", "three semicolons"}
