@@ -4,7 +4,6 @@ real one.
 
 from __future__ import annotations
 
-import importlib
 import re
 import subprocess
 from dataclasses import fields
@@ -17,10 +16,9 @@ import yaml
 from chart.composition import COMPOSE, ROOT, SERVERS, Service, services  # type: ignore[import-not-found]  # pytest's path
 from chart.deployment import MIRROR_PORT, SUITE  # type: ignore[import-not-found]  # pytest's path
 from headrace.audit.settings import AuditSettings, load_audit
-from headrace.cli.service import SERVICES
 from headrace.embedded.nats import nats_binary
 from headrace.settings import Settings, load
-from headrace.telemetry.service import HTTP_PORT as TELEMETRY_PORT
+from headrace.suite.services import SERVICES, TELEMETRY
 
 ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
@@ -48,9 +46,7 @@ def kind(name: str) -> str:
 def port_of(name: str) -> int:
     if name == "mirror":
         return int(MIRROR_PORT)
-    name = kind(name)
-    module = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
-    return int(module.HTTP_PORT)
+    return SERVICES[kind(name)].port
 
 
 def test_every_service_of_the_suite_is_there() -> None:
@@ -129,7 +125,7 @@ def test_no_two_services_publish_one_port_and_9090_is_telemetrys() -> None:
         for port in service.published
     ]
     assert len({port for port, _ in by_port}) == len(by_port)
-    assert dict(by_port)[str(TELEMETRY_PORT)] == "telemetry"
+    assert dict(by_port)[str(TELEMETRY.port)] == "telemetry"
 
 
 def test_prometheus_scrapes_telemetry_and_grafana_asks_prometheus() -> None:
@@ -141,7 +137,7 @@ def test_prometheus_scrapes_telemetry_and_grafana_asks_prometheus() -> None:
         for job in configuration["scrape_configs"]
     }
     assert targets == {
-        "headrace": [f"telemetry:{TELEMETRY_PORT}"],
+        "headrace": [f"telemetry:{TELEMETRY.port}"],
         "headrace-mirror": [f"mirror:{MIRROR_PORT}"],
     }
     listens = next(part for part in services()["prometheus"].command if "listen-address" in part)
@@ -157,7 +153,7 @@ def test_prometheus_beside_two_suites_differs_by_its_second_target_alone() -> No
         yaml.safe_load((ROOT / "deploy/prometheus" / f"{name}.yaml").read_text())
         for name in ("prometheus", "prometheus-second")
     )
-    one["scrape_configs"][0]["static_configs"][0]["targets"].append(f"telemetry-2:{TELEMETRY_PORT}")
+    one["scrape_configs"][0]["static_configs"][0]["targets"].append(f"telemetry-2:{TELEMETRY.port}")
     assert one == two
     given = services({"HEADRACE_PROMETHEUS": "prometheus-second"})["prometheus"].command[0]
     assert given == "--config.file=/etc/prometheus/prometheus-second.yaml"

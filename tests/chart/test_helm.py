@@ -21,8 +21,8 @@ from chart.composition import HAS_LOCKED_HELM  # type: ignore[import-not-found] 
 from chart.deployment import SUITE  # type: ignore[import-not-found]  # as above
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli.mirror.run import table_names
-from headrace.cli.service import SERVICES
 from headrace.settings import Settings, load
+from headrace.suite.services import SERVICES
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/headrace"

@@ -18,7 +18,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.bus import control, link
+from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
 from headrace.bus.sender import FrameSender
 from headrace.contract.values import ValueOptions
@@ -81,7 +81,7 @@ class Source:
         )
 
     async def open(self) -> None:
-        await self._client.subscribe(link.control_subject(self._slot), cb=self._on_control)
+        await self._client.subscribe(subjects.control(self._slot), cb=self._on_control)
         await self._client.flush()
 
     async def _on_control(self, message: Msg) -> None:
@@ -92,7 +92,7 @@ class Source:
     ) -> None:
         async with asyncio.timeout(LIMIT_S):
             while self._sender.missing:
-                await self._client.publish(link.frames_subject(self._slot), self._sender.hello())
+                await self._client.publish(subjects.frames(self._slot), self._sender.hello())
                 await asyncio.sleep(0.05)
         opening = Opening(
             sessions=self._sender.sessions(),
@@ -105,14 +105,14 @@ class Source:
             forks=forks,
         )
         begun = self._sender.begin(opening, clock_ns=time.time_ns(), now=time.monotonic())
-        await self._client.publish(link.frames_subject(self._slot), begun)
+        await self._client.publish(subjects.frames(self._slot), begun)
 
     async def send(self, *entries: Entry) -> None:
         """In one frame, all of which the publisher then has taken."""
         for entry in entries:
             assert self._sender.fit(*entry)
         for data in self._sender.flush():
-            await self._client.publish(link.frames_subject(self._slot), data)
+            await self._client.publish(subjects.frames(self._slot), data)
 
         async with asyncio.timeout(LIMIT_S):
             while self._sender.in_flight_bytes:  # noqa: ASYNC110  # no event

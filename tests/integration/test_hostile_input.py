@@ -11,7 +11,7 @@ import aiohttp
 import nats
 import pytest
 
-from headrace.bus import link
+from headrace.bus import subjects
 from headrace.contract.events import decode
 from headrace.contract.naming import table_token
 from headrace.embedded.nats import EmbeddedNats
@@ -127,9 +127,9 @@ async def test_garbage_on_the_internal_subjects_costs_an_epoch_at_most(
         await suite.logged("publisher", "epoch_joined")
         client = await nats.connect(server.url)
         for subject in (
-            link.frames_subject(names.slot),
-            link.control_subject(names.slot),
-            link.stats_subject(names.slot, "publisher"),
+            subjects.frames(names.slot),
+            subjects.control(names.slot),
+            subjects.stats(names.slot, "publisher"),
             f"cdc.{secrets.token_hex(4)}.insert",
         ):
             for size in (0, 1, 15, 300, 100_000):

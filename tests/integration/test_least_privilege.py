@@ -22,7 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pytest_asyncio import fixture as async_fixture
 
 from chart.deployment import SUITE, Deployment, deployed  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from headrace.bus import link
+from headrace.bus import subjects
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
 from headrace.jetstream.object_store import LargeStore
@@ -313,7 +313,7 @@ async def test_nobody_stops_the_suite_by_an_answer_sent_astray(
     """A request may name any subject for its answer, and the server checks no right there: nor may
     it matter.
     """
-    stop = link.stop_subject(SLOT)
+    stop = subjects.stop(SLOT)
     watcher = await suite.connect("admin")
     heard = await watcher.subscribe(stop)
     await watcher.flush()

@@ -19,7 +19,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.kv import KeyValue
 
-from headrace.bus import control, frame, link
+from headrace.bus import control, frame, subjects
 from headrace.bus.frame import Kind
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -226,8 +226,8 @@ async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
 
     client = await nats.connect(line.nats.url)
     try:
-        await client.subscribe(link.frames_subject("headrace"), cb=on_frame)
-        await client.subscribe(link.control_subject("headrace"), cb=on_control)
+        await client.subscribe(subjects.frames("headrace"), cb=on_frame)
+        await client.subscribe(subjects.control("headrace"), cb=on_control)
         await client.flush()
         await line.insert(1, 1)
         await line.insert(2, 1, "y" * LARGE_BYTES)

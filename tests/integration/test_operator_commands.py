@@ -13,7 +13,7 @@ import asyncpg
 import nats
 import pytest
 
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.jetstream.provisioning import declared
@@ -288,7 +288,7 @@ async def test_status_shows_the_suite_and_says_where_to_look_when_there_is_none(
         async def report() -> None:
             # Again and again, as a service does: who falls silent is shown as silent.
             while True:
-                await client.publish(link.stats_subject(names.slot, "wal-reader"), stats)
+                await client.publish(subjects.stats(names.slot, "wal-reader"), stats)
                 await asyncio.sleep(0.1)
 
         reporting = asyncio.create_task(report(), name="reporting")

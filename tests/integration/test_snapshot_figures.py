@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_progress_subject
 from headrace.metrics.counting import Stats
@@ -29,7 +29,7 @@ async def test_a_snapshot_is_seen_running_with_its_progress_and_then_completed(
     async def note(message: Msg) -> None:
         seen.append(link.decode_stats(message.data).stats)
 
-    await consumer.client.subscribe(link.stats_subject("snapshots", "snapshot-responder"), cb=note)
+    await consumer.client.subscribe(subjects.stats("snapshots", "snapshot-responder"), cb=note)
     async with asyncio.timeout(120):
         # Reports come once a second; a snapshot on a warm Spark may fall between two.
         while not (running := [stats for stats in seen if stats.get("snapshot_progress_rows")]):

@@ -15,7 +15,7 @@ import aiohttp
 import nats
 from nats.aio.client import Client
 
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.embedded.nats import EmbeddedNats
 from headrace.metrics.counting import Stats
 from headrace.testing.database import Database
@@ -108,7 +108,7 @@ READER: Stats = {
 
 
 async def report(client: Client, names: Names, name: str, stats: Stats) -> None:
-    await client.publish(link.stats_subject(names.slot, name), link.encode_stats(stats, {}))
+    await client.publish(subjects.stats(names.slot, name), link.encode_stats(stats, {}))
     await client.flush()
 
 

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StorageType, StreamConfig
 
+from headrace.bus import subjects
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.publishing import turns as taking_turns
@@ -26,7 +27,7 @@ from headrace.jetstream.publishing.fast import FastIngest
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
-from headrace.jetstream.publishing.turns import Turns, turns_subject
+from headrace.jetstream.publishing.turns import Turns
 from headrace.metrics.counting import Stats
 from headrace.publisher.progress import reader_of, suspect_of
 from headrace.testing.oracle import stored
@@ -131,7 +132,7 @@ async def heard(client: Client) -> list[str]:
     async def hear(message: Msg) -> None:
         notes.append(orjson.loads(message.data)["word"])
 
-    await client.subscribe(turns_subject(STREAM), cb=hear)
+    await client.subscribe(subjects.turns(STREAM), cb=hear)
     await client.flush()
     return notes
 
@@ -238,7 +239,7 @@ async def test_a_note_that_lies_delays_and_stops_nothing(
                 b"[]",
                 b'{"word": 1}',
             ):
-                await liar.publish(turns_subject(STREAM), note)
+                await liar.publish(subjects.turns(STREAM), note)
             await asyncio.sleep(0.01)
 
     lying = asyncio.create_task(lie(), name="liar")
@@ -259,7 +260,7 @@ async def test_a_publisher_that_waits_for_its_turn_is_fenced_by_its_heir_and_not
     zombie, other = await site.publisher("a"), await site.client()
     await zombie.deliver()
     note = {"word": "write", "by": "another", "source": "b", "to": ""}
-    await other.publish(turns_subject(STREAM), orjson.dumps(note))
+    await other.publish(subjects.turns(STREAM), orjson.dumps(note))
     await other.flush()
     await zombie.client.flush()
     waiting = asyncio.create_task(zombie.deliver(), name="zombie")

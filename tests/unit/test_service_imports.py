@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from headrace.cli.service import SERVICES
+from headrace.suite.services import SERVICES
 
 HEAVY = (
     "grpc",

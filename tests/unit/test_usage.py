@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from headrace.cli import service
 from headrace.cli.doctor import run
 from headrace.cli.main import app
 from headrace.cli.up.run import Options
 from headrace.cli.usage import readable
-from headrace.cli.watch.status import _TELLING
 from headrace.metrics.catalogue import FIGURES
 from headrace.settings import DeliveryMode, load
+from headrace.suite.services import SERVICES
 
 
 @pytest.fixture
@@ -73,10 +72,9 @@ def test_a_value_of_the_wrong_kind_is_refused_in_plain_words(
 
 def test_every_service_has_figures_on_the_line_of_status() -> None:
     plain = {figure.key for figure in FIGURES if not figure.labels}
-    assert set(_TELLING) == set(service.SERVICES)
-    for names in _TELLING.values():
-        assert names
-        assert set(names) <= plain
+    for service in SERVICES.values():
+        assert service.telling
+        assert set(service.telling) <= plain
 
 
 @pytest.mark.parametrize(
@@ -97,4 +95,4 @@ def test_the_doctors_verdict_counts_no_check_twice(
 def test_every_service_is_in_the_tables_of_the_pages_about_services(page: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / page).read_text()
     named = set(re.findall(r"^\| `?([a-z-]+)`? \|", text, re.MULTILINE))
-    assert set(service.SERVICES) <= named
+    assert set(SERVICES) <= named

@@ -1,14 +1,4 @@
-"""The bus on NATS core: its subjects, and what every service does on it besides frames.
-
-Subjects, all internal: `headrace.{slot}.frames` (wal-reader to confirmers),
-`headrace.{slot}.control` (back), `headrace.{slot}.stats.{service}` (figures, to telemetry),
-`headrace.{slot}.stop` (an ordered stop of the suite), `headrace.{slot}.pause` (to the publisher:
-read again whether it is paused), `headrace.{slot}.doctor` (a message to itself, to prove the
-right). Others are defined where they are used: `headrace.{stream}.turns` among publishers
-(`headrace.jetstream.publishing.turns`), `headrace.{slot}.snapshot.{snapshot_id}` between a snapshot's tasks
-and its responder (`headrace.snapshot_responder.chunk_permits`), `headrace.mirror.{identity}.hold` to a
-mirror (`headrace.mirror.verify_hold`).
-"""
+"""What every service does on the bus besides frames: reports its figures, and obeys a stop."""
 
 from __future__ import annotations
 
@@ -24,7 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.bus import signed
+from headrace.bus import signed, subjects
 from headrace.errors import DecodeError, HeadraceError
 from headrace.metrics.counting import Stats
 from headrace.process.lifecycle import Scope
@@ -37,26 +27,6 @@ class BusClosedError(HeadraceError):
     """The NATS connection is closed for good."""
 
     remedy = "Look above for the reason, which NATS usually gives as refused credentials; then restart the service."
-
-
-def frames_subject(slot: str) -> str:
-    return f"headrace.{slot}.frames"
-
-
-def control_subject(slot: str) -> str:
-    return f"headrace.{slot}.control"
-
-
-def stats_subject(slot: str, service: str) -> str:
-    return f"headrace.{slot}.stats.{service}"
-
-
-def stop_subject(slot: str) -> str:
-    return f"headrace.{slot}.stop"
-
-
-def pause_subject(slot: str) -> str:
-    return f"headrace.{slot}.pause"
 
 
 def stop_command(slot: str, token: str | None) -> bytes:
@@ -75,10 +45,6 @@ class Report:
 
 
 _INSTANCE = secrets.token_hex(4)
-
-
-def doctor_subject(slot: str) -> str:
-    return f"headrace.{slot}.doctor"
 
 
 def encode_stats(stats: Stats, reasons: dict[str, str], spans: Sequence[Span] = ()) -> bytes:
@@ -115,14 +81,14 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
         log.info("stop_requested", by="the bus")
         scope.stopping.set()
 
-    await client.subscribe(stop_subject(slot), cb=stop)
+    await client.subscribe(subjects.stop(slot), cb=stop)
     while True:
         stats = scope.health.refreshed()
         stats["nats_connected"] = int(client.is_connected)
         if client.is_connected:
             report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
             with contextlib.suppress(NatsError):
-                await client.publish(stats_subject(slot, scope.service), report)
+                await client.publish(subjects.stats(slot, scope.service), report)
         if scope.stopping.is_set():
             return
         await scope.pause(scope.process.stats_interval_s)

@@ -18,16 +18,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headrace import log as logs
+from headrace.bus import subjects
 from headrace.errors import DecodeError
 from headrace.timing.waits import wait_for
 
 log = logs.logger("mirror")
 
 HOLD_S_MAX = 120.0
-
-
-def subject_of(identity: str) -> str:
-    return f"headrace.mirror.{identity}.hold"
 
 
 @dataclass(slots=True)
@@ -63,7 +60,7 @@ class Hold:
     @contextlib.asynccontextmanager
     async def served(self, client: Client, identity: str) -> AsyncIterator[None]:
         """Listen to requests."""
-        subscription = await client.subscribe(subject_of(identity), cb=self._heard)
+        subscription = await client.subscribe(subjects.hold(identity), cb=self._heard)
         try:
             yield
         finally:

@@ -13,13 +13,18 @@ from headrace.bus import link
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
-from headrace.settings import Settings
+from headrace.settings import ProcessSettings, Settings
+from headrace.suite.services import SERVICES
+
+
+def http_port(service: str, process: ProcessSettings) -> int:
+    """The port of a service: the one that is set, else its own."""
+    return SERVICES[service].port if process.http_port is None else process.http_port
 
 
 async def on_the_bus(
     scope: Scope,
     settings: Settings,
-    http_port: int,
     work: Callable[[Client], Awaitable[None]],
     extend: Callable[[web.Application], None] | None = None,
 ) -> None:
@@ -29,7 +34,7 @@ async def on_the_bus(
     stop before NATS was ever there, it ends like any other.
     """
     scope.health.traces.every = settings.otel.trace_every if settings.otel.endpoint else 0
-    port = http_port if settings.process.http_port is None else settings.process.http_port
+    port = http_port(scope.service, settings.process)
     app = application(scope.health, settings.source.slot)
     if extend is not None:
         extend(app)

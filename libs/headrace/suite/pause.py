@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from nats.aio.client import Client
 from nats.js.kv import KeyValue
 
-from headrace.bus import link, signed
+from headrace.bus import signed, subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.state import Cell, ForeignStateError
 from headrace.settings import Settings
@@ -93,7 +93,7 @@ async def write(client: Client, bucket: KeyValue, settings: Settings, wanted: Pa
         "reason": wanted.reason[:REASON_CHARACTERS_MAX],
     }
     await cell.write(signed.signed(settings.process.shutdown_token, record))
-    await client.publish(link.pause_subject(settings.source.slot), b"")
+    await client.publish(subjects.pause(settings.source.slot), b"")
     await client.flush()
 
 

@@ -20,13 +20,13 @@ import psycopg
 from nats.aio.client import Client
 
 from headrace import log as logs
+from headrace.bus import subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.mirror.mirror_state import identity_of, tables_of
 from headrace.mirror.postgres import PostgresReading, error_of
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
-from headrace.mirror.verify_hold import subject_of
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 from headrace.spark.request import SnapshotRequest
@@ -194,7 +194,7 @@ class Verifier:
         """
         body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
         with contextlib.suppress(nats.errors.NoRespondersError, TimeoutError):
-            await self.client.request(subject_of(identity), body, timeout=ANSWER_S)
+            await self.client.request(subjects.hold(identity), body, timeout=ANSWER_S)
 
     @contextlib.asynccontextmanager
     async def _reading_at(

@@ -28,7 +28,7 @@ from headrace.archiver.open_file import OpenFile
 from headrace.archiver.place import Mark, check_source, last_info, place_of, read_mark
 from headrace.archiver.pyarrow_memory import give_back
 from headrace.archiver.tables import Tables
-from headrace.bus import control, link
+from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError, describe
@@ -111,7 +111,7 @@ class Follower:
 
     async def _follow(self) -> None:
         subscription = await self._client.subscribe(
-            link.frames_subject(self._source),
+            subjects.frames(self._source),
             pending_msgs_limit=QUEUE_MESSAGES_MAX,
             pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max
             + self._client.max_payload,
@@ -371,7 +371,7 @@ class Follower:
             await self._control(self._receiver.confirm(settled=settled))
 
     async def _control(self, message: control.Control) -> None:
-        await self._client.publish(link.control_subject(self._source), control.encode(message))
+        await self._client.publish(subjects.control(self._source), control.encode(message))
 
     async def _write_out(self) -> None:
         """Whatever is whole goes into a file now."""

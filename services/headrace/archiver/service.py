@@ -37,7 +37,6 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("archiver")
 
 SERVICE = "archiver"
-HTTP_PORT = 9095
 BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
@@ -55,7 +54,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         archive = partial(_work, scope, settings, client, store)
         await run_leased(scope, settings, client, SERVICE, archive)
 
-    await on_the_bus(scope, settings, HTTP_PORT, work)
+    await on_the_bus(scope, settings, work)
 
 
 async def _work(

@@ -38,7 +38,6 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("audit-writer")
 
 SERVICE = "audit-writer"
-HTTP_PORT = 9096
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
 EXPIRE_S = 600.0
 LOOK_S = 5.0
@@ -58,7 +57,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         await writer.run()
 
     async with _zemis_ports(scope, settings, audit, trail):
-        await on_the_bus(scope, settings, HTTP_PORT, work, Page(settings, audit).extend)
+        await on_the_bus(scope, settings, work, Page(settings, audit).extend)
 
 
 class AuditWriter:

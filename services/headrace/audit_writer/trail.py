@@ -12,7 +12,7 @@ from aiohttp import web
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.errors import DecodeError
 from headrace.process.health import Health
 from headrace.settings import Settings
@@ -37,7 +37,7 @@ class Trail:
             async def hear(message: Msg, service: str = service) -> None:
                 self._hear(service, message.data)
 
-            await client.subscribe(link.stats_subject(self._slot, service), cb=hear)
+            await client.subscribe(subjects.stats(self._slot, service), cb=hear)
 
     async def answer(self, _: web.Request) -> web.Response:
         """200 while the trail moves; else 503, with a line for each reason."""

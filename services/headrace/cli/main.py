@@ -26,6 +26,7 @@ from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import DeliveryMode, Settings, load
 from headrace.settings.typos import slips
+from headrace.suite.services import SERVICES
 from headrace.terminal.text import plain
 
 app = typer.Typer(
@@ -395,8 +396,8 @@ app.add_typer(archive_commands.app, rich_help_panel="The archive")
 app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
 app.command("replay", rich_help_panel="The archive")(archive_commands.replay)
 
-for _name, _explain in service.SERVICES.items():
-    _add_service(_name, _explain)
+for _service in SERVICES.values():
+    _add_service(_service.name, _service.purpose)
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

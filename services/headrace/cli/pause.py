@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from rich.text import Text
 
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.cli.session import nats
 from headrace.cli.terminal import Console
 from headrace.errors import DecodeError
@@ -74,5 +74,5 @@ async def _listen(client: Client, slot: str, obeyed: asyncio.Event, *, paused: b
         if stats.get("paused") == int(paused):
             obeyed.set()
 
-    await client.subscribe(link.stats_subject(slot, SERVICE), cb=report)
+    await client.subscribe(subjects.stats(slot, SERVICE), cb=report)
     await client.flush()

@@ -18,6 +18,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from headrace.cli import service
 from headrace.cli.main import app
 from headrace.cli.usage import placeholder
+from headrace.suite.services import SERVICES
 
 _HEAD = """\
 # Command line
@@ -43,14 +44,14 @@ def page() -> str:
     group = typer.main.get_group(app)
     parts = [_HEAD, *_services()]
     for name, command in group.commands.items():
-        if name not in service.SERVICES:
+        if name not in SERVICES:
             parts.extend(_command(command, f"headrace {name}"))
     return "\n".join(parts)
 
 
 def _services() -> Iterator[str]:
     rows = "".join(
-        f"| `headrace {name}` | {_cell(explain)} |\n" for name, explain in service.SERVICES.items()
+        f"| `headrace {name}` | {_cell(facts.purpose)} |\n" for name, facts in SERVICES.items()
     )
     yield _SERVICES + rows
     actions = [action for action in service.parser("publisher")._actions if action.dest != "help"]  # noqa: SLF001  # argparse has no public way to list its options

@@ -20,22 +20,13 @@ from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Compat, DeliveryMode, Poison, load
 from headrace.settings.typos import slips
+from headrace.suite.services import SERVICES
 from headrace.terminal.text import plain
 
 if TYPE_CHECKING:
     from headrace.process.lifecycle import Scope
 
 log = logs.logger("service")
-
-SERVICES = {
-    "wal-reader": "Read the replication slot and send frames on the internal bus.",
-    "publisher": "Publish changes to JetStream, exactly once and in commit order.",
-    "snapshot-responder": "Answer snapshot requests with consistent, parallel copies of tables.",
-    "schema-publisher": "Keep table schemas in the NATS KV bucket.",
-    "archiver": "Keep the log as numbered files in object storage, exactly once and in commit order.",
-    "audit-writer": "Write every change as a row of the audit table, exactly once.",
-    "telemetry": "Serve metrics, status and health of the whole suite.",
-}
 
 _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
     "--arrays": ("format__arrays", ArrayForm, "PostgreSQL's literals, or lists [HEADRACE_ARRAYS]"),
@@ -67,7 +58,7 @@ def parser(name: str) -> argparse.ArgumentParser:
     """The options of a service: the same for all, so that one line of a manifest fits each."""
     made = argparse.ArgumentParser(
         prog=f"headrace {name}",
-        description=SERVICES[name],
+        description=SERVICES[name].purpose,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

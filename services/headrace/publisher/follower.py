@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from headrace import log as logs
-from headrace.bus import control, link
+from headrace.bus import control, subjects
 from headrace.bus.frame import Entry, Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
 from headrace.errors import DecodeError
@@ -159,7 +159,7 @@ class Follower:
 
     async def _follow(self, paused: asyncio.Event) -> None:
         subscription = await self._client.subscribe(
-            link.frames_subject(self._source),
+            subjects.frames(self._source),
             pending_msgs_limit=QUEUE_MESSAGES_MAX,
             pending_bytes_limit=4 * self._settings.bus.in_flight_bytes_max
             + self._client.max_payload,
@@ -516,7 +516,7 @@ class Follower:
             failpoint("publisher.after_confirm")
 
     async def _control(self, message: control.Control) -> None:
-        await self._client.publish(link.control_subject(self._source), control.encode(message))
+        await self._client.publish(subjects.control(self._source), control.encode(message))
 
     async def _leave(self) -> None:
         """Stop in order: what is published is awaited, written down and confirmed."""

@@ -17,7 +17,7 @@ from nats.errors import Error as NatsError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.bus import link
+from headrace.bus import subjects
 from headrace.errors import describe
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
@@ -44,7 +44,7 @@ class Pausing:
 
     async def run(self) -> None:
         """Follow the word for as long as the service lives."""
-        await self._client.subscribe(link.pause_subject(self._settings.source.slot), cb=self._wake)
+        await self._client.subscribe(subjects.pause(self._settings.source.slot), cb=self._wake)
         while not self._scope.stopping.is_set():
             self._look.clear()
             wait_s = await self._read()

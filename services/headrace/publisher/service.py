@@ -34,7 +34,6 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("publisher")
 
 SERVICE = "publisher"
-HTTP_PORT = 9092
 BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
@@ -43,7 +42,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         await ensure_patiently(scope, client.jetstream(), settings.streams)
         await run_leased(scope, settings, client, SERVICE, partial(_work, scope, settings, client))
 
-    await on_the_bus(scope, settings, HTTP_PORT, work)
+    await on_the_bus(scope, settings, work)
 
 
 async def _work(

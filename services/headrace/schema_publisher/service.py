@@ -29,7 +29,6 @@ from headrace.timing.waits import wait_for
 log = logs.logger("schema-publisher")
 
 SERVICE = "schema-publisher"
-HTTP_PORT = 9094
 BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
 
 
@@ -41,7 +40,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         scope.stopping.set()
         await follower
 
-    await on_the_bus(scope, settings, HTTP_PORT, work)
+    await on_the_bus(scope, settings, work)
 
 
 class SchemaPublisher:

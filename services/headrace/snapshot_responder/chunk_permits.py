@@ -37,10 +37,6 @@ class SnapshotOverError(HeadraceError):
     """The snapshot isn't running any more; nothing of it may be published."""
 
 
-def tickets_subject(slot: str, snapshot_id: str) -> str:
-    return f"headrace.{slot}.snapshot.{snapshot_id}"
-
-
 @dataclass(slots=True)
 class Throttle:
     """Bytes of rows per second that all snapshots of the responder may take from the source

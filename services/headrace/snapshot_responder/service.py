@@ -30,7 +30,6 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("snapshot-responder")
 
 SERVICE = "snapshot-responder"
-HTTP_PORT = 9093
 DURABLE = "headrace-snapshot-responder"
 FETCH_WAIT_S = 5.0
 BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
@@ -43,7 +42,7 @@ async def run(scope: Scope, settings: Settings) -> None:
             respond = partial(_work, scope, settings, client)
             await run_leased(scope, settings, client, SERVICE, respond)
 
-    await on_the_bus(scope, settings, HTTP_PORT, work)
+    await on_the_bus(scope, settings, work)
 
 
 async def _work(

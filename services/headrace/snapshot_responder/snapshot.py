@@ -19,6 +19,7 @@ from nats.errors import Error as NatsError
 from nats.js.api import Header
 
 from headrace import log as logs
+from headrace.bus import subjects
 from headrace.contract.events import encode
 from headrace.contract.naming import meta_subject, snapshot_progress_subject
 from headrace.errors import HeadraceError
@@ -27,7 +28,7 @@ from headrace.lsn import format_lsn
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
-from headrace.snapshot_responder.chunk_permits import Throttle, TicketOffice, tickets_subject
+from headrace.snapshot_responder.chunk_permits import Throttle, TicketOffice
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
 from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
 from headrace.snapshot_responder.numbering import ChunkNumbers
@@ -115,7 +116,7 @@ class Snapshot:
                 tuple(ranges_of_task)
                 for ranges_of_task in deal(ranges, settings.snapshot.tasks_max)
             ),
-            tickets=tickets_subject(settings.source.slot, self.snapshot_id),
+            tickets=subjects.chunk_permits(settings.source.slot, self.snapshot_id),
             encoding=settings.format.encoding,
             arrays=settings.format.arrays,
             json_values=settings.format.json_values,

@@ -23,7 +23,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
 from headrace import log as logs
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.errors import HeadraceError
 from headrace.jetstream.connection import shown
 from headrace.jetstream.state import bucket
@@ -138,7 +138,7 @@ class Routes:
             return client
         log.info("stop_requested", by="POST /shutdown", peer=request.remote)
         slot, token = self._settings.source.slot, self._settings.process.shutdown_token
-        await client.publish(link.stop_subject(slot), link.stop_command(slot, token))
+        await client.publish(subjects.stop(slot), link.stop_command(slot, token))
         async with asyncio.timeout(self._settings.nats.flush_timeout_s):
             await client.flush()
         return web.Response(text="Shutdown initiated\n")

@@ -16,11 +16,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from headrace import log as logs
-from headrace.bus import link
+from headrace.bus import link, subjects
 from headrace.errors import DecodeError
 from headrace.jetstream.connection import NatsUnreachableError, connected
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
+from headrace.process.service import http_port
 from headrace.settings import Settings
 from headrace.telemetry.history import INTERVAL_S, History
 from headrace.telemetry.otlp_export import OtlpExport
@@ -32,13 +33,12 @@ from headrace.telemetry.suite import Suite, summary
 log = logs.logger("telemetry")
 
 SERVICE = "telemetry"
-HTTP_PORT = 9090
 # The services' last reports come right after the word to stop.
 LAST_REPORTS_S = 0.3
 
 
 async def run(scope: Scope, settings: Settings) -> None:
-    port = HTTP_PORT if settings.process.http_port is None else settings.process.http_port
+    port = http_port(SERVICE, settings.process)
     suite = Suite(time.monotonic(), settings.process.stats_interval_s)
     history = History()
     routes = Routes(settings, suite, history, scope.health)
@@ -90,7 +90,7 @@ async def _hear(
         if export is not None:
             export.hear(service, found.spans)
 
-    await client.subscribe(link.stats_subject(settings.source.slot, "*"), cb=report)
+    await client.subscribe(subjects.stats(settings.source.slot, "*"), cb=report)
     await client.flush()
     log.info("reports_heard", slot=settings.source.slot)
 

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
-from headrace.bus import control, link
+from headrace.bus import control, link, subjects
 from headrace.bus.frame import Opening, frame_name
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
@@ -50,7 +50,6 @@ from headrace.wal_reader.transfers import Transfers
 log = logs.logger("wal-reader")
 
 SERVICE = "wal-reader"
-HTTP_PORT = 9091
 PUBLISHER, ARCHIVER = "publisher", "archiver"
 HELLO_INTERVAL_S = 0.5
 PING_INTERVAL_S = 0.5
@@ -68,7 +67,7 @@ async def run(scope: Scope, settings: Settings) -> None:
         scope.refreshers.append(reader.refresh)
         await reader.run()
 
-    await on_the_bus(scope, settings, HTTP_PORT, work)
+    await on_the_bus(scope, settings, work)
 
 
 def _confirmers(settings: Settings) -> tuple[frozenset[str], frozenset[str]]:
@@ -86,7 +85,7 @@ class WalReader:
         self._settings = settings
         self._client = client
         self._stats = scope.health.stats
-        self._frames = link.frames_subject(settings.source.slot)
+        self._frames = subjects.frames(settings.source.slot)
         required, optional = _confirmers(settings)
         self._sender = FrameSender(
             required,
@@ -123,7 +122,7 @@ class WalReader:
 
     async def run(self) -> None:
         await self._client.subscribe(
-            link.control_subject(self._settings.source.slot), cb=self._on_control
+            subjects.control(self._settings.source.slot), cb=self._on_control
         )
         watch = asyncio.create_task(self._wake_on_stop(), name="wake-on-stop")
         backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)

@@ -27,6 +27,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from headrace.bus import subjects
 from headrace.metrics.counting import Stats, count
 from headrace.timing.waits import wait_for
 
@@ -48,10 +49,6 @@ _OTHERS_MAX = 64
 _WAIT, _WRITE, _PASS = "wait", "write", "pass"
 
 
-def turns_subject(stream: str) -> str:
-    return f"headrace.{stream}.turns"
-
-
 @dataclass(slots=True)
 class _Waiting:
     """Another that waits: since when, when it last said so, and whether it has read nearly all that
@@ -68,7 +65,7 @@ class Turns:
 
     def __init__(self, client: Client, stream: str, source: str, stats: Stats) -> None:
         self._client = client
-        self._subject = turns_subject(stream)
+        self._subject = subjects.turns(stream)
         self._source = source
         self._stats = stats
         self._me = secrets.token_hex(8)

@@ -28,11 +28,10 @@ from headrace.embedded.ports import free_port
 from headrace.embedded.process import AlreadyServedError
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
+from headrace.suite.services import AUDIT_WRITER, PUBLISHER, WAL_READER
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import Supervisor
 
-AUDIT_WRITER = "audit-writer"
-SERVICES = ("wal-reader", "publisher", AUDIT_WRITER)
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 3.0
 _STREAM_BYTES_MAX = str(2 << 30)
@@ -143,7 +142,7 @@ class _AuditUp:
             f"Every change of {settings.postgres.database} is written to {self._place(settings)}"
         )
         assert self._supervisor is not None, "started above"
-        self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER)}/audit")
+        self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER.name)}/audit")
         self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
         self._view.quiet = False
 
@@ -200,17 +199,19 @@ class _AuditUp:
 
     async def _services(self, settings: Settings) -> None:
         services = []
-        for name in SERVICES if self._suite is None else (AUDIT_WRITER,):
-            named = self._audit.page_port if name == AUDIT_WRITER else None
-            port = named or free_port(preferred=9096 if name == AUDIT_WRITER else 0)
-            log = self._folder / "logs" / f"{name}.log"
-            services.append(
-                Service(name, {**os.environ, "HEADRACE_HTTP_PORT": str(port)}, port, log)
-            )
+        wanted = (WAL_READER, PUBLISHER, AUDIT_WRITER)
+        for service in wanted if self._suite is None else (AUDIT_WRITER,):
+            port = free_port() if service is not AUDIT_WRITER else self._page_port()
+            environment = {**os.environ, "HEADRACE_HTTP_PORT": str(port)}
+            log = self._folder / "logs" / f"{service.name}.log"
+            services.append(Service(service.name, environment, port, log))
         stop_timeout_s = settings.process.shutdown_timeout_s + STOP_GRACE_S
         self._supervisor = Supervisor(services, self._view, stop_timeout_s=stop_timeout_s)
         self._supervisor.start()
         await self._supervisor.until_ready(READY_TIMEOUT_S)
+
+    def _page_port(self) -> int:
+        return self._audit.page_port or free_port(preferred=AUDIT_WRITER.port)
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
         """Wait for the user, for the end of the services, or for a server that can't be kept

@@ -17,7 +17,7 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
-from headrace.bus import link
+from headrace.bus import subjects
 from headrace.cli.doctor.checks import Findings
 from headrace.cli.session import kind_and_name, nats
 from headrace.errors import HeadraceError
@@ -165,7 +165,7 @@ async def _bus(
     client: Client, settings: Settings, complaints: Sequence[str], findings: Findings
 ) -> None:
     """A message of the internal bus, there and back."""
-    subject = link.doctor_subject(settings.source.slot)
+    subject = subjects.doctor(settings.source.slot)
     back = asyncio.Event()
 
     async def came(_: object) -> None:

@@ -19,23 +19,11 @@ from headrace.embedded.ports import free_port, is_free
 from headrace.embedded.process import PortTakenError
 from headrace.errors import HeadraceError
 from headrace.settings import Settings, load
+from headrace.suite.services import ARCHIVER, AUDIT_WRITER, SERVICES
 from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
 
-# In the order in which they stop: the reader first, so that what it read is confirmed before the
-# publisher goes.
-PORTS = {
-    "wal-reader": 9091,
-    "publisher": 9092,
-    "snapshot-responder": 9093,
-    "schema-publisher": 9094,
-    "telemetry": 9090,
-}
-# Beside the publisher, where an archive is named.
-ARCHIVER, ARCHIVER_PORT = "archiver", 9095
-# Behind the publisher, where HEADRACE_AUDIT asks for a trail.
-AUDIT, AUDIT_PORT = "audit-writer", 9096
 # Between the ports of one suite and those of the next.
 PORTS_APART = 10
 READY_TIMEOUT_S = 60.0
@@ -123,13 +111,9 @@ class Suite:
 
     def _wanted_ports(self) -> dict[str, int]:
         """The services to start, in the order in which they stop, and their documented ports."""
-        audit = {AUDIT: AUDIT_PORT} if load_audit(self._environment).enabled else {}
-        archiver = {ARCHIVER: ARCHIVER_PORT} if self.settings.archive.url else {}
-        later = {
-            name: port for name, port in PORTS.items() if name not in ("wal-reader", "publisher")
-        }
-        line = {name: PORTS[name] for name in PORTS if name not in later}
-        return {**line, **archiver, **audit, **later}
+        wanted = {ARCHIVER: bool(self.settings.archive.url)}
+        wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
+        return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
 
 
 class _Named:

@@ -13,20 +13,10 @@ from rich.text import Text
 from headrace.cli.terminal import Console
 from headrace.errors import HeadraceError
 from headrace.settings import Settings
+from headrace.suite.services import SERVICES, TELEMETRY
 
-TELEMETRY_PORT = 9090
 _TIMEOUT_S = 5
 STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
-# What of a service's many figures tells its story in a line.
-_TELLING = {
-    "wal-reader": ("wal_messages", "frames_sent", "in_flight_bytes", "pg_reconnects"),
-    "publisher": ("cdc_events", "transactions", "skipped_events", "window_messages"),
-    "snapshot-responder": ("snapshots_completed", "snapshots_failed", "snapshot_rows"),
-    "schema-publisher": ("schemas_published",),
-    "archiver": ("archive_files", "archive_rows", "archive_waiting_rows", "archive_gaps"),
-    "audit-writer": ("audit_transactions", "audit_commits", "audit_behind_messages", "audit_gaps"),
-    "telemetry": ("retained_bytes", "pg_reachable"),
-}
 
 
 class TelemetryAwayError(HeadraceError):
@@ -35,10 +25,15 @@ class TelemetryAwayError(HeadraceError):
     remedy = "Start it (`headrace telemetry`), or say where it is with --url or --port."
 
 
+def telemetry_address(url: str | None, settings: Settings) -> str:
+    """Where telemetry answers: at the address that was given, else on this machine."""
+    port = settings.process.http_port
+    return (url or f"http://127.0.0.1:{TELEMETRY.port if port is None else port}").rstrip("/")
+
+
 async def run(settings: Settings, *, url: str | None, as_json: bool) -> None:
     """Fetch the status and show it."""
-    port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
-    body = await fetch((url or f"http://127.0.0.1:{port}").rstrip("/"))
+    body = await fetch(telemetry_address(url, settings))
     if as_json:
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
         return
@@ -108,7 +103,7 @@ def _services(services: dict[str, Any]) -> Table:
 
 def _figures(name: str, figures: dict[str, Any]) -> str:
     told = []
-    for key in _TELLING.get(name, ()):
+    for key in SERVICES[name].telling if name in SERVICES else ():
         value = figures.get(key)
         if value is not None:
             amount = size(value) if key.endswith("_bytes") else f"{value:,}"

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from rich.live import Live
 
 from headrace.cli.terminal import Console
-from headrace.cli.watch.status import TELEMETRY_PORT, TelemetryAwayError, fetch
+from headrace.cli.watch.status import TelemetryAwayError, fetch, telemetry_address
 from headrace.cli.watch.top_view import Past, screen
 from headrace.settings import Settings
 from headrace.timing.waits import wait_for
@@ -29,8 +29,7 @@ MEASURE_S = 1.0
 
 async def run(settings: Settings, *, url: str | None, interval_s: float, once: bool) -> None:
     """Look again and again, until Ctrl-C or q."""
-    port = TELEMETRY_PORT if settings.process.http_port is None else settings.process.http_port
-    base = (url or f"http://127.0.0.1:{port}").rstrip("/")
+    base = telemetry_address(url, settings)
     console, past = Console(), Past()
     past.add(time.monotonic(), await fetch(base))
     if once or not console.is_terminal:
