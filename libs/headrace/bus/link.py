@@ -1,4 +1,4 @@
-"""What every service does on the bus besides frames: reports its figures, and obeys a stop."""
+"""Reports a service's figures on the bus, and stops it when the suite is asked to stop."""
 
 from __future__ import annotations
 
