@@ -32,6 +32,12 @@ class MissingObjectError(JetStreamError):
     """A stream or bucket is missing, or our rights to it."""
 
 
+class NoRoomError(MissingObjectError):
+    """JetStream has no room for a stream now; it may have some when others free it."""
+
+    retry = True
+
+
 class ConnectionLostError(JetStreamError):
     """The connection ended before JetStream answered."""
 

@@ -22,6 +22,7 @@ from headrace.jetstream.errors import (
     ConnectionLostError,
     JetStreamError,
     MissingObjectError,
+    NoRoomError,
 )
 from headrace.process.lifecycle import Scope
 from headrace.settings import Retention, StreamSettings
@@ -33,7 +34,9 @@ SCHEMA_HISTORY = 10
 LARGE_MARGIN_S = 86_400
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
-_NO_STORAGE = 10047
+# The account's limit is reached, no peer has room, or the server does not.
+_NO_ROOM = frozenset({10002, 10005, 10023, 10047})
+_REFUSED = "permissions violation"
 _PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
 # No answer may be a server that starts, or rights that are missing: it is asked again so often.
 SILENT_MAX = 3
@@ -134,7 +137,7 @@ async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
 
 
 async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamSettings) -> None:
-    """`ensure`, for a service: waits for a JetStream that is still starting."""
+    """`ensure`, for a service: waits for a JetStream that is still starting, or short of room."""
     backoff = Backoff(_PAUSE_S, _PAUSE_S_MAX)
     silent = 0
     while not scope.stopping.is_set():
@@ -144,11 +147,20 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
             silent += isinstance(error.__cause__, NatsTimeoutError) and not error.retry
             if not error.retry and not 0 < silent < SILENT_MAX:
                 raise
-            scope.health.ail("jetstream", str(error))
+            _report(scope, error)
             await scope.pause(backoff.pause_s())
         else:
             scope.health.heal("jetstream")
+            scope.health.heal("stream")
             return
+
+
+def _report(scope: Scope, error: HeadraceError) -> None:
+    part, other = "jetstream", "stream"
+    if isinstance(error, NoRoomError):
+        part, other = other, part
+    scope.health.ail(part, str(error))
+    scope.health.heal(other)
 
 
 async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
@@ -157,7 +169,7 @@ async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
     except NotFoundError:
         return await _create(js, config)
     except (NoRespondersError, NatsTimeoutError, APIError) as error:
-        raise _explained(error, config) from error
+        raise _explained(error, config, js) from error
     missing = set(config.subjects or []) - set(info.config.subjects or [])
     if missing:
         raise MissingObjectError(
@@ -174,9 +186,9 @@ async def _create(js: JetStreamContext, config: StreamConfig) -> bool:
         except APIError as error:
             if _unknown_to_old_server(error) and attempt.allow_batched is not None:
                 continue
-            raise _explained(error, config) from error
+            raise _explained(error, config, js) from error
         except (NoRespondersError, NatsTimeoutError) as error:
-            raise _explained(error, config) from error
+            raise _explained(error, config, js) from error
         log.info("object_created", name=config.name)
         return True
     raise AssertionError("the last attempt either returns or raises")
@@ -194,35 +206,44 @@ def _unknown_to_old_server(error: APIError) -> bool:
     return error.err_code in {10025, 10052} or "unknown field" in (error.description or "").lower()
 
 
-def _explained(error: Exception, config: StreamConfig) -> HeadraceError:
+def _explained(error: Exception, config: StreamConfig, js: JetStreamContext) -> HeadraceError:
     name, subjects = config.name, ",".join(config.subjects or [])
+    command = f"nats stream add {name} --subjects '{subjects}' --defaults"
     if isinstance(error, NoRespondersError | ServiceUnavailableError):
         return JetStreamError(
             "JetStream does not answer on this NATS server",
             remedy=NO_JETSTREAM_REMEDY,
         )
     if isinstance(error, NatsTimeoutError):
-        return MissingObjectError(
-            f"no answer about stream {name}: the NATS user probably may not use $JS.API",
-            remedy=(
-                f"Grant it, or have an administrator run: nats stream add {name} --subjects "
-                f"'{subjects}' --defaults"
-            ),
-        )
+        return _unanswered(name, command, str(connection_of(js).last_error))
     assert isinstance(error, APIError)
-    if error.err_code == _NO_STORAGE:
-        return MissingObjectError(
-            f"stream {name} can't be made: the server has no room for the "
-            f"{(config.max_bytes or 0) / _GIB:.1f} GiB it "
-            "reserves",
+    if error.err_code in _NO_ROOM:
+        return NoRoomError(
+            f"stream {name} can't be created: JetStream has no room for the "
+            f"{(config.max_bytes or 0) / _GIB:.1f} GiB that it reserves ({error.description})",
             remedy=(
-                "Free disk there, raise JetStream's max_file_store, or set HEADRACE_CDC_BYTES_MAX "
-                "(bytes) lower."
+                "Free disk there, raise JetStream's max_file_store (without one, nats-server takes "
+                "three quarters of the disk that is free when it starts), or set "
+                "HEADRACE_CDC_BYTES_MAX (bytes) lower."
             ),
         )
     return MissingObjectError(
         f"stream {name} can't be used: {error.description}",
+        remedy=f"Have an administrator run: {command}",
+    )
+
+
+def _unanswered(name: str | None, command: str, complaint: str) -> MissingObjectError:
+    """NATS reports a right that is missing to the connection, not to the request."""
+    if _REFUSED in complaint.lower():
+        return MissingObjectError(
+            f"no answer about stream {name}: {complaint.removeprefix('nats: ')}",
+            remedy=f"Grant it, or have an administrator run: {command}",
+        )
+    return MissingObjectError(
+        f"JetStream did not answer about stream {name} in time",
         remedy=(
-            f"Have an administrator run: nats stream add {name} --subjects '{subjects}' --defaults"
+            "See whether nats-server is overloaded or starting. If not, the NATS user may lack "
+            f"$JS.API.>: grant it, or have an administrator run: {command}"
         ),
     )

@@ -32,6 +32,8 @@ POSTGRES_TEST_SETTINGS: Mapping[str, str] = {
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it has a random name and one owner
 _MEMORY_BYTES_MIN = 8 * 1024**3
 _FOLDER_PREFIX = "headrace-tests-"
+# Without a limit, nats-server takes three quarters of what other tests leave free when it starts.
+_FILE_STORE_BYTES_MAX = 1 << 40
 
 
 class SessionServers:
@@ -76,7 +78,7 @@ class SessionServers:
         """Return another nats-server with a folder of its own, not yet started; options as of
         `EmbeddedNats`.
         """
-        server = EmbeddedNats(self._new_folder("nats"), **options)
+        server = EmbeddedNats(self._new_folder("nats"), **_with_room(options))
         self._made.append(server)
         return server
 
@@ -95,6 +97,16 @@ class SessionServers:
 
     def _new_folder(self, name: str) -> Path:
         return _enterable_folder(self.folder, f"{name}-")
+
+
+def _with_room(options: Mapping[str, Any]) -> dict[str, Any]:
+    config = options.get("config", {})
+    if not isinstance(config, Mapping):
+        return dict(options)
+    jetstream = config.get("jetstream", {})
+    if isinstance(jetstream, Mapping):
+        config = {**config, "jetstream": {"max_file_store": _FILE_STORE_BYTES_MAX, **jetstream}}
+    return {**options, "config": config}
 
 
 def _quickest_folder() -> Path:
