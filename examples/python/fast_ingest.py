@@ -22,19 +22,19 @@ from headrace.jetstream.publishing.errors import IngestError
 from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
-from headrace.jetstream.publishing.stream_tail import Mark, StreamTail, TailError
+from headrace.jetstream.publishing.stream_tail import StreamTail, TailError, TailMark
 from headrace.lsn import ORIGIN, Position
 
 PAUSE_S = 0.5
 
 
-def mark(_payload: bytes, headers: dict[str, str]) -> Mark | None:
+def mark(_payload: bytes, headers: dict[str, str]) -> TailMark | None:
     """What a message of the stream says of how far this source came; None for one that is somebody
     else's.
     """
     msg_id = headers.get("Nats-Msg-Id", "")
     source, _, number = msg_id.partition("-")
-    return Mark(msg_id, Position(int(number), 0)) if source == "line" else None
+    return TailMark(msg_id, Position(int(number), 0)) if source == "line" else None
 
 
 async def numbered(path: Path, after: int) -> AsyncIterator[Outgoing]:

@@ -16,7 +16,7 @@ import orjson
 import zstandard
 
 from headrace.bus import control, frame
-from headrace.bus.frame import Kind, Opening, Part
+from headrace.bus.frame import FrameKind, Opening, Part
 from headrace.bus.receiver import FrameReceiver
 from headrace.consumer.event import of_message
 from headrace.contract import events, type_oids
@@ -96,10 +96,10 @@ _OPENING = Opening(
 _ENTRIES = b"".join(frame.encode_entry(0x100 + at, message) for at, message in enumerate(_PGOUTPUT))
 _FRAMES = [
     frame.encode_open(5, _OPENING),
-    frame.header(Kind.DATA, 5, 1) + _ENTRIES,
-    frame.header(Kind.PING, 5, 0),
-    frame.header(Kind.FLUSH, 5, 0),
-    frame.header(Kind.HELLO, 0, 0),
+    frame.header(FrameKind.DATA, 5, 1) + _ENTRIES,
+    frame.header(FrameKind.PING, 5, 0),
+    frame.header(FrameKind.FLUSH, 5, 0),
+    frame.header(FrameKind.HELLO, 0, 0),
     frame.encode_part(5, 1, Part(0x100, 0, 10, b"12345")),
     frame.encode_part(5, 1, Part(0x100, 0, 5, b"12345")),
 ]
@@ -111,8 +111,8 @@ def _frames(data: bytes) -> None:
     receiver.receive(_FRAMES[0], 0.0)
     received = receiver.receive(data, 1.0)
     entries = tuple(received.entries)
-    head = len(frame.header(Kind.DATA, 5, 1))
-    if entries and frame.decode_header(data).kind is Kind.DATA:
+    head = len(frame.header(FrameKind.DATA, 5, 1))
+    if entries and frame.decode_header(data).kind is FrameKind.DATA:
         assert b"".join(frame.encode_entry(lsn, message) for lsn, message in entries) == data[head:]
     if received.opening is not None:
         assert frame.decode_open(data) == received.opening

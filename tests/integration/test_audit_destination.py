@@ -18,7 +18,7 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.audit import query
-from headrace.audit.destination import ClaimedError, Destination, FencedError, connect
+from headrace.audit.destination import ClaimedError, Destination, DestinationFencedError, connect
 from headrace.audit.rows import Noted, RowMaker, TableBook, change_id
 from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Batch, Stitcher
@@ -373,7 +373,7 @@ async def test_a_second_writer_stands_by_and_a_late_one_is_fenced(
     with pytest.raises(ClaimedError):
         await late.claim()
     await first.write(batch(10, datetime.now(UTC)))
-    with pytest.raises(FencedError):
+    with pytest.raises(DestinationFencedError):
         await late.write(batch(10, datetime.now(UTC)))
     assert await database.fetchval("SELECT count(*) FROM changes") == 3
 

@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from nats.js.kv import KeyValue
 
 from headrace.bus import control, frame, subjects
-from headrace.bus.frame import Kind
+from headrace.bus.frame import FrameKind
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.settings import BusSettings
@@ -214,7 +214,7 @@ async def test_a_row_larger_than_the_credit_waits_for_it(line: Line) -> None:
     async def on_frame(message: Msg) -> None:
         nonlocal worst
         head = frame.decode_header(message.data)
-        if head.kind in (Kind.DATA, Kind.PART):
+        if head.kind in (FrameKind.DATA, FrameKind.PART):
             flying[head.seq] = len(message.data)
             worst = max(worst, sum(size for seq, size in flying.items() if seq > consumed))
 

@@ -13,7 +13,7 @@ import nats
 import pytest
 from pytest_asyncio import fixture as async_fixture
 
-from headrace.mirror.snapshots import Snapshot, Snapshots
+from headrace.mirror.snapshots import Snapshots, StoredSnapshot
 from headrace.testing.process import command
 from headrace.testing.seeded import LINE, World, running, world
 from headrace.testing.servers import SessionServers
@@ -128,7 +128,7 @@ async def test_a_place_is_found_in_a_stream_that_begins_with_a_compressed_event(
                 await asyncio.sleep(0.05)
         first = int(message.seq or 0)
         await js.purge_stream("CDC", seq=first)
-        snapshot = Snapshot(
+        snapshot = StoredSnapshot(
             "snap", "a", 1 << 62, 0, 0, compressed.environment["HEADRACE_SLOT"], note=None
         )
         assert await Snapshots(client, "CDC", "INIT", BUCKET).place(snapshot) == first - 1

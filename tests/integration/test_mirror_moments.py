@@ -18,7 +18,7 @@ from headrace.jetstream.provisioning import ensure
 from headrace.mirror import Streams, follower
 from headrace.mirror.bootstrap import Bootstrap
 from headrace.mirror.mirror_state import STALE
-from headrace.mirror.snapshots import RefusedError
+from headrace.mirror.snapshots import SnapshotRefusedError
 from headrace.mirror.table import Phase
 from headrace.settings import StreamSettings
 from headrace.testing.mirror_streams import (
@@ -266,7 +266,7 @@ async def test_a_table_that_the_source_no_longer_has_does_not_keep_the_others(
         await phase(mirror.book, "a", Phase.WANTED)
         bootstrap = Bootstrap(mirror.book, client, Streams(), "a", lambda *_: None)
         bootstrap._asked_seq = 5
-        await bootstrap._refused(RefusedError("it was dropped"))
+        await bootstrap._refused(SnapshotRefusedError("it was dropped"))
         await publish(client, row("b", 30, 0, last=True))
         await target.shows({"b20.2", "b30.0"})
     assert {*target.tables} == {"b"}

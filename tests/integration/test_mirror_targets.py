@@ -17,19 +17,19 @@ from headrace.contract.exact import ExactText
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.contract.values import ArrayForm, Encoding, ValueOptions, converter
 from headrace.mirror import (
-    Alter,
+    AlterTable,
     Column,
-    Create,
-    Delete,
-    Drop,
+    CreateTable,
+    DeleteRow,
+    DropTable,
     Filled,
-    Insert,
+    InsertRows,
     RowMissingError,
-    Swap,
+    SwapTables,
     Table,
     TargetError,
-    Truncate,
-    Update,
+    TruncateTable,
+    UpdateRow,
     postgres,
     sqlite,
 )
@@ -128,7 +128,7 @@ async def test_every_value_is_kept_and_finds_its_row_again(
     table, rows, printed = await wire_rows(database, ValueOptions(encoding, ArrayForm.LITERAL))
     plain = await plain_rows(rows, encoding)
     await target.load()
-    await target.write([Create(table), Insert(table, [*plain, {}])])
+    await target.write([CreateTable(table), InsertRows(table, [*plain, {}])])
     await target.commit({})
     found = await read(target, table)
     assert len(found) == len(plain) + 1
@@ -137,7 +137,7 @@ async def test_every_value_is_kept_and_finds_its_row_again(
             for column, one, other in zip(table.columns, wanted, row, strict=True):
                 assert column.data_type in FORMED or one == other, column
     # By all of their values, as a table without a key has it.
-    await target.write([Delete(table, row) for row in plain])
+    await target.write([DeleteRow(table, row) for row in plain])
     await target.commit({})
     assert await read(target, table) == [tuple(None for _ in table.columns)]
 
@@ -165,9 +165,9 @@ async def test_what_was_not_committed_is_forgotten_and_marks_come_with_rows(
     target: ReadableTarget,
 ) -> None:
     assert await target.load() == {}
-    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "a\tb\\N\n"}])])
+    await target.write([CreateTable(USERS), InsertRows(USERS, [{"id": 1, "na me": "a\tb\\N\n"}])])
     await target.commit({"place": "1", "other": "x"})
-    await target.write([Update(USERS, {"id": 1}, {"na me": "lost"}), Truncate(USERS)])
+    await target.write([UpdateRow(USERS, {"id": 1}, {"na me": "lost"}), TruncateTable(USERS)])
     assert await target.load() == {"place": "1", "other": "x"}
     assert await shown(target, USERS) == [("1", "a\tb\\N\n")]
     await target.commit({"other": None})
@@ -180,14 +180,14 @@ async def test_who_was_taken_over_writes_nothing_more(place: str) -> None:
     table = Table("public", "t", (Column("id", "integer"),), ("id",), ("id",))
     first, second = target_of(place), target_of(place)
     assert await first.load() == {}
-    await first.write([Create(table)])
+    await first.write([CreateTable(table)])
     await first.commit({"place": "1"})
     assert await first.load() == {"place": "1"}, "the same one may open it again"
     assert await second.load() == {"place": "1"}
-    await second.write([Insert(table, [{"id": 1}])])
+    await second.write([InsertRows(table, [{"id": 1}])])
     await second.commit({"place": "2"})
     with pytest.raises(TakenOverError):
-        await first.write([Insert(table, [{"id": 1}])])
+        await first.write([InsertRows(table, [{"id": 1}])])
     with pytest.raises(TakenOverError):
         await first.commit({"place": "2"})
     with pytest.raises(TakenOverError):
@@ -210,7 +210,7 @@ async def test_what_another_is_committing_is_waited_for(
     table = Table("public", "t", (Column("id", "integer"),), ("id",), ("id",))
     first, second = target_of(place), target_of(place)
     await first.load()
-    await first.write([Create(table), Insert(table, [{"id": 1}])])
+    await first.write([CreateTable(table), InsertRows(table, [{"id": 1}])])
     with pytest.raises(TargetAwayError):
         await second.load()
     await first.commit({"place": "1"})
@@ -221,10 +221,12 @@ async def test_what_another_is_committing_is_waited_for(
 
 async def test_a_reading_stays_as_it_was_while_the_target_goes_on(target: ReadableTarget) -> None:
     await target.load()
-    await target.write([Create(USERS), Insert(USERS, [{"id": number} for number in range(5)])])
+    await target.write(
+        [CreateTable(USERS), InsertRows(USERS, [{"id": number} for number in range(5)])]
+    )
     await target.commit({"place": "1"})
     async with target.reading(USERS) as reading:
-        await target.write([Delete(USERS, {"id": 3})])
+        await target.write([DeleteRow(USERS, {"id": 3})])
         await target.commit({"place": "2"})
         assert sum([len(rows) async for rows in reading.rows(USERS, USERS.columns)]) == 5
         assert dict(reading.marks) == {"place": "1"}
@@ -233,8 +235,8 @@ async def test_a_reading_stays_as_it_was_while_the_target_goes_on(target: Readab
 
 async def test_a_row_that_is_not_there_is_an_error(target: ReadableTarget) -> None:
     await target.load()
-    await target.write([Create(USERS), Insert(USERS, [{"id": 1}])])
-    for step in (Update(USERS, {"id": 2}, {"na me": "x"}), Delete(USERS, {"id": 2})):
+    await target.write([CreateTable(USERS), InsertRows(USERS, [{"id": 1}])])
+    for step in (UpdateRow(USERS, {"id": 2}, {"na me": "x"}), DeleteRow(USERS, {"id": 2})):
         with pytest.raises(RowMissingError):
             await target.write([step])
 
@@ -242,9 +244,11 @@ async def test_a_row_that_is_not_there_is_an_error(target: ReadableTarget) -> No
 async def test_of_equal_rows_one_is_changed(target: ReadableTarget) -> None:
     keyless = Table("public", "keyless", USERS.columns, (), ("id", "na me"))
     await target.load()
-    await target.write([Create(keyless), Insert(keyless, [{"id": 1}, {"id": 1}, {"id": 1}])])
-    await target.write([Delete(keyless, {"id": 1, "na me": None})])
-    await target.write([Update(keyless, {"id": 1, "na me": None}, {"id": 2, "na me": "b"})])
+    await target.write(
+        [CreateTable(keyless), InsertRows(keyless, [{"id": 1}, {"id": 1}, {"id": 1}])]
+    )
+    await target.write([DeleteRow(keyless, {"id": 1, "na me": None})])
+    await target.write([UpdateRow(keyless, {"id": 1, "na me": None}, {"id": 2, "na me": "b"})])
     await target.commit({})
     assert sorted(await shown(target, keyless), key=str) == [("1", None), ("2", "b")]
 
@@ -254,21 +258,23 @@ async def test_a_table_takes_anothers_place_and_changes_its_shape(target: Readab
         USERS.schema, USERS.name, USERS.columns, USERS.primary_key, USERS.identity, staging=True
     )
     await target.load()
-    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "old"}]), Create(staged)])
-    await target.write([Insert(staged, [{"id": 2, "na me": "new"}]), Swap(staged)])
+    await target.write(
+        [CreateTable(USERS), InsertRows(USERS, [{"id": 1, "na me": "old"}]), CreateTable(staged)]
+    )
+    await target.write([InsertRows(staged, [{"id": 2, "na me": "new"}]), SwapTables(staged)])
     # Twice: nothing of the first is in the way of the second.
     await target.write(
-        [Create(staged), Insert(staged, [{"id": 3, "na me": "newer"}]), Swap(staged)]
+        [CreateTable(staged), InsertRows(staged, [{"id": 3, "na me": "newer"}]), SwapTables(staged)]
     )
     after = Table(
         "app", USERS.name, (Column("key", "integer"), Column("n", "numeric")), ("key",), ("key",)
     )
     await target.write(
-        [Alter(USERS, after, {"key": "id"}), Update(after, {"key": 3}, {"n": "1.50"})]
+        [AlterTable(USERS, after, {"key": "id"}), UpdateRow(after, {"key": 3}, {"n": "1.50"})]
     )
     await target.commit({})
     assert await shown(target, after) == [("3", "1.50")]
-    await target.write([Drop(after)])
+    await target.write([DropTable(after)])
     await target.commit({})
     with pytest.raises((TargetError, Exception), match=r"no such table|does not exist"):
         await read(target, after)
@@ -278,7 +284,7 @@ async def test_a_new_column_has_its_filled_value_in_rows_that_are_there_and_in_n
     target: ReadableTarget,
 ) -> None:
     await target.load()
-    await target.write([Create(USERS), Insert(USERS, [{"id": 1, "na me": "old"}])])
+    await target.write([CreateTable(USERS), InsertRows(USERS, [{"id": 1, "na me": "old"}])])
     more = (*USERS.columns, Column("plan", "text"), Column("n", "integer"), Column("doc", "json"))
     after = Table(USERS.schema, USERS.name, more, USERS.primary_key, USERS.identity)
     document = '{"a": 1.50}'
@@ -288,7 +294,7 @@ async def test_a_new_column_has_its_filled_value_in_rows_that_are_there_and_in_n
         "doc": Filled(ExactText(document), document),
     }
     await target.write(
-        [Alter(USERS, after, {}, filled), Insert(after, [{"id": 2, "na me": "new"}])]
+        [AlterTable(USERS, after, {}, filled), InsertRows(after, [{"id": 2, "na me": "new"}])]
     )
     await target.commit({})
     assert sorted(await shown(target, after), key=str) == [
@@ -313,13 +319,13 @@ async def test_two_tables_that_would_be_one_in_sqlite_are_refused_before_either_
     columns = (Column("id", "integer"),)
     if one is not None:
         first = Table(*one, columns)
-        await target.write([Create(first), Insert(first, [{"id": 1}])])
+        await target.write([CreateTable(first), InsertRows(first, [{"id": 1}])])
         await target.commit({f"table {first.token}": TableState(*one, live=first).encode()})
     with pytest.raises(TargetError, match="SQLite file"):
-        await target.write([Create(Table(*other, columns, staging=True))])
+        await target.write([CreateTable(Table(*other, columns, staging=True))])
     await target.load()
     if one is not None:
         assert await read(target, first) == [(1,)]
         # The table itself may always be made anew.
-        await target.write([Create(Table(*one, columns, staging=True))])
+        await target.write([CreateTable(Table(*one, columns, staging=True))])
     await target.close()

@@ -17,12 +17,12 @@ from nats.aio.client import Client
 from headrace.consumer import Watermark
 from headrace.consumer.pull import Delivered, Pull
 from headrace.jetstream.provisioning import ensure
-from headrace.mirror import Create, Streams, follower
+from headrace.mirror import CreateTable, Streams, follower
 from headrace.mirror.bootstrap import Bootstrap
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import SEEN
-from headrace.mirror.table import Phase, Run, TableState
-from headrace.mirror.verify_hold import Hold
+from headrace.mirror.table import BootstrapRun, Phase, TableState
+from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
 from headrace.testing.mirror_streams import (
     PATIENCE_S,
@@ -272,11 +272,13 @@ async def test_a_table_joins_between_transactions(client: Client) -> None:
         client, row("a", 10, 0), row("b", 10, 1, last=True), row("a", 20, 0), row("b", 20, 1)
     )
     book = await book_of(target, {"a": "s"})
-    await book.write([Create(table("b", staging=True))])
-    run = Run("snap-1", 1, 0, 0, table("b", staging=True), source="s", marks={SEEN: Watermark()})
+    await book.write([CreateTable(table("b", staging=True))])
+    run = BootstrapRun(
+        "snap-1", 1, 0, 0, table("b", staging=True), source="s", marks={SEEN: Watermark()}
+    )
     book.put(TableState("public", "b", Phase.LOADING, run=run, why="test"))
     await book.commit()
-    running = Follower(book, client, Streams(), Hold(), {}, every_table=True)
+    running = Follower(book, client, Streams(), VerifyHold(), {}, every_table=True)
     tasks = [asyncio.create_task(running.run(asyncio.Event()))]
     await target.shows({"a10.0"})
     async with asyncio.timeout(PATIENCE_S):

@@ -20,7 +20,7 @@ from headrace.contract.values import ArrayForm, Encoding, ValueOptions, converte
 from headrace.mirror.postgres import PostgresTarget
 from headrace.mirror.sqlite import SqliteTarget
 from headrace.mirror.table import Column, Table
-from headrace.mirror.target import Create, Delete, Insert, Update
+from headrace.mirror.target import CreateTable, DeleteRow, InsertRows, UpdateRow
 from headrace.postgres import catalog
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
@@ -118,7 +118,9 @@ async def test_a_postgresql_mirror_has_the_sources_text_of_each_value(
     async with fresh_database(postgres_server, names.other("target")) as mirrored:
         target = PostgresTarget(mirrored.dsn)
         await target.load()
-        await target.write([Create(table), Insert(table, [row]), Update(table, row, row)])
+        await target.write(
+            [CreateTable(table), InsertRows(table, [row]), UpdateRow(table, row, row)]
+        )
         await target.commit({})
         reader = await mirrored.connect()
         await reader.execute(SESSION)
@@ -130,7 +132,7 @@ async def test_a_postgresql_mirror_has_the_sources_text_of_each_value(
         )
         for name, (kind, text) in printed.items():
             assert found[name] == text, (kind, text)
-        await target.write([Delete(table, row)])
+        await target.write([DeleteRow(table, row)])
         await target.close()
 
 
@@ -151,7 +153,7 @@ async def test_a_sqlite_mirror_has_the_sources_text_of_each_document(
     target = SqliteTarget(str(tmp_path / "t.db"))
     await target.load()
     await target.write(
-        [Create(table), Insert(table, rows), *(Update(table, row, row) for row in rows)]
+        [CreateTable(table), InsertRows(table, rows), *(UpdateRow(table, row, row) for row in rows)]
     )
     await target.commit({})
     await target.close()
@@ -175,7 +177,7 @@ async def test_a_sqlite_mirror_keeps_every_list(
     table = Table("public", "t", columns, (), tuple(given))
     target = SqliteTarget(str(tmp_path / "t.db"))
     await target.load()
-    await target.write([Create(table), Insert(table, [row]), Update(table, row, row)])
+    await target.write([CreateTable(table), InsertRows(table, [row]), UpdateRow(table, row, row)])
     await target.commit({})
     await target.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as connection:

@@ -19,15 +19,15 @@ from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.jetstream.provisioning import ensure
-from headrace.mirror import Create, Insert, Mirror, Step, Streams, Table, mirror
+from headrace.mirror import CreateTable, InsertRows, Mirror, Step, Streams, Table, mirror
 from headrace.mirror.bootstrap import AgainError, Bootstrap
 from headrace.mirror.changes import Changes
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.published import Published
-from headrace.mirror.snapshots import RefusedError
-from headrace.mirror.table import Column, Phase, Run, TableState
-from headrace.mirror.verify_hold import Hold
+from headrace.mirror.snapshots import SnapshotRefusedError
+from headrace.mirror.table import BootstrapRun, Column, Phase, TableState
+from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
 from headrace.testing.plugin import OwnNats
 
@@ -44,7 +44,7 @@ class MemoryTarget:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        return [row for step in self.steps if isinstance(step, Insert) for row in step.rows]
+        return [row for step in self.steps if isinstance(step, InsertRows) for row in step.rows]
 
     async def load(self) -> dict[str, str]:
         return dict(self.marks)
@@ -79,7 +79,7 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
         await client.jetstream().publish("cdc.users.insert", insert(lsn))
     book = Book(MemoryTarget())
     await book.open()
-    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
     # The follower is not given the table yet, and the next event of the table is beyond.
@@ -104,7 +104,7 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
         await client.jetstream().publish("cdc.users.insert", insert(7))
     book = Book(MemoryTarget())
     await book.open()
-    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
     book.subscribed = None
@@ -129,7 +129,7 @@ async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_
         await js.publish("cdc.users.insert", insert(lsn))
     book = Book(MemoryTarget())
     await book.open()
-    run = Run("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
+    run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=5)})
     book.subscribed = None
@@ -156,7 +156,7 @@ async def test_a_first_transaction_that_was_acknowledged_and_not_committed_is_ap
         book.put(TableState("public", "users", Phase.FOLLOWING, live=live, source="s"))
         book.keep_lanes({SEEN: Watermark()})
         await book.commit()
-        follower = Follower(book, client, Streams(), Hold(), {}, every_table=True)
+        follower = Follower(book, client, Streams(), VerifyHold(), {}, every_table=True)
         following = asyncio.create_task(follower.run(asyncio.Event()))
         async with asyncio.timeout(PATIENCE_S):
             while not await done():  # noqa: ASYNC110  # a consumer's state is only to be asked for
@@ -236,14 +236,14 @@ async def test_a_table_that_came_back_while_it_was_refused_is_not_forgotten(clie
     )
     assert Changes(book, every_table=True).of([event]) == []
     with pytest.raises(AgainError):
-        await bootstrap._refused(RefusedError("it was dropped a moment ago"))
+        await bootstrap._refused(SnapshotRefusedError("it was dropped a moment ago"))
     assert [state.phase for state in book.tables.values()] == [Phase.WANTED]
     # Asked again, and nothing was heard since.
     await Bootstrap(book, client, Streams(), "users", lambda *_: None)._refused(
-        RefusedError("dropped")
+        SnapshotRefusedError("dropped")
     )
     assert [state.phase for state in book.tables.values()] == [Phase.GONE]
-    assert not [step for step in target.steps if isinstance(step, Create)]
+    assert not [step for step in target.steps if isinstance(step, CreateTable)]
 
 
 async def test_a_cancellation_that_was_swallowed_is_heeded_at_the_next_step() -> None:

@@ -19,9 +19,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
 from headrace.consumer import (
     MemoryWatermarks,
+    ReaderTakenOverError,
     RetentionGapError,
     Subscription,
-    TakenOverError,
     Transactions,
     follow,
     pull,
@@ -397,7 +397,7 @@ async def test_a_reader_whose_name_another_opens_is_told_and_the_other_reads_all
         second = Pull(client, "CDC", (), "reader", None)
         await client.jetstream().delete_consumer("CDC", "reader")
         await second.open((await client.jetstream().stream_info("CDC")).created)
-        with pytest.raises(TakenOverError):
+        with pytest.raises(ReaderTakenOverError):
             await read(first, 1000)
         assert numbers(await read(second, 100)) == list(range(100))
         await first.close()

@@ -16,7 +16,7 @@ from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_request_subject
 from headrace.settings import PostgresSettings, Settings, SourceSettings
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import RefusedError, held_snapshot
+from headrace.spark.source import TableRefusedError, held_snapshot
 from headrace.testing.responder import (
     PUBLICATION,
     RESULT_TIMEOUT_S,
@@ -149,7 +149,7 @@ async def test_rows_that_a_policy_hides_are_an_error_not_a_smaller_snapshot(
     postgres = PostgresSettings("127.0.0.1", responder.postgres.port, responder.database, role)
     settings = Settings(postgres=postgres, source=SourceSettings(publication=PUBLICATION))
     try:
-        with pytest.raises(RefusedError, match="row-level security"):
+        with pytest.raises(TableRefusedError, match="row-level security"):
             async with held_snapshot(settings, SnapshotRequest("guarded", "public", "guarded")):
                 pass
     finally:

@@ -37,8 +37,8 @@ from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import (
     HeldSnapshot,
-    RefusedError,
     SnapshotHeldUpError,
+    TableRefusedError,
     find_table,
     held_snapshot,
 )
@@ -219,9 +219,9 @@ async def test_a_snapshot_gives_way_to_a_truncation_and_never_reads_a_truncated_
 async def test_what_the_stream_leaves_out_no_snapshot_has(settings: Settings) -> None:
     hidden = replace(settings, format=FormatSettings(exclude_columns=("t.pad",)))
     assert (await find_table(hidden, REQUEST)).columns == ("id",)
-    with pytest.raises(RefusedError, match="no published columns pad"):
+    with pytest.raises(TableRefusedError, match="no published columns pad"):
         await find_table(hidden, replace(REQUEST, columns=("pad",)))
-    with pytest.raises(RefusedError, match="HEADRACE_EXCLUDE"):
+    with pytest.raises(TableRefusedError, match="HEADRACE_EXCLUDE"):
         await find_table(replace(settings, format=FormatSettings(exclude=("t",))), REQUEST)
 
 

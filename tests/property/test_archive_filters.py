@@ -17,7 +17,7 @@ from headrace.archive import segment
 from headrace.archive.columns import SCHEMA, entries
 from headrace.archive.entry import RowEntry
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import ALL, Selection
+from headrace.archive.segment import ALL, RowSelection
 from headrace.lsn import ORIGIN
 
 spark = pytest.importorskip("pyspark.sql.datasource", reason="needs headrace[spark]")
@@ -87,7 +87,7 @@ def test_a_row_that_every_filter_wants_is_read(
     )
     every = [entry for batch in segment.batches(data, ALL) for entry in entries(batch)]
     due = [entry.position for entry in every if all(wants(each, entry) for each in asked)]
-    selection = narrowed(Selection(), [*asked, spark.Not(spark.EqualTo(("table",), "items"))])
+    selection = narrowed(RowSelection(), [*asked, spark.Not(spark.EqualTo(("table",), "items"))])
     read = [
         entry.position for batch in segment.batches(data, selection) for entry in entries(batch)
     ]
@@ -103,7 +103,7 @@ def test_a_filter_leaves_out_what_it_can() -> None:
         spark.In(("table",), ("orders", "items")),
         spark.EqualTo(("operation",), "delete"),
     ]
-    found = narrowed(Selection(tables=(("public", "orders"), ("public", "users"))), asked)
-    assert found == Selection(
+    found = narrowed(RowSelection(tables=(("public", "orders"), ("public", "users"))), asked)
+    assert found == RowSelection(
         (("public", "orders"),), after=(100, 1 << 62), before_lsn=201, from_time_us=0
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.bus import control, frame
 from headrace.bus.control import Confirm, Control, Join, Restart
-from headrace.bus.frame import Kind, Opening, Part
+from headrace.bus.frame import FrameKind, Opening, Part
 from headrace.bus.receiver import FrameReceiver
 from headrace.bus.sender import FrameSender
 from headrace.errors import DecodeError
@@ -42,9 +42,9 @@ anything = st.recursive(
 def take(data: bytes) -> None:
     """Decode a frame as far as its kind allows."""
     head = frame.decode_header(data)
-    if head.kind is Kind.OPEN:
+    if head.kind is FrameKind.OPEN:
         frame.decode_open(data)
-    elif head.kind is Kind.PART:
+    elif head.kind is FrameKind.PART:
         frame.decode_part(data)
     else:
         list(frame.decode_entries(data))
@@ -67,8 +67,8 @@ def test_any_opening_comes_back_as_it_was(opening: Opening, epoch: int) -> None:
     assert (frame.decode_header(data).epoch, frame.decode_open(data)) == (epoch, opening)
 
 
-@given(st.sampled_from(list(Kind)), st.binary(max_size=200) | anything.map(msgpack.packb))
-def test_noise_behind_a_header_is_a_decode_error(kind: Kind, body: bytes) -> None:
+@given(st.sampled_from(list(FrameKind)), st.binary(max_size=200) | anything.map(msgpack.packb))
+def test_noise_behind_a_header_is_a_decode_error(kind: FrameKind, body: bytes) -> None:
     with contextlib.suppress(DecodeError):
         take(frame.header(kind, 1, 1) + body)
 
@@ -77,7 +77,7 @@ def test_noise_behind_a_header_is_a_decode_error(kind: Kind, body: bytes) -> Non
 def test_a_cut_frame_gives_only_whole_entries_of_the_uncut_one(
     given_entries: list[tuple[int, bytes]], cut: int
 ) -> None:
-    whole = frame.header(Kind.DATA, 1, 1) + b"".join(
+    whole = frame.header(FrameKind.DATA, 1, 1) + b"".join(
         frame.encode_entry(*entry) for entry in given_entries
     )
     assert list(frame.decode_entries(whole)) == given_entries

@@ -22,7 +22,7 @@ from headrace.pgoutput import (
     RelationColumn,
     Row,
     Truncate,
-    Type,
+    TypeMessage,
     Update,
     decode,
 )
@@ -67,7 +67,7 @@ def encode(message: PgoutputMessage) -> bytes:  # noqa: PLR0911 - one case per m
                 + identity.encode()
             )
             return head + struct.pack("!h", len(columns)) + b"".join(map(column, columns))
-        case Type(oid, schema, name):
+        case TypeMessage(oid, schema, name):
             return b"Y" + struct.pack("!I", oid) + string(schema) + string(name)
         case Insert(relation_id, new):
             return b"I" + struct.pack("!I", relation_id) + b"N" + row(new)
@@ -108,7 +108,7 @@ messages = st.one_of(
         st.sampled_from("dnfi"),
         st.lists(columns, max_size=6).map(tuple),
     ),
-    st.builds(Type, oids, schemas, names),
+    st.builds(TypeMessage, oids, schemas, names),
     st.builds(Insert, oids, rows),
     st.builds(Update, oids, st.none(), st.none(), rows),
     st.builds(Update, oids, rows, st.none(), rows),

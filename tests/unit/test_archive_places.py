@@ -20,7 +20,7 @@ from headrace.archive import (
 )
 from headrace.archive.layout import file_name
 from headrace.archive.read_protocol import Seen
-from headrace.archive.segment import Selection
+from headrace.archive.segment import RowSelection
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Request
 from headrace.lsn import Position
 from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
@@ -114,8 +114,8 @@ def test_a_gap_before_a_time_is_told_to_who_begins_at_that_time(made: Maker) -> 
 
 def test_a_filter_that_ends_inside_a_gap_is_told_of_it(made: Maker) -> None:
     info = made.write(10, gap=Gap(1000, 1101, "slot_moved"))
-    assert read_protocol.interesting(info, Selection(before_lsn=1050))
-    assert not read_protocol.interesting(replace(info, gap=None), Selection(before_lsn=1050))
+    assert read_protocol.interesting(info, RowSelection(before_lsn=1050))
+    assert not read_protocol.interesting(replace(info, gap=None), RowSelection(before_lsn=1050))
 
 
 def test_a_file_that_is_made_while_it_is_asked_for_is_not_taken_for_a_collected_one(

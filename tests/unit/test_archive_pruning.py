@@ -22,7 +22,7 @@ from headrace.archive import (
 from headrace.archive.columns import GROUP_ROWS
 from headrace.archive.layout import file_name
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import Selection
+from headrace.archive.segment import RowSelection
 from headrace.archive.store import Store
 from headrace.lsn import Position
 from unit.archive_maker import Maker, rows, table_info  # type: ignore[import-not-found]  # tests/ is on pytest's path only
@@ -91,11 +91,13 @@ def test_row_groups_of_other_tables_are_not_fetched(url: str) -> None:
 def test_rows_behind_a_place_are_not_fetched(url: str) -> None:
     file = WalReader(url, OPTIONS).get(1)
     assert file is not None
-    found = [batch.num_rows for batch in file.batches(Selection(before_lsn=10_000), ["commit_lsn"])]
+    found = [
+        batch.num_rows for batch in file.batches(RowSelection(before_lsn=10_000), ["commit_lsn"])
+    ]
     assert found == [990]
     assert file._reader.metrics.groups_skipped == GROUPS - 1
     by_time = [
-        batch.num_rows for batch in file.batches(Selection(before_time_us=50 * 86_400_000_000))
+        batch.num_rows for batch in file.batches(RowSelection(before_time_us=50 * 86_400_000_000))
     ]
     assert by_time == [500]
 
@@ -103,7 +105,7 @@ def test_rows_behind_a_place_are_not_fetched(url: str) -> None:
 def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:
     file = WalReader(url, OPTIONS).get(1)
     assert file is not None
-    batch = next(file.batches(Selection(tables=((None, "items"),)), ["after", "commit_lsn"]))
+    batch = next(file.batches(RowSelection(tables=((None, "items"),)), ["after", "commit_lsn"]))
     assert batch.schema.names == ["commit_lsn", "after"]
     assert batch.column("commit_lsn")[0].as_py() == (2 * GROUP_ROWS // 10 + 1) * 100
 
@@ -111,7 +113,7 @@ def test_columns_that_are_not_wanted_are_not_decoded(url: str) -> None:
 def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) -> None:
     data = bytearray(Path(url.removeprefix("file://"), file_name(1)).read_bytes())
     last = segment.groups(
-        segment.footer_of(bytes(data)), Selection(after=((ROWS // 10 - 10) * 100, 0))
+        segment.footer_of(bytes(data)), RowSelection(after=((ROWS // 10 - 10) * 100, 0))
     )
     assert last.wanted == (GROUPS - 1,)
     data[(last.start + last.stop) // 2] ^= 1
@@ -121,7 +123,7 @@ def test_a_part_of_a_file_is_held_to_its_own_checksum(url: str, tmp_path: Path) 
         read(spoiled, OPTIONS, from_lsn=(ROWS // 10 - 10) * 100)
     file = WalReader(spoiled, OPTIONS).get(1)
     assert file is not None
-    assert sum(batch.num_rows for batch in file.batches(Selection(before_lsn=10_000))) == 990, (
+    assert sum(batch.num_rows for batch in file.batches(RowSelection(before_lsn=10_000))) == 990, (
         "the rest is whole"
     )
 

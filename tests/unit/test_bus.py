@@ -12,7 +12,7 @@ import pytest
 
 from headrace.bus import control, frame
 from headrace.bus.control import Confirm, Control, Join, Restart
-from headrace.bus.frame import Kind, Opening, Part
+from headrace.bus.frame import FrameKind, Opening, Part
 from headrace.bus.receiver import SILENCE_S, FrameReceiver
 from headrace.bus.sender import JOIN_GRACE_S, LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError
@@ -97,7 +97,7 @@ def spoilt(data: bytes) -> object:
 def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
     later = {"current_lsn", "forks"}
     body = {name: getattr(OPENING, name) for name in Opening.__slots__ if name not in later}
-    assert frame.decode_open(frame.header(Kind.OPEN, 1, 0) + msgpack.packb(body)) == OPENING
+    assert frame.decode_open(frame.header(FrameKind.OPEN, 1, 0) + msgpack.packb(body)) == OPENING
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_an_open_frame_of_the_first_wal_readers_is_understood() -> None:
 def test_an_open_frame_with_a_field_of_the_wrong_type_is_refused(field: dict[str, object]) -> None:
     body = {name: getattr(OPENING, name) for name in Opening.__slots__} | field
     with pytest.raises(DecodeError):
-        frame.decode_open(frame.header(Kind.OPEN, 1, 0) + msgpack.packb(body))
+        frame.decode_open(frame.header(FrameKind.OPEN, 1, 0) + msgpack.packb(body))
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_an_open_frame_with_a_field_of_the_wrong_type_is_refused(field: dict[str
     [
         b"",
         b"HR",
-        b"XX" + frame.header(Kind.PING, 1, 1)[2:],
-        b"HR\x02" + frame.header(Kind.PING, 1, 1)[3:],
-        b"HR\x00" + frame.header(Kind.PING, 1, 1)[3:],
-        b"HR\x01\x63" + frame.header(Kind.PING, 1, 1)[4:],
-        frame.header(Kind.PING, 1, 1)[:-1],
+        b"XX" + frame.header(FrameKind.PING, 1, 1)[2:],
+        b"HR\x02" + frame.header(FrameKind.PING, 1, 1)[3:],
+        b"HR\x00" + frame.header(FrameKind.PING, 1, 1)[3:],
+        b"HR\x01\x63" + frame.header(FrameKind.PING, 1, 1)[4:],
+        frame.header(FrameKind.PING, 1, 1)[:-1],
     ],
 )
 def test_a_header_that_is_cut_foreign_or_newer_is_refused(data: bytes) -> None:
@@ -135,7 +135,7 @@ def test_a_header_that_is_cut_foreign_or_newer_is_refused(data: bytes) -> None:
 
 
 def test_entries_come_back_and_every_cut_but_at_their_bounds_is_refused() -> None:
-    head = frame.header(Kind.DATA, 1, 1)
+    head = frame.header(FrameKind.DATA, 1, 1)
     entries = [(1, b"abc"), (2, b""), (1 << 63, b"x" * 20)]
     encoded = [frame.encode_entry(*entry) for entry in entries]
     whole = head + b"".join(encoded)
@@ -157,7 +157,7 @@ def test_a_part_that_does_not_fit_its_message_is_refused(
     with pytest.raises(DecodeError):
         frame.decode_part(frame.encode_part(1, 1, Part(1, offset, total, data)))
     with pytest.raises(DecodeError):
-        frame.decode_part(frame.header(Kind.PART, 1, 1) + struct.pack(">QQ", 0, 5))
+        frame.decode_part(frame.header(FrameKind.PART, 1, 1) + struct.pack(">QQ", 0, 5))
 
 
 def test_what_is_packed_comes_out_whole_and_in_order_whatever_its_size() -> None:
@@ -304,7 +304,7 @@ def test_a_data_frame_between_the_parts_of_a_message_breaks_the_epoch() -> None:
     one, receiver = following()
     parts = list(one.add(1, b"x" * 250))
     assert receiver.receive(parts[0], 1.0).confirm
-    intruder = frame.header(Kind.DATA, one.epoch, 2) + frame.encode_entry(2, b"y")
+    intruder = frame.header(FrameKind.DATA, one.epoch, 2) + frame.encode_entry(2, b"y")
     assert isinstance(receiver.receive(intruder, 1.0).reply, Restart)
 
 

@@ -14,8 +14,8 @@ import zstandard
 from rich.table import Table
 from rich.text import Text
 
-from headrace.audit.revert import Column, Side, undo_update
-from headrace.audit.revert import Table as AuditedTable
+from headrace.audit.revert import RowImage, SourceColumn, undo_update
+from headrace.audit.revert import SourceTable as AuditedTable
 from headrace.cli.terminal import Console
 from headrace.cli.watch.tail import show
 from headrace.consumer.event import Event
@@ -98,8 +98,12 @@ def test_headrace_tail_shows_an_event_of_hostile_names_and_values_on_one_line() 
 
 
 def test_a_name_with_a_line_of_its_own_does_not_leave_the_comment_of_a_reverting_script() -> None:
-    table = AuditedTable("public", "t\nDROP TABLE victim; --", {"id": Column("id", 1)}, ("id",))
-    made = undo_update({"operation": "UPDATE"}, table, Side({"id": 1}), Side({"id": 1})).statement
+    table = AuditedTable(
+        "public", "t\nDROP TABLE victim; --", {"id": SourceColumn("id", 1)}, ("id",)
+    )
+    made = undo_update(
+        {"operation": "UPDATE"}, table, RowImage({"id": 1}), RowImage({"id": 1})
+    ).statement
     assert made.startswith("--")
     assert "\n" not in made
 

@@ -11,12 +11,19 @@ from headrace.consumer.event import Event, of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.errors import SettingError
-from headrace.mirror.column_types import Kind, array_literal, kind_of
+from headrace.mirror.column_types import ValueKind, array_literal, kind_of
 from headrace.mirror.plan import Gone, Resync, coalesced, gone, reshaped, row_steps, shape
-from headrace.mirror.table import Column, Phase, Run, Table, TableState
-from headrace.mirror.target import Alter, Delete, Insert, Truncate, Update, target_of
+from headrace.mirror.table import BootstrapRun, Column, Phase, Table, TableState
+from headrace.mirror.target import (
+    AlterTable,
+    DeleteRow,
+    InsertRows,
+    TruncateTable,
+    UpdateRow,
+    target_of,
+)
 from headrace.verify.digest import Difference, Digests, differences, differing
-from headrace.verify.digest import Kind as Wrong
+from headrace.verify.digest import RowFault as Wrong
 
 USERS = Table(
     "public", "users", (Column("id", "integer"), Column("name", "text")), ("id",), ("id",)
@@ -53,11 +60,11 @@ def schema_event(
 
 
 def test_an_update_names_its_row_by_the_key_as_it_was() -> None:
-    assert row_steps(event("UPDATE", {"id": 3, "name": "x"}, old={"id": 2}), USERS) == Update(
+    assert row_steps(event("UPDATE", {"id": 3, "name": "x"}, old={"id": 2}), USERS) == UpdateRow(
         USERS, {"id": 2}, {"id": 3, "name": "x"}
     )
     # What was not sent is not touched.
-    assert row_steps(event("UPDATE", {"id": 3}, unchanged=["name"]), USERS) == Update(
+    assert row_steps(event("UPDATE", {"id": 3}, unchanged=["name"]), USERS) == UpdateRow(
         USERS, {"id": 3}, {"id": 3}
     )
 
@@ -65,15 +72,15 @@ def test_an_update_names_its_row_by_the_key_as_it_was() -> None:
 def test_a_delete_without_a_key_names_its_row_by_all_of_it() -> None:
     keyless = Table("public", "users", USERS.columns, (), ("id", "name"))
     old = {"id": 1, "name": None}
-    assert row_steps(event("DELETE", old, old=old), keyless) == Delete(keyless, old)
-    assert row_steps(event("TRUNCATE", {}), keyless) == Truncate(keyless)
+    assert row_steps(event("DELETE", old, old=old), keyless) == DeleteRow(keyless, old)
+    assert row_steps(event("TRUNCATE", {}), keyless) == TruncateTable(keyless)
 
 
 def test_an_index_that_identifies_is_used_where_the_primary_key_was_not_sent() -> None:
     table = Table("public", "users", USERS.columns, ("id",), ("name",))
     assert row_steps(
         event("DELETE", {"id": None, "name": "a"}, old={"name": "a"}), table
-    ) == Delete(table, {"name": "a"})
+    ) == DeleteRow(table, {"name": "a"})
 
 
 def test_a_row_of_a_shape_that_nobody_told_of_asks_for_a_copy() -> None:
@@ -87,7 +94,7 @@ def test_a_shape_is_reached_by_rename_drop_and_addition() -> None:
         {"change": "column_added", "column": "n", "data_type": "integer"},
     )
     change = reshaped(USERS, told)
-    assert isinstance(change, Alter)
+    assert isinstance(change, AlterTable)
     assert change.renamed == {"label": "name"}
     assert change.after == shape(told)
     # Told again, or copied since: nothing is left to do.
@@ -128,17 +135,17 @@ def test_a_table_that_went_says_under_which_name_it_goes_on() -> None:
 
 
 def test_inserts_are_joined_and_nothing_changes_its_order() -> None:
-    first, second = Insert(USERS, ({"id": 1},)), Insert(USERS, ({"id": 2},))
-    joined = coalesced([first, second, Truncate(USERS), first])
+    first, second = InsertRows(USERS, ({"id": 1},)), InsertRows(USERS, ({"id": 2},))
+    joined = coalesced([first, second, TruncateTable(USERS), first])
     assert joined == [
-        Insert(USERS, [{"id": 1}, {"id": 2}]),
-        Truncate(USERS),
-        Insert(USERS, [{"id": 1}]),
+        InsertRows(USERS, [{"id": 1}, {"id": 2}]),
+        TruncateTable(USERS),
+        InsertRows(USERS, [{"id": 1}]),
     ]
 
 
 def test_a_tables_state_survives_its_being_written() -> None:
-    run = Run("snap-1", 5, 2, 20, USERS, chunks=1, rows=10, version=3, source="s")
+    run = BootstrapRun("snap-1", 5, 2, 20, USERS, chunks=1, rows=10, version=3, source="s")
     state = TableState("public", "users", Phase.LOADING, USERS, 4, 3, run, "why", "s")
     assert TableState.decode(state.encode()) == state
 
@@ -151,15 +158,15 @@ def test_an_address_that_names_no_target_is_refused(url: str) -> None:
 
 def test_types_have_the_kind_of_value_that_they_hold() -> None:
     kinds = {
-        "bigint": Kind.INTEGER,
-        "numeric(10,2)": Kind.TEXT,
-        "timestamp(3) with time zone": Kind.TEXT,
+        "bigint": ValueKind.INTEGER,
+        "numeric(10,2)": ValueKind.TEXT,
+        "timestamp(3) with time zone": ValueKind.TEXT,
     }
     kinds |= {
-        "mood": Kind.UNKNOWN,
-        "jsonb": Kind.JSON,
-        "double precision": Kind.FLOAT,
-        "bytea": Kind.BYTES,
+        "mood": ValueKind.UNKNOWN,
+        "jsonb": ValueKind.JSON,
+        "double precision": ValueKind.FLOAT,
+        "bytea": ValueKind.BYTES,
     }
     assert {name: kind_of(name) for name in kinds} == kinds
     assert array_literal([1, None, 'a"b', ["", "null"]], str) == '{1,NULL,"a\\"b",{"","null"}}'

@@ -29,10 +29,10 @@ from headrace.pgoutput.messages import (
     Relation,
     RelationColumn,
     Truncate,
-    Type,
+    TypeMessage,
     Update,
 )
-from headrace.postgres.facts import Snapshot, TableFacts
+from headrace.postgres.facts import CatalogSnapshot, TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark, ProtocolError
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
@@ -244,7 +244,10 @@ class TestAssembler:
         assert len({p["msg_id"] for p in payloads(items)}) == 3
 
     def test_types_and_origins_bring_nothing(self) -> None:
-        assert fed(assembler(), (1, Type(99999, "public", "mood")), (1, Origin(5, "node"))) == []
+        assert (
+            fed(assembler(), (1, TypeMessage(99999, "public", "mood")), (1, Origin(5, "node")))
+            == []
+        )
 
     @pytest.mark.parametrize(
         "script",
@@ -418,7 +421,7 @@ class TestCatalogReading:
         shape = Shape.of(relation(1, "orders"), TableFacts(), ValueOptions())
         book = SchemaBook([Entry(shape.table, 1, Position(50, 0), told=True)])
         watch = CatalogWatch(Settings())
-        watch._reading = CatalogReading(100, (), frozenset(), Snapshot(9, 9))
+        watch._reading = CatalogReading(100, (), frozenset(), CatalogSnapshot(9, 9))
         told_at = []
         for passed in (150, 448, 500, 548, 600):
             if (reading := watch.due(passed, delivery.reached_lsn)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.lsn import Position
-from headrace.postgres.facts import Snapshot, follows
+from headrace.postgres.facts import CatalogSnapshot, follows
 from headrace.publisher import storage
 from headrace.publisher.schema_book import CatalogReading, CatalogTable, Looked, SchemaBook, Told
 
@@ -24,7 +24,7 @@ def reading(lsn: int, *columns: str, files: str = "files", xid: int = 9) -> Cata
     """The catalog at a place of the log, where the next transaction would be `xid`: t has these
     columns.
     """
-    seen = Snapshot(xid % 2**32, xid % 2**32)
+    seen = CatalogSnapshot(xid % 2**32, xid % 2**32)
     return CatalogReading(
         lsn, (CatalogTable(shape(*columns), files),), frozenset({1}), seen, read_lsn=lsn
     )

@@ -18,14 +18,14 @@ from headrace.snapshot_responder.chunks import Chunk, ChunkCutter, block_of, key
 from headrace.snapshot_responder.numbering import ChunkNumbers, NumberingError
 from headrace.snapshot_responder.request_pairing import Answer, Pairing, may_be_told
 from headrace.spark.plan import PlannedColumn, SnapshotPlan
-from headrace.spark.ranges import PageRange, Storage, cut_ranges, deal
+from headrace.spark.ranges import PageRange, TableStorage, cut_ranges, deal
 from headrace.spark.request import Condition, RequestError, parse_request
 
 both_encodings = pytest.mark.parametrize("encoding", list(Encoding))
 
 
 def test_every_page_is_in_exactly_one_range_and_the_last_has_no_end() -> None:
-    ranges = cut_ranges([Storage("a", 10), Storage("b", 0), Storage("c", 8)], 4)
+    ranges = cut_ranges([TableStorage("a", 10), TableStorage("b", 0), TableStorage("c", 8)], 4)
     assert [(r.index, r.relation, r.first, r.end) for r in ranges] == [
         (0, "a", 0, 4),
         (1, "a", 4, 8),
@@ -38,7 +38,7 @@ def test_every_page_is_in_exactly_one_range_and_the_last_has_no_end() -> None:
 
 @pytest.mark.parametrize(("count", "tasks_max"), [(0, 3), (1, 3), (3, 3), (10, 3), (257, 256)])
 def test_ranges_are_dealt_evenly_and_none_is_left_out(count: int, tasks_max: int) -> None:
-    ranges = cut_ranges([Storage("t", count)], 1)
+    ranges = cut_ranges([TableStorage("t", count)], 1)
     tasks = deal(ranges, tasks_max)
     assert [page_range for task in tasks for page_range in task] == list(ranges)
     assert len(tasks) == min(count, tasks_max)

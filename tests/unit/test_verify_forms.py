@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.verify.forms import in_postgres, in_sqlite, meaning, parsed
-from headrace.verify.types import Type
+from headrace.verify.types import SqlType
 
 VERIFY = Path(__file__).parents[2] / "libs/headrace/verify"
 # Where the services' conversions are, which the verifier is there to judge.
@@ -122,7 +122,7 @@ def test_documents_that_say_different_things_are_different() -> None:
     ],
 )
 def test_sqlite_must_have_what_the_pages_say(kind: str, text: str, kept: object) -> None:
-    source, mirror = in_sqlite(Type(kind, kind), lists=False)
+    source, mirror = in_sqlite(SqlType(kind, kind), lists=False)
     assert (source(text), type(source(text))) == (mirror(kept), type(mirror(kept)))
 
 
@@ -131,16 +131,16 @@ def test_array_literals_are_read_as_postgresql_writes_them() -> None:
     assert parsed("{{1,2},{3,NULL}}", ",") == [["1", "2"], ["3", None]]
     assert parsed("{(1,1),(0,0);(2,2),(1,1)}", ";") == ["(1,1),(0,0)", "(2,2),(1,1)"]
     assert parsed("{}", ",") == []
-    source, mirror = in_sqlite(Type("text[]", "text[]", Type("text", "text")), lists=True)
+    source, mirror = in_sqlite(SqlType("text[]", "text[]", SqlType("text", "text")), lists=True)
     assert source('[0:1]={a,"b c"}') == mirror('["a", "b c"]') == mirror('[0:1]={a,"b c"}')
     assert source("{1,NULL}") != source('{1,"NULL"}')
 
 
 def test_a_type_of_the_sources_own_is_text_in_the_contracts_form() -> None:
-    moment = Type("timestamp with time zone", "moment")
+    moment = SqlType("timestamp with time zone", "moment")
     form = in_postgres(moment, "text", lists=False)
     assert form is not None
     assert form("2025-12-12 12:00:34+00") == form("2025-12-12T12:00:34Z") == "2025-12-12T12:00:34Z"
-    assert in_postgres(Type("jsonb", "jsonb"), "jsonb", lists=False) is None
-    assert in_postgres(Type("numeric", "numeric"), "numeric", lists=False) is None
-    assert in_postgres(Type("mood", "mood"), "text", lists=False) is None
+    assert in_postgres(SqlType("jsonb", "jsonb"), "jsonb", lists=False) is None
+    assert in_postgres(SqlType("numeric", "numeric"), "numeric", lists=False) is None
+    assert in_postgres(SqlType("mood", "mood"), "text", lists=False) is None

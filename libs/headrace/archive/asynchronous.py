@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from headrace.archive import columns, read_protocol
-from headrace.archive.chain import Trail
+from headrace.archive.chain import ReadFiles
 from headrace.archive.entry import RowEntry
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.read_protocol import (
@@ -20,8 +20,8 @@ from headrace.archive.read_protocol import (
     T,
     WalReaderOptions,
 )
-from headrace.archive.reader import Reading, Start
-from headrace.archive.segment import ALL, Selection
+from headrace.archive.reader import ArchiveReading, ReadingStart
+from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position
 
@@ -54,7 +54,7 @@ class AsyncWalFile:
         async for entry in self.entries():
             yield entry
 
-    async def entries(self, selection: Selection = ALL) -> AsyncIterator[RowEntry]:
+    async def entries(self, selection: RowSelection = ALL) -> AsyncIterator[RowEntry]:
         """The rows in order."""
         self._reader.reading.check(self.info)
         async for batch in self.batches(selection):
@@ -62,7 +62,7 @@ class AsyncWalFile:
                 yield entry
 
     async def batches(
-        self, selection: Selection = ALL, columns: Collection[str] | None = None
+        self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
         """The rows in order, as Arrow has them, with all columns or some."""
         reading = self._reader.reading
@@ -80,7 +80,7 @@ class AsyncWalReader:
     """Reads an archive; `url` is a folder in any store that obstore knows."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
-        self.reading = Reading(options or WalReaderOptions())
+        self.reading = ArchiveReading(options or WalReaderOptions())
         self._store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
 
     @property
@@ -123,8 +123,10 @@ class AsyncWalReader:
     ) -> AsyncIterator[AsyncWalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
-        file_id = await self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
-        trail = Trail()
+        file_id = await self.run(
+            ReadingStart(from_id, from_lsn, from_time, after).first_id(options, seen)
+        )
+        trail = ReadFiles()
         while True:
             opened = await self.run(self.reading.next_file(file_id, trail, wait=wait))
             if opened is None:
@@ -144,7 +146,7 @@ class AsyncWalReader:
         """Rows from a place on, or behind a stored position, in order; waits at the tail unless
         told not to.
         """
-        selection = Start(from_id, from_lsn, from_time, after).selection
+        selection = ReadingStart(from_id, from_lsn, from_time, after).selection
         async for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             async for entry in file.entries(selection):
                 yield entry

@@ -38,7 +38,7 @@ def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
 
 
 @dataclass(slots=True)
-class Trail:
+class ReadFiles:
     """The file that was read last: the next one must follow from it."""
 
     before: SegmentInfo | None = None

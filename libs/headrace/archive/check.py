@@ -27,7 +27,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Totals:
+class ArchiveTotals:
     """What was looked at."""
 
     files: int = 0
@@ -37,7 +37,7 @@ class Totals:
 
 
 def verify(
-    reader: WalReader, totals: Totals, first: int = 1, stop: int | None = None
+    reader: WalReader, totals: ArchiveTotals, first: int = 1, stop: int | None = None
 ) -> Iterator[Finding]:
     """Every fault of the files from an id to before another."""
     for finding in _findings(reader, totals, first, stop):
@@ -45,7 +45,9 @@ def verify(
         yield finding
 
 
-def _findings(reader: WalReader, totals: Totals, first: int, stop: int | None) -> Iterator[Finding]:
+def _findings(
+    reader: WalReader, totals: ArchiveTotals, first: int, stop: int | None
+) -> Iterator[Finding]:
     before: SegmentInfo | None = None
     due: int | None = None
     for file_id, item in reader.list(first, stop):

@@ -16,7 +16,7 @@ from headrace.archive.store import Names, ObjectMetadata, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CollectionPlan:
     """What may go, and which readers keep the rest."""
 
     remove: tuple[ObjectMetadata, ...]
@@ -25,7 +25,7 @@ class Plan:
 
 def plan(
     store: Store, older_than_s: float, *, past_readers: bool = False, now: datetime | None = None
-) -> Plan:
+) -> CollectionPlan:
     """The files that may go; `past_readers` takes no account of who has not read them.
 
     How old a file is, its store's own clock says: that of a machine that collects may be wrong.
@@ -34,7 +34,7 @@ def plan(
         item for item in store.ask(Names("")) or [] if layout.file_id(item.location) is not None
     ]
     if len(files) <= 1:
-        return Plan((), ())
+        return CollectionPlan((), ())
     before = (now or store.now()) - timedelta(seconds=older_than_s)
     readers = registered(store)
     wanted = None if past_readers or not readers else min(reader.next_id for reader in readers)
@@ -45,14 +45,14 @@ def plan(
         if item.last_modified >= before:
             break
         if wanted is not None and number >= wanted:
-            return Plan(
+            return CollectionPlan(
                 tuple(remove), tuple(reader for reader in readers if reader.next_id == wanted)
             )
         remove.append(item)
-    return Plan(tuple(remove), ())
+    return CollectionPlan(tuple(remove), ())
 
 
-def carry_out(store: Store, planned: Plan) -> None:
+def carry_out(store: Store, planned: CollectionPlan) -> None:
     """Remove the planned files, the oldest first."""
     for item in planned.remove:
         store.delete(item.location)

@@ -28,8 +28,17 @@ from headrace.archive.errors import (
     naming,
 )
 from headrace.archive.metadata import SegmentInfo
-from headrace.archive.segment import Groups, Selection
-from headrace.archive.store import Fetched, Get, Head, Names, ObjectMetadata, Range, Request, Wait
+from headrace.archive.segment import Groups, RowSelection
+from headrace.archive.store import (
+    ByteRange,
+    Fetched,
+    Get,
+    Head,
+    Names,
+    ObjectMetadata,
+    Request,
+    Wait,
+)
 from headrace.contract.table_names import table_of
 
 T = TypeVar("T")
@@ -261,7 +270,7 @@ def content(
     size, name = opened.object.size, layout.file_name(opened.info.id)
     part = chosen.stop - chosen.start
     if part <= size // 2 and (opened.info.page_checksums or not options.verify):
-        piece: Fetched | None = yield Range(name, chosen.start, chosen.stop)
+        piece: Fetched | None = yield ByteRange(name, chosen.start, chosen.stop)
         if piece is None:
             raise (yield from gone(opened.info.id, seen))
         return Content(
@@ -336,7 +345,7 @@ def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Ope
         yield Wait(options.poll_interval_s)
 
 
-def interesting(info: SegmentInfo, selection: Selection) -> bool:
+def interesting(info: SegmentInfo, selection: RowSelection) -> bool:
     """Whether a file may have rows that are wanted: by its own account alone."""
     # What a gap lacks may have been anywhere in it.
     low = info.first.lsn if info.gap is None else info.gap.after

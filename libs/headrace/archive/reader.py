@@ -20,7 +20,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from headrace.archive import columns, read_protocol, segment
-from headrace.archive.chain import RowsCheck, Trail
+from headrace.archive.chain import ReadFiles, RowsCheck
 from headrace.archive.entry import RowEntry
 from headrace.archive.errors import (
     ArchiveError,
@@ -41,7 +41,7 @@ from headrace.archive.read_protocol import (
     T,
     WalReaderOptions,
 )
-from headrace.archive.segment import ALL, Selection
+from headrace.archive.segment import ALL, RowSelection
 from headrace.archive.store import ObjectMetadata, Store, Wait
 from headrace.lsn import Position, format_lsn
 
@@ -49,7 +49,7 @@ __all__ = ["ObjectMetadata", "WalFile", "WalReader", "WalReaderOptions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ReadingStart:
     """Where to begin; the first file that is left, where nothing is given."""
 
     from_id: int | None = None
@@ -59,10 +59,10 @@ class Start:
     after: Position | None = None
 
     @property
-    def selection(self) -> Selection:
+    def selection(self) -> RowSelection:
         """The rows of the first files that are before it are left out."""
         after = self.after if self.from_lsn is None else (self.from_lsn - 1, 1 << 62)
-        return Selection(
+        return RowSelection(
             after=after, from_time_us=None if self.from_time is None else self._time_us
         )
 
@@ -128,14 +128,14 @@ class Start:
 
 
 @dataclass(slots=True)
-class Reading:
+class ArchiveReading:
     """What the two readers share: options, counts, what was seen, and how rows come from bytes."""
 
     options: WalReaderOptions
     metrics: ReaderMetrics = field(default_factory=ReaderMetrics)
     seen: Seen = field(default_factory=Seen)
     # Of `get`, file by file; who reads on by `files` has another.
-    trail: Trail = field(default_factory=Trail)
+    trail: ReadFiles = field(default_factory=ReadFiles)
 
     def open(self, file_id: int) -> Steps[Opened | None]:
         """The file with this id, which must follow from the one before where that was opened last."""
@@ -144,7 +144,7 @@ class Reading:
             self.trail.follow(opened.info)
         return opened
 
-    def next_file(self, file_id: int, trail: Trail, *, wait: bool) -> Steps[Opened | None]:
+    def next_file(self, file_id: int, trail: ReadFiles, *, wait: bool) -> Steps[Opened | None]:
         """The next file of a reading; None at the tail, where it does not wait."""
         opened = yield from read_protocol.open_file(file_id, self.options, self.seen, polling=wait)
         if opened is None and trail.before is None:
@@ -164,11 +164,11 @@ class Reading:
                 f"{format_lsn(info.gap.up_to)} is not in the archive ({info.gap.reason})"
             )
 
-    def chosen(self, selection: Selection) -> Selection:
+    def chosen(self, selection: RowSelection) -> RowSelection:
         """What the reader's options leave of it."""
         return replace(selection, tables=selection.tables or self.options.wanted)
 
-    def fetch(self, opened: Opened, chosen: Selection) -> Steps[Content | None]:
+    def fetch(self, opened: Opened, chosen: RowSelection) -> Steps[Content | None]:
         """What has to be read of a file; None where no row of it is wanted."""
         if not read_protocol.interesting(opened.info, chosen):
             self.metrics.files_skipped += 1
@@ -186,7 +186,7 @@ class Reading:
         self,
         opened: Opened,
         read: Content,
-        chosen: Selection,
+        chosen: RowSelection,
         columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         rows, seen = (
@@ -243,14 +243,14 @@ class WalFile:
     def __iter__(self) -> Iterator[RowEntry]:
         return self.entries()
 
-    def entries(self, selection: Selection = ALL) -> Iterator[RowEntry]:
+    def entries(self, selection: RowSelection = ALL) -> Iterator[RowEntry]:
         """The rows in order."""
         self._reader.reading.check(self.info)
         for batch in self.batches(selection):
             yield from columns.entries(batch)
 
     def batches(
-        self, selection: Selection = ALL, columns: Collection[str] | None = None
+        self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The rows in order, as Arrow has them, with all columns or some."""
         reading = self._reader.reading
@@ -264,7 +264,7 @@ class WalReader:
     """Reads an archive; `url` is a folder in any store that obstore knows."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
-        self.reading = Reading(options or WalReaderOptions())
+        self.reading = ArchiveReading(options or WalReaderOptions())
         self.store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
 
     @property
@@ -313,8 +313,10 @@ class WalReader:
     ) -> Iterator[WalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
         options, seen = self.reading.options, self.reading.seen
-        file_id = self.run(Start(from_id, from_lsn, from_time, after).first_id(options, seen))
-        trail = Trail()
+        file_id = self.run(
+            ReadingStart(from_id, from_lsn, from_time, after).first_id(options, seen)
+        )
+        trail = ReadFiles()
         while True:
             opened = self.run(self.reading.next_file(file_id, trail, wait=wait))
             if opened is None:
@@ -334,6 +336,6 @@ class WalReader:
         """Rows from a place on, or behind a stored position, in order; blocks at the tail unless
         told not to.
         """
-        selection = Start(from_id, from_lsn, from_time, after).selection
+        selection = ReadingStart(from_id, from_lsn, from_time, after).selection
         for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):
             yield from file.entries(selection)

@@ -171,7 +171,7 @@ def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class RowSelection:
     """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not
     decoded.
 
@@ -239,7 +239,7 @@ class Selection:
         ]
 
 
-ALL = Selection()
+ALL = RowSelection()
 
 
 def time_us(moment: datetime) -> int:
@@ -285,7 +285,7 @@ class Groups:
 
 
 def groups(
-    footer: pq.FileMetaData, selection: Selection, info: SegmentInfo | None = None
+    footer: pq.FileMetaData, selection: RowSelection, info: SegmentInfo | None = None
 ) -> Groups:
     """What has to be read of a file; with its own account, whole row groups as they were written."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]
@@ -324,7 +324,7 @@ def assembled(size: int, start: int, part: bytes, tail: bytes) -> bytearray:
 
 def batches(
     data: bytes | bytearray,
-    selection: Selection = ALL,
+    selection: RowSelection = ALL,
     columns: Collection[str] | None = None,
     *,
     footer: pq.FileMetaData | None = None,
@@ -353,7 +353,7 @@ def batches(
         raise WalFileCorruptError(f"it can't be read: {error}") from error
 
 
-def _chosen(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+def _chosen(batch: pa.RecordBatch, selection: RowSelection) -> pa.RecordBatch:
     if selection == ALL:
         return batch
     import pyarrow.compute  # noqa: PLC0415  # half of pyarrow's import, for those who choose
@@ -367,7 +367,7 @@ def _chosen(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     return batch
 
 
-def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: RowSelection) -> pa.RecordBatch:
     if selection.after is not None:
         lsn, ordinal = selection.after
         same = pc.and_(
@@ -379,7 +379,7 @@ def _by_lsn(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBa
     return batch
 
 
-def _by_time(pc: Any, batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+def _by_time(pc: Any, batch: pa.RecordBatch, selection: RowSelection) -> pa.RecordBatch:
     for bound, holds in (
         (selection.from_time_us, pc.greater_equal),
         (selection.before_time_us, pc.less),

@@ -64,7 +64,7 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ByteRange:
     """Ask for a part of an object."""
 
     name: str
@@ -94,7 +94,7 @@ class Wait:
     seconds: float
 
 
-Request = Get | Range | Head | Names | Wait
+Request = Get | ByteRange | Head | Names | Wait
 
 
 class Store:
@@ -122,7 +122,7 @@ class Store:
             try:
                 return self._answer(request)
             except _FAILURES as error:
-                if isinstance(error, _ABSENT) or not isinstance(request, Get | Range):
+                if isinstance(error, _ABSENT) or not isinstance(request, Get | ByteRange):
                     raise
                 return _too_short(
                     request, self._metadata(obstore.head(self._store, request.name)), error
@@ -143,7 +143,7 @@ class Store:
                 return self._fetched(
                     obstore.get(self._store, name, options=_tail(size or 0, whole))
                 )
-            case Range(name, start, stop):
+            case ByteRange(name, start, stop):
                 return self._fetched(
                     obstore.get(self._store, name, options={"range": (start, stop)})
                 )
@@ -165,7 +165,7 @@ class Store:
             try:
                 return await self._answer_async(request)
             except _FAILURES as error:
-                if isinstance(error, _ABSENT) or not isinstance(request, Get | Range):
+                if isinstance(error, _ABSENT) or not isinstance(request, Get | ByteRange):
                     raise
                 item = self._metadata(await obstore.head_async(self._store, request.name))
                 return _too_short(request, item, error)
@@ -182,7 +182,7 @@ class Store:
                     whole = self._metadata(await obstore.head_async(self._store, name)).size
                 ranged = await obstore.get_async(self._store, name, options=_tail(size or 0, whole))
                 return await self._fetched_async(ranged)
-            case Range(name, start, stop):
+            case ByteRange(name, start, stop):
                 part = await obstore.get_async(self._store, name, options={"range": (start, stop)})
                 return await self._fetched_async(part)
             case Head(name):
@@ -292,11 +292,11 @@ class Store:
             raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
 
 
-def _too_short(request: Get | Range, item: ObjectMetadata, error: Exception) -> Fetched:
+def _too_short(request: Get | ByteRange, item: ObjectMetadata, error: Exception) -> Fetched:
     """Some stores refuse a range of an object that is too short for it: what to think of that is
     its reader's.
     """
-    if item.size >= (request.stop if isinstance(request, Range) else 1):
+    if item.size >= (request.stop if isinstance(request, ByteRange) else 1):
         raise error
     return Fetched(item, b"")
 

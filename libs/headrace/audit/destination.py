@@ -55,7 +55,7 @@ class AuditTableError(PostgresError):
     """The audit table isn't there, or isn't one."""
 
 
-class FencedError(PostgresError):
+class DestinationFencedError(PostgresError):
     """Another audit-writer has moved the trail on."""
 
     retry = True
@@ -69,7 +69,7 @@ class ClaimedError(PostgresError):
 
 
 @dataclass(slots=True)
-class State:
+class TrailState:
     """How far the trail is."""
 
     position: Position = ORIGIN
@@ -146,7 +146,7 @@ class Destination:
             " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at "
             "= now()"
         )
-        self.state = State()
+        self.state = TrailState()
         # The audit's own tables: with the source's database as destination they come in the stream
         # too. By name and oid: elsewhere a table of the same name is another's, and one of the same
         # oid has another name.
@@ -314,7 +314,9 @@ class Destination:
             self._source,
         )
         opened = None if row["open"] is None else Open(**json.loads(row["open"]))
-        self.state = State(Position(row["position"], row["ordinal"]), row["stream_seq"], opened)
+        self.state = TrailState(
+            Position(row["position"], row["ordinal"]), row["stream_seq"], opened
+        )
         await self._know_own()
 
     async def _know_own(self) -> None:
@@ -355,7 +357,7 @@ class Destination:
             await self._keep(noted)
             failpoint("audit_writer.before_commit")
         failpoint("audit_writer.after_commit")
-        self.state = State(batch.position, batch.stream_seq, batch.open)
+        self.state = TrailState(batch.position, batch.stream_seq, batch.open)
 
     async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
         """First in the transaction: whoever comes second waits here, and then finds that it is
@@ -373,7 +375,9 @@ class Destination:
             self.state.stream_seq,
         )
         if status != "UPDATE 1":
-            raise FencedError(f"the audit of {self._source} was moved on by another process")
+            raise DestinationFencedError(
+                f"the audit of {self._source} was moved on by another process"
+            )
 
     async def _keep(self, noted: Mapping[Names, Noted]) -> None:
         for (schema, table), known in noted.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 import asyncpg
 
-from headrace.audit.query import SHOWN, Place, earlier
+from headrace.audit.query import SHOWN, TrailPosition, earlier
 from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
 from headrace.audit.table import GAPS, TABLES, AuditTable
 
@@ -22,7 +22,7 @@ DEPTH_MAX = 1000
 
 
 @dataclass(slots=True)
-class Row:
+class TrailRow:
     """A row as it was; None for `values` where there was none."""
 
     values: dict[str, Any] | None
@@ -59,10 +59,10 @@ async def row_at(
     table: AuditTable,
     names: tuple[str, str],
     key: str,
-    at: datetime | Place,
+    at: datetime | TrailPosition,
     parse: Callable[[str], dict[str, Any]] = json.loads,
     database: str | None = None,
-) -> Row:
+) -> TrailRow:
     """The row of this key at a time, or right before the change at this place.
 
     `database`: of a trail of several, the one that is meant.
@@ -77,7 +77,7 @@ async def row_at(
     for change in await _changes(connection, table, names, key, at, columns, database):
         over = change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key
         if latest is None and over:
-            return Row(None, change=change)
+            return TrailRow(None, change=change)
         if over or _is_anothers(json.loads(change["after"]), columns, key):
             break
         after = parse(change["after"])
@@ -91,7 +91,7 @@ async def row_at(
         latest, oldest = latest or change, change if new else oldest
         if not unknown:
             break
-    return Row(
+    return TrailRow(
         values if latest is not None else None, sorted(unknown), latest, exact, unsure, oldest
     )
 
@@ -194,8 +194,8 @@ async def later_change(
     return found
 
 
-def place_of(change: Mapping[str, Any]) -> Place:
-    return Place(change["position"], change["ordinal"], str(change["id"]))
+def place_of(change: Mapping[str, Any]) -> TrailPosition:
+    return TrailPosition(change["position"], change["ordinal"], str(change["id"]))
 
 
 async def _changes(
@@ -203,7 +203,7 @@ async def _changes(
     table: AuditTable,
     names: tuple[str, str],
     key: str,
-    at: datetime | Place,
+    at: datetime | TrailPosition,
     columns: tuple[str, ...],
     database: str | None,
 ) -> list[Any]:

@@ -24,7 +24,7 @@ SHOWN = (
 )
 
 
-class Place(NamedTuple):
+class TrailPosition(NamedTuple):
     """A row's place in the trail. Rows of an older auditor have no ordinal; those of two sources
     may share theirs.
     """
@@ -47,7 +47,7 @@ class Search:
     id: str | None = None
     position: int | None = None
     # Only what lies before this place.
-    below: Place | None = None
+    below: TrailPosition | None = None
     limit: int = 50
     oldest_first: bool = False
 
@@ -92,7 +92,7 @@ def conditions(search: Search) -> tuple[str, list[object]]:
     return (f" WHERE {' AND '.join(found)}" if found else ""), arguments
 
 
-def earlier(place: Place, argument: Callable[[object], str]) -> str:
+def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
     """The condition of what comes before a place; of one position, rows without an ordinal are the
     latest.
     """

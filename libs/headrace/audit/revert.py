@@ -35,7 +35,7 @@ class IrreversibleError(HeadraceError):
     remedy = "With ALTER TABLE … REPLICA IDENTITY FULL later changes can always be undone."
 
 
-class Kind(StrEnum):
+class ValueForm(StrEnum):
     """How a column's value is written; a domain is as its base type."""
 
     DOCUMENT = "document"
@@ -45,14 +45,14 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class SourceColumn:
     """A column of the table as it is now; `told` makes of its text what an event has, `listed` with
     arrays as lists.
     """
 
     name: str
     number: int
-    kind: Kind = Kind.OTHER
+    kind: ValueForm = ValueForm.OTHER
     generated: bool = False
     told: Callable[[bytes], object] = bytes.decode
     listed: Callable[[bytes], object] = bytes.decode
@@ -63,12 +63,12 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceTable:
     """The table as it is now, and the columns that tell its rows apart."""
 
     schema: str
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, SourceColumn]
     key: Sequence[str]
 
     @property
@@ -77,7 +77,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RowImage:
     """A row as the trail has it; `exact` has PostgreSQL's text of what `values` has not all of."""
 
     values: Mapping[str, Any]
@@ -97,15 +97,15 @@ class Step:
     """
 
     change: Mapping[str, Any]
-    table: Table
-    now: Side | None
-    then: Side | None
+    table: SourceTable
+    now: RowImage | None
+    then: RowImage | None
     statement: str
     # Nothing is written: a comment says why.
     idle: bool = False
 
     @property
-    def found_by(self) -> Side:
+    def found_by(self) -> RowImage:
         """What the row is looked for by before the statement."""
         side = self.then if self.now is None else self.now
         assert side is not None, "a change has one side at least"
@@ -118,12 +118,12 @@ def parsed(text: str) -> dict[str, Any]:
     return found
 
 
-def undo_insert(change: Mapping[str, Any], table: Table, after: Side) -> Step:
+def undo_insert(change: Mapping[str, Any], table: SourceTable, after: RowImage) -> Step:
     where = located(table, after)
     return Step(change, table, after, None, f"DELETE FROM {table.quoted} AS t WHERE {where};")  # noqa: S608  # quoted
 
 
-def undo_delete(change: Mapping[str, Any], table: Table, was: Side) -> Step:
+def undo_delete(change: Mapping[str, Any], table: SourceTable, was: RowImage) -> Step:
     values = _written(table, was, was.values)
     columns = ", ".join(quote_name(name) for name in values)
     literals = ", ".join(values.values())
@@ -132,7 +132,9 @@ def undo_delete(change: Mapping[str, Any], table: Table, was: Side) -> Step:
     return Step(change, table, None, was, sql)
 
 
-def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side) -> Step:
+def undo_update(
+    change: Mapping[str, Any], table: SourceTable, was: RowImage, after: RowImage
+) -> Step:
     unknown = [name for name in after.values if name not in was.values]
     if unknown:
         raise IrreversibleError(
@@ -149,7 +151,7 @@ def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side)
     ]
     values = _written(table, was, [name for name in changed if not table.columns[name].left])
     kept = {name: text for name, text in after.exact.items() if name not in was.values}
-    then = Side({**after.values, **was.values}, {**kept, **was.exact})
+    then = RowImage({**after.values, **was.values}, {**kept, **was.exact})
     if not values:
         # A name may have several lines, and a comment ends with the first.
         text = f"-- nothing to undo in {one_line(table.quoted)}: the row was written as it was"
@@ -159,7 +161,7 @@ def undo_update(change: Mapping[str, Any], table: Table, was: Side, after: Side)
     return Step(change, table, after, then, sql)
 
 
-def located(table: Table, side: Side) -> str:
+def located(table: SourceTable, side: RowImage) -> str:
     """The condition that finds the row."""
     if not table.key or any(side.values.get(name) in {None, REDACTED} for name in table.key):
         raise IrreversibleError(
@@ -169,7 +171,7 @@ def located(table: Table, side: Side) -> str:
     return " AND ".join(parts)
 
 
-def differing(table: Table, row: Mapping[str, str | None], side: Side) -> list[str]:
+def differing(table: SourceTable, row: Mapping[str, str | None], side: RowImage) -> list[str]:
     """The columns in which a row of the source, as texts, is not what the trail says."""
     return [
         name
@@ -180,7 +182,7 @@ def differing(table: Table, row: Mapping[str, str | None], side: Side) -> list[s
     ]
 
 
-def agree(table: Table, one: Side | None, other: Side | None) -> bool:
+def agree(table: SourceTable, one: RowImage | None, other: RowImage | None) -> bool:
     """Whether a row is the same in two changes, as far as both have it."""
     if one is None or other is None:
         return one is other
@@ -188,19 +190,19 @@ def agree(table: Table, one: Side | None, other: Side | None) -> bool:
     return all(one.of(name) == other.of(name) for name in both)
 
 
-def gone(table: Table, side: Side) -> list[str]:
+def gone(table: SourceTable, side: RowImage) -> list[str]:
     """Columns that the table does not have any more."""
     return [name for name in side.values if name not in table.columns]
 
 
-def _is(column: Column, text: str | None, value: Any, exact: str | None) -> bool:
+def _is(column: SourceColumn, text: str | None, value: Any, exact: str | None) -> bool:
     if exact is not None:
         return text == exact
     if text is None or value is None:
         return text is None and value is None
-    if column.kind is Kind.BINARY:
+    if column.kind is ValueForm.BINARY:
         return text == _hex(value)
-    if column.kind is Kind.DOCUMENT:
+    if column.kind is ValueForm.DOCUMENT:
         return bool(
             text == value if column.as_text else _document(text) == _document(json_text(value))
         )
@@ -215,7 +217,7 @@ def _document(text: str) -> Any:
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
-def _written(table: Table, side: Side, names: Iterable[str]) -> dict[str, str]:
+def _written(table: SourceTable, side: RowImage, names: Iterable[str]) -> dict[str, str]:
     """Each column's literal; generated ones make themselves."""
     wanted = [name for name in names if not table.columns[name].generated]
     if hidden := [name for name in wanted if side.values[name] == REDACTED]:
@@ -237,9 +239,9 @@ def _written(table: Table, side: Side, names: Iterable[str]) -> dict[str, str]:
     return {name: _value(table, name, *side.of(name)) for name in wanted}
 
 
-def _may_lack(column: Column, value: Any) -> bool:
+def _may_lack(column: SourceColumn, value: Any) -> bool:
     """Whether a value may have been another, where no text of it was kept."""
-    if column.kind is Kind.DOCUMENT:
+    if column.kind is ValueForm.DOCUMENT:
         return not column.as_text and (value is None or _has_large_number(value))
     return isinstance(value, list)
 
@@ -252,15 +254,15 @@ def _has_large_number(value: Any) -> bool:
     return isinstance(value, str) and _LARGE_NUMBER.fullmatch(value) is not None
 
 
-def _value(table: Table, name: str, value: Any, exact: str | None) -> str:
+def _value(table: SourceTable, name: str, value: Any, exact: str | None) -> str:
     column = table.columns[name]
     if exact is not None:
         return _literal(exact)
     if value is None:
         return "NULL"
-    if column.kind is Kind.BINARY:
+    if column.kind is ValueForm.BINARY:
         return _literal(_hex(value))
-    if column.kind is Kind.DOCUMENT and not (column.as_text and isinstance(value, str)):
+    if column.kind is ValueForm.DOCUMENT and not (column.as_text and isinstance(value, str)):
         return _literal(json_text(value))
     if isinstance(value, list):
         # PostgreSQL makes an array of the list, of the column's own type.

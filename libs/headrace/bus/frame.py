@@ -37,7 +37,7 @@ MESSAGE_BYTES_MAX = 1 << 31
 Entry = tuple[int, bytes]
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     OPEN = 1
     DATA = 2
     PART = 3
@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    kind: Kind
+    kind: FrameKind
     epoch: int
     seq: int
 
@@ -79,7 +79,7 @@ class Part:
     data: bytes
 
 
-def header(kind: Kind, epoch: int, seq: int) -> bytes:
+def header(kind: FrameKind, epoch: int, seq: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, kind, epoch, seq)
 
 
@@ -90,7 +90,7 @@ def frame_name(epoch: int, seq: int) -> str:
 
 def encode_open(epoch: int, opening: Opening) -> bytes:
     body = {name: getattr(opening, name) for name in Opening.__slots__}
-    return header(Kind.OPEN, epoch, 0) + bytes(msgpack.packb(body))
+    return header(FrameKind.OPEN, epoch, 0) + bytes(msgpack.packb(body))
 
 
 # lsn, length: what comes before a message in a DATA frame.
@@ -102,7 +102,11 @@ def encode_entry(lsn: int, message: bytes) -> bytes:
 
 
 def encode_part(epoch: int, seq: int, part: Part) -> bytes:
-    return header(Kind.PART, epoch, seq) + _PART.pack(part.lsn, part.offset, part.total) + part.data
+    return (
+        header(FrameKind.PART, epoch, seq)
+        + _PART.pack(part.lsn, part.offset, part.total)
+        + part.data
+    )
 
 
 def decode_header(frame: bytes) -> Header:
@@ -114,7 +118,7 @@ def decode_header(frame: bytes) -> Header:
     if not 1 <= version <= VERSION:
         raise DecodeError(f"frame version {version} is not known here (up to {VERSION})")
     try:
-        return Header(Kind(kind), epoch, seq)
+        return Header(FrameKind(kind), epoch, seq)
     except ValueError as error:
         raise DecodeError(f"unknown frame kind {kind}") from error
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from headrace.bus import frame
 from headrace.bus.control import Confirm, Join, Restart
-from headrace.bus.frame import Entry, Header, Kind, Opening, Part
+from headrace.bus.frame import Entry, FrameKind, Header, Opening, Part
 from headrace.errors import DecodeError
 
 REQUEST_INTERVAL_S = 0.5
@@ -82,16 +82,16 @@ class FrameReceiver:
 
     def _receive(self, data: bytes, now: float) -> Received:
         head = frame.decode_header(data)
-        if head.kind is Kind.HELLO:
+        if head.kind is FrameKind.HELLO:
             return Received(reply=self.join())
         if head.epoch < self.epoch:
             return self._stale(head, now)
-        if head.kind is Kind.OPEN:
+        if head.kind is FrameKind.OPEN:
             return self._open(head, frame.decode_open(data), now)
         if head.epoch > self.epoch or self._broken:
             return self._break("an epoch whose beginning was not seen", now, epoch=head.epoch)
         self._heard_at = now
-        if head.kind in (Kind.PING, Kind.FLUSH):
+        if head.kind in (FrameKind.PING, FrameKind.FLUSH):
             return self._ping(head, now)
         return self._data(head, data, now)
 
@@ -99,7 +99,7 @@ class FrameReceiver:
         # A wal-reader whose clock is behind must hear which epochs have been.
         return (
             self._break("an epoch below one already seen", now)
-            if head.kind is Kind.OPEN
+            if head.kind is FrameKind.OPEN
             else _NOTHING
         )
 
@@ -117,7 +117,7 @@ class FrameReceiver:
     def _ping(self, head: Header, now: float) -> Received:
         if head.seq != self.seq:
             return self._break(f"frame {self.seq + 1} did not arrive", now)
-        return Received(confirm=True, flush=head.kind is Kind.FLUSH)
+        return Received(confirm=True, flush=head.kind is FrameKind.FLUSH)
 
     def _data(self, head: Header, data: bytes, now: float) -> Received:
         if head.seq <= self.seq:
@@ -125,7 +125,7 @@ class FrameReceiver:
         if head.seq != self.seq + 1:
             return self._break(f"frame {self.seq + 1} did not arrive, {head.seq} did", now)
         self.seq = head.seq
-        if head.kind is Kind.PART:
+        if head.kind is FrameKind.PART:
             return self._join_part(frame.decode_part(data))
         if self._part is not None:
             raise DecodeError("a DATA frame between the parts of a message")

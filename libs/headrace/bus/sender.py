@@ -18,7 +18,7 @@ from enum import Enum
 
 from headrace.bus import frame
 from headrace.bus.control import Confirm, Control, Join, Restart
-from headrace.bus.frame import Kind, Opening, Part
+from headrace.bus.frame import FrameKind, Opening, Part
 
 # The low bits of an epoch tell the wal-reader's life: with a clock that is behind, a later life may
 # not have heard of every epoch yet, and must not begin one that a confirmer still follows.
@@ -160,13 +160,13 @@ class FrameSender:
         self._entries_bytes = 0
 
     def hello(self) -> bytes:
-        return frame.header(Kind.HELLO, self._highest_epoch, 0)
+        return frame.header(FrameKind.HELLO, self._highest_epoch, 0)
 
     def ping(self) -> bytes:
-        return frame.header(Kind.PING, self.epoch, self.seq)
+        return frame.header(FrameKind.PING, self.epoch, self.seq)
 
     def flush_request(self) -> bytes:
-        return frame.header(Kind.FLUSH, self.epoch, self.seq)
+        return frame.header(FrameKind.FLUSH, self.epoch, self.seq)
 
     def fit(self, lsn: int, message: bytes) -> bool:
         """Pack a message if it makes no frame full; nearly all do not, and this is the quick way
@@ -193,7 +193,7 @@ class FrameSender:
         """The frame of what is packed, if anything is."""
         if self._entries:
             self.seq += 1
-            data = frame.header(Kind.DATA, self.epoch, self.seq) + b"".join(self._entries)
+            data = frame.header(FrameKind.DATA, self.epoch, self.seq) + b"".join(self._entries)
             self._entries.clear()
             self._entries_bytes = 0
             yield self._count(data)

@@ -13,7 +13,7 @@ watermark in the same transaction as the data (a `WatermarkStore` of your own, s
 
 from headrace.consumer.event import Event
 from headrace.consumer.follow import Consumer, Start, Subscription, follow
-from headrace.consumer.pull import RetentionGapError, StreamMissingError, TakenOverError
+from headrace.consumer.pull import ReaderTakenOverError, RetentionGapError, StreamMissingError
 from headrace.consumer.transactions import MixedError, Transaction, Transactions
 from headrace.consumer.watermark import FileWatermarks, MemoryWatermarks, Watermark, WatermarkStore
 
@@ -23,11 +23,11 @@ __all__ = [
     "FileWatermarks",
     "MemoryWatermarks",
     "MixedError",
+    "ReaderTakenOverError",
     "RetentionGapError",
     "Start",
     "StreamMissingError",
     "Subscription",
-    "TakenOverError",
     "Transaction",
     "Transactions",
     "Watermark",

@@ -80,7 +80,7 @@ class RetentionGapError(HeadraceError):
         self.rewritten = rewritten
 
 
-class TakenOverError(HeadraceError):
+class ReaderTakenOverError(HeadraceError):
     """Another reader has opened this durable consumer."""
 
     remedy = "One reader at a time follows under a name: stop one of them, or give it another name."
@@ -287,7 +287,9 @@ class Pull:
         except NotFoundError:
             return
         if (info.config.metadata or {}).get(_READER) != self._inbox:
-            raise TakenOverError(f"{self._name} of stream {self.stream} is another reader's now")
+            raise ReaderTakenOverError(
+                f"{self._name} of stream {self.stream} is another reader's now"
+            )
         with contextlib.suppress(NotFoundError):
             await self._js.delete_consumer(self.stream, self._name)
 

@@ -34,12 +34,18 @@ from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
 from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.plan import Resync, shape
-from headrace.mirror.snapshots import Progress, RefusedError, Snapshot, SnapshotError, Snapshots
-from headrace.mirror.table import NEW, Column, Phase, Run, Table
+from headrace.mirror.snapshots import (
+    Progress,
+    SnapshotError,
+    SnapshotRefusedError,
+    Snapshots,
+    StoredSnapshot,
+)
+from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, Table
 from headrace.mirror.target import (
-    Create,
-    Drop,
-    Insert,
+    CreateTable,
+    DropTable,
+    InsertRows,
     RowMissingError,
     Step,
     TakenOverError,
@@ -119,10 +125,10 @@ class Bootstrap:
         self._told_of = self._book.told_of(self._token)
         try:
             await self._attempt()
-        except RefusedError as error:
+        except SnapshotRefusedError as error:
             await self._refused(error)
 
-    async def _refused(self, error: RefusedError) -> None:
+    async def _refused(self, error: SnapshotRefusedError) -> None:
         """The source hasn't the table now, or lets nobody copy it. Should it come (back), the
         stream tells of it.
         """
@@ -135,7 +141,7 @@ class Bootstrap:
             if self._book.told_of(self._token) != self._told_of:
                 raise AgainError("the stream told of the table while it was refused")
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
-            await self._book.write([Drop(state.live)] if state.live else [])
+            await self._book.write([DropTable(state.live)] if state.live else [])
             self._book.forget(state, self._asked_seq)
             await self._book.commit()
 
@@ -168,14 +174,14 @@ class Bootstrap:
         run = await self._load(run)
         await self._catch_up(run)
 
-    async def _obtain(self) -> Run:
+    async def _obtain(self) -> BootstrapRun:
         self._asked_seq = int((await self._js.stream_info(self._streams.cdc)).state.last_seq)
         snapshot = await self._snapshots.take(self._token, self._progress)
         place = await self._snapshots.place(snapshot)
         first = await self._snapshots.chunk(snapshot, 0) if snapshot.batch_count else []
         table, version = await self._shape(list(first[0]) if first else None)
         marks = {SEEN: Watermark(stream_seq=place)}
-        run = Run(
+        run = BootstrapRun(
             snapshot.snapshot_id,
             snapshot.lsn,
             snapshot.batch_count,
@@ -185,7 +191,7 @@ class Bootstrap:
             source=snapshot.source,
             marks=marks,
         )
-        await self._write([Create(table)], run)
+        await self._write([CreateTable(table)], run)
         log.info(
             "bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count
         )
@@ -236,20 +242,20 @@ class Bootstrap:
         value: Mapping[str, Any] = decode(entry.value or b"")
         return value
 
-    async def _write(self, steps: Sequence[Step], run: Run) -> None:
+    async def _write(self, steps: Sequence[Step], run: BootstrapRun) -> None:
         """One transaction of this bootstrap."""
         async with self._book.lock:
             await self._write_locked(steps, run)
 
-    async def _write_locked(self, steps: Sequence[Step], run: Run) -> None:
+    async def _write_locked(self, steps: Sequence[Step], run: BootstrapRun) -> None:
         self._check()
         await self._book.write(steps)
         state = self._book.tables[self._token]
         self._book.put(replace(state, phase=Phase.LOADING, run=run))
         await self._book.commit()
 
-    async def _load(self, run: Run) -> Run:
-        snapshot = Snapshot(
+    async def _load(self, run: BootstrapRun) -> BootstrapRun:
+        snapshot = StoredSnapshot(
             run.snapshot_id,
             self._token,
             run.lsn,
@@ -261,7 +267,7 @@ class Bootstrap:
         while run.chunks < run.batch_count:
             rows = await self._snapshots.chunk(snapshot, run.chunks)
             run = replace(run, chunks=run.chunks + 1, rows=run.rows + len(rows))
-            await self._write([Insert(run.staged, rows)], run)
+            await self._write([InsertRows(run.staged, rows)], run)
             self._progress(run.rows, run.row_count)
         if run.rows != run.row_count:
             raise AgainError(
@@ -269,7 +275,7 @@ class Bootstrap:
             )
         return run
 
-    async def _catch_up(self, run: Run) -> None:
+    async def _catch_up(self, run: BootstrapRun) -> None:
         """Read the table's own events up to where the follower is, then hand the table over."""
         marks = MemoryWatermarks()
         for lane, mark in run.marks.items():
@@ -295,7 +301,7 @@ class Bootstrap:
                         "the stream has an event of the table that its reader does not give out"
                     )
 
-    async def _is_waiting(self, run: Run) -> bool:
+    async def _is_waiting(self, run: BootstrapRun) -> bool:
         """Let the follower go on; whether it is the follower that is waited for."""
         await asyncio.sleep(PEEK_S)
         return not self._can_join or await self._nothing_left(run)
@@ -318,8 +324,8 @@ class Bootstrap:
         return events
 
     async def _apply(
-        self, events: Sequence[Event], run: Run, marks: Mapping[str, Watermark]
-    ) -> Run:
+        self, events: Sequence[Event], run: BootstrapRun, marks: Mapping[str, Watermark]
+    ) -> BootstrapRun:
         steps: list[Step] = []
         for event in events:
             found = staged_steps(event, run)
@@ -337,7 +343,7 @@ class Bootstrap:
         await self._write(steps, run)
         return run
 
-    async def _hand_over(self, run: Run, coming: Event | None) -> bool:
+    async def _hand_over(self, run: BootstrapRun, coming: Event | None) -> bool:
         """Leave the table to the follower, if nothing is left before where that stands; it is shown
         in its time.
         """
@@ -355,7 +361,7 @@ class Bootstrap:
         )
         return True
 
-    async def _nothing_left(self, run: Run) -> bool:
+    async def _nothing_left(self, run: BootstrapRun) -> bool:
         """Asked of the stream itself: what a consumer was not given yet may still be on its way."""
         after = max(mark.stream_seq for mark in run.marks.values())
         try:

@@ -17,8 +17,8 @@ from headrace.contract.naming import table_token
 from headrace.lsn import parse_lsn
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, gone, reshaped, row_steps, shape
-from headrace.mirror.table import Phase, Run, Table, TableState
-from headrace.mirror.target import Drop, Step
+from headrace.mirror.table import BootstrapRun, Phase, Table, TableState
+from headrace.mirror.target import DropTable, Step
 
 DIVERGED = "source_diverged"
 _FILLED = frozenset({Phase.FOLLOWING, Phase.LOADING, Phase.LOADED})
@@ -145,7 +145,7 @@ class Changes:
             return None
         tables = [state.live, state.run.staged if state.run else None]
         self._book.forget(state)
-        return [Drop(table) for table in tables if table is not None]
+        return [DropTable(table) for table in tables if table is not None]
 
     def _reshape(self, event: Event, state: TableState) -> list[Step]:
         live, version = state.live, int(event.payload["version"])
@@ -184,7 +184,7 @@ class Changes:
         self._copy(concerned, "a gap in the stream", event, event.stream_seq if diverged else 0)
 
 
-def staged_steps(event: Event, run: Run) -> tuple[list[Step], Run] | Resync:
+def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], BootstrapRun] | Resync:
     """What an event does to a table that readers don't see yet."""
     table = run.staged
     if event.position.lsn < run.lsn:

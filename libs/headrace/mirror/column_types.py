@@ -73,7 +73,7 @@ _QUOTED = re.compile(r'[{}",\\ \t\n\v\f\r]')
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """What a value is, in any database."""
 
     BOOL = "bool"
@@ -86,16 +86,16 @@ class Kind(StrEnum):
     UNKNOWN = "unknown"
 
 
-def kind_of(data_type: str) -> Kind:
+def kind_of(data_type: str) -> ValueKind:
     base = base_of(data_type)
     if base in _INTEGERS:
-        return Kind.INTEGER
+        return ValueKind.INTEGER
     if base in _FLOATS:
-        return Kind.FLOAT
+        return ValueKind.FLOAT
     if base in {"json", "jsonb"}:
-        return Kind.JSON
-    known = {"boolean": Kind.BOOL, "bytea": Kind.BYTES}.get(base)
-    return known or (Kind.TEXT if base.removesuffix("[]") in _PORTABLE else Kind.UNKNOWN)
+        return ValueKind.JSON
+    known = {"boolean": ValueKind.BOOL, "bytea": ValueKind.BYTES}.get(base)
+    return known or (ValueKind.TEXT if base.removesuffix("[]") in _PORTABLE else ValueKind.UNKNOWN)
 
 
 def base_of(data_type: str) -> str:

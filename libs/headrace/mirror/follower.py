@@ -36,7 +36,7 @@ from headrace.mirror.target import (
     TargetAwayError,
     TargetError,
 )
-from headrace.mirror.verify_hold import Hold
+from headrace.mirror.verify_hold import VerifyHold
 
 log = logs.logger("mirror")
 
@@ -57,7 +57,7 @@ class TornError(Exception):
     """The target's open transaction has a part of one that will never be whole."""
 
 
-class RefusedError(Exception):
+class StepRefusedError(Exception):
     """The target refuses something of what was written together."""
 
 
@@ -87,7 +87,7 @@ class Follower:
         book: Book,
         client: Client,
         streams: Streams,
-        hold: Hold,
+        hold: VerifyHold,
         stats: Stats,
         *,
         every_table: bool,
@@ -130,7 +130,7 @@ class Follower:
                 continue
             try:
                 await self._follow(stopping)
-            except (TornError, RefusedError) as error:
+            except (TornError, StepRefusedError) as error:
                 log.warning("rolled_back", reason=str(error))
                 await self._roll_back()
             except CopyWantedError as wanted:
@@ -332,7 +332,7 @@ class Follower:
             raise
         except TargetError as error:
             self._suspect_seq = last_seq
-            raise RefusedError(str(error)) from error
+            raise StepRefusedError(str(error)) from error
 
     async def _flush(self, consumer: Consumer) -> None:
         """Commit all transactions that are here whole, with how far that is."""

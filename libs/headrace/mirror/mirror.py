@@ -31,7 +31,7 @@ from headrace.mirror.mirror_state import Book
 from headrace.mirror.published import Published
 from headrace.mirror.table import NEW, Phase
 from headrace.mirror.target import RowMissingError, Target, TargetError
-from headrace.mirror.verify_hold import Hold
+from headrace.mirror.verify_hold import VerifyHold
 from headrace.timing.backoff import Backoff
 from headrace.timing.waits import wait_for
 
@@ -48,7 +48,7 @@ TableName = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Progress:
+class BootstrapProgress:
     """How far a table's bootstrap is: rows, and how many there will be (0: not known)."""
 
     rows: int = 0
@@ -78,10 +78,10 @@ class Mirror:
         self._tables = tables
         self._streams = streams or Streams()
         self._published = Published(client, self._streams.schemas)
-        self._hold = Hold()
+        self._hold = VerifyHold()
         self.book = Book(target, fresh=fresh)
         self.stats: Stats = {}
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, BootstrapProgress] = {}
         self._broken: set[TableName] = set()
         self._fell_behind = False
         self._has_begun = False
@@ -217,7 +217,7 @@ class Mirror:
     async def _bootstrap(self, token: str, room: asyncio.Semaphore) -> None:
         async with room:
             run = self.book.tables[token].run
-            progress = self.progress[token] = Progress(rows_loaded=run.rows if run else 0)
+            progress = self.progress[token] = BootstrapProgress(rows_loaded=run.rows if run else 0)
 
             def tell(rows: int, rows_estimated: int) -> None:
                 progress.rows, progress.rows_estimated = rows, rows_estimated

@@ -20,7 +20,16 @@ from headrace.lsn import format_lsn
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.plan import coalesced
 from headrace.mirror.table import Column, Marks, Phase, Table, TableState, decode_mark, encode_mark
-from headrace.mirror.target import Create, Delete, Drop, Insert, Step, Swap, Target, TargetError
+from headrace.mirror.target import (
+    CreateTable,
+    DeleteRow,
+    DropTable,
+    InsertRows,
+    Step,
+    SwapTables,
+    Target,
+    TargetError,
+)
 
 log = logs.logger("mirror")
 
@@ -246,7 +255,7 @@ class Book:
             return state.until
         return lsn or self.lanes.get(state.source, Watermark()).position.lsn
 
-    def show(self, state: TableState) -> Swap:
+    def show(self, state: TableState) -> SwapTables:
         """The table's copy is what readers see from the next commit on."""
         run = state.run
         assert run is not None
@@ -265,7 +274,7 @@ class Book:
             )
         )
         log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)
-        return Swap(run.staged)
+        return SwapTables(run.staged)
 
     async def park(self, token: str, error: TargetError) -> None:
         """The target can't have this table; the others go on. With none left it is the target that
@@ -326,17 +335,17 @@ class Book:
         is written.
         """
         if not self.fresh:
-            steps: list[Step] = [] if self._stale is None else [Drop(STALE)]
+            steps: list[Step] = [] if self._stale is None else [DropTable(STALE)]
             self._keep_stale(None)
             return steps
         older = [state for state in self.tables.values() if state.phase is not Phase.FOLLOWING]
         states = [state for state in older if state.live is not None]
         now = [[state.schema, state.name, format_lsn(state.until), state.why] for state in states]
-        steps = [Create(STALE)] if self._stale is None else []
+        steps = [CreateTable(STALE)] if self._stale is None else []
         before = self._stale or []
-        steps += [Delete(STALE, _stale_row(row)) for row in before if row not in now]
+        steps += [DeleteRow(STALE, _stale_row(row)) for row in before if row not in now]
         if rows := [_stale_row(row) for row in now if row not in before]:
-            steps.append(Insert(STALE, rows))
+            steps.append(InsertRows(STALE, rows))
         self._keep_stale(now)
         return steps
 

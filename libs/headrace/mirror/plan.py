@@ -9,9 +9,17 @@ from typing import Any
 from headrace.consumer import Event
 from headrace.contract import exact
 from headrace.contract.exact import ExactText
-from headrace.mirror.column_types import Kind, kind_of
+from headrace.mirror.column_types import ValueKind, kind_of
 from headrace.mirror.table import Column, Table
-from headrace.mirror.target import Alter, Delete, Filled, Insert, Step, Truncate, Update
+from headrace.mirror.target import (
+    AlterTable,
+    DeleteRow,
+    Filled,
+    InsertRows,
+    Step,
+    TruncateTable,
+    UpdateRow,
+)
 
 _GONE = frozenset({"table_dropped", "table_removed"})
 
@@ -58,7 +66,7 @@ def gone(payload: Mapping[str, Any]) -> Gone | None:
     return Gone(None)
 
 
-def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
+def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | None:
     """From the table as it is to the one that a schema event describes; None where they are the
     same.
     """
@@ -87,7 +95,7 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> Alter | Resync | None:
         for change in payload["changes"]
         if "filled" in change and change["column"] in types and change["column"] not in kept
     }
-    return None if after == table else Alter(table, after, renamed, filled)
+    return None if after == table else AlterTable(table, after, renamed, filled)
 
 
 def _is_newly_known(before: Column, after: Column | None) -> bool:
@@ -95,14 +103,14 @@ def _is_newly_known(before: Column, after: Column | None) -> bool:
     round.
     """
     kinds = {kind_of(before.data_type), kind_of(after.data_type)} if after is not None else set()
-    return Kind.UNKNOWN in kinds and len(kinds) > 1
+    return ValueKind.UNKNOWN in kinds and len(kinds) > 1
 
 
 def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
     text = str(change["filled_text"])
     # A document's native form may lose something, as in a row.
     return Filled(
-        ExactText(text) if kind_of(column.data_type) is Kind.JSON else change["filled"], text
+        ExactText(text) if kind_of(column.data_type) is ValueKind.JSON else change["filled"], text
     )
 
 
@@ -131,17 +139,17 @@ def _renames(
 def row_steps(event: Event, table: Table) -> Step | Resync:
     """The step of a change, or that the table hasn't the columns it tells of."""
     if event.operation == "TRUNCATE":
-        return Truncate(table)
+        return TruncateTable(table)
     known = {column.name for column in table.columns}
     row = exact.row(event.payload)
     if not known.issuperset(row) or not known.issuperset(event.old or ()):
         return Resync("a row of another shape")
     if event.operation == "INSERT":
-        return Insert(table, (row,))
+        return InsertRows(table, (row,))
     where = _identified(event, table)
     if where is None:
         return Resync("a row that names no key")
-    return Delete(table, where) if event.operation == "DELETE" else Update(table, where, row)
+    return DeleteRow(table, where) if event.operation == "DELETE" else UpdateRow(table, where, row)
 
 
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
@@ -167,11 +175,15 @@ def coalesced(steps: Iterable[Step]) -> list[Step]:
     rows: list[Mapping[str, Any]] = []
     for step in steps:
         last = merged[-1] if merged else None
-        if isinstance(step, Insert) and isinstance(last, Insert) and last.table == step.table:
+        if (
+            isinstance(step, InsertRows)
+            and isinstance(last, InsertRows)
+            and last.table == step.table
+        ):
             rows.extend(step.rows)
-        elif isinstance(step, Insert):
+        elif isinstance(step, InsertRows):
             rows = list(step.rows)
-            merged.append(Insert(step.table, rows))
+            merged.append(InsertRows(step.table, rows))
         else:
             merged.append(step)
     return merged

@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
 from headrace.mirror.column_types import (
-    Kind,
+    ValueKind,
     array_literal,
     as_bytes,
     as_json,
@@ -27,20 +27,20 @@ from headrace.mirror.column_types import (
 )
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
-    Alter,
-    Create,
-    Delete,
-    Drop,
+    AlterTable,
+    CreateTable,
+    DeleteRow,
+    DropTable,
     Filled,
-    Insert,
+    InsertRows,
     RowMissingError,
     Step,
-    Swap,
+    SwapTables,
     TakenOverError,
     TargetAwayError,
     TargetError,
-    Truncate,
-    Update,
+    TruncateTable,
+    UpdateRow,
     split,
 )
 
@@ -226,7 +226,7 @@ class _Writer:
 
     async def do(self, step: Step) -> None:
         match step:
-            case Update(table, where, data):
+            case UpdateRow(table, where, data):
                 if data:
                     sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
                     await self._one(
@@ -235,21 +235,21 @@ class _Writer:
                         _texts(table, data),
                         where,
                     )
-            case Delete(table, where):
+            case DeleteRow(table, where):
                 await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)  # noqa: S608  # quoted
-            case Insert(table, rows):
+            case InsertRows(table, rows):
                 await self.flush()
                 await self._insert(table, rows)
-            case Truncate(table):
+            case TruncateTable(table):
                 # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
                 await self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
-            case Create(table):
+            case CreateTable(table):
                 await self._create(table)
-            case Drop(table):
+            case DropTable(table):
                 await self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case Alter():
+            case AlterTable():
                 await self._alter(step)
-            case Swap(table):
+            case SwapTables(table):
                 await self._swap(table)
 
     async def flush(self) -> None:
@@ -297,7 +297,7 @@ class _Writer:
                 f"{SCHEMA}.{table.name}: the schema {SCHEMA} is what the mirror keeps for itself",
                 remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
             )
-        await self.do(Drop(table))
+        await self.do(DropTable(table))
         await self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.schema)}")
         body = ", ".join(
             f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns
@@ -321,7 +321,7 @@ class _Writer:
         live = Table(
             staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
         )
-        await self.do(Drop(live))
+        await self.do(DropTable(live))
         await self._drop_indexes(staged)
         await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quoted(live.name)}")
         await self._run(
@@ -329,7 +329,7 @@ class _Writer:
         )
         await self._index(live)
 
-    async def _alter(self, step: Alter) -> None:
+    async def _alter(self, step: AlterTable) -> None:
         before, after, renamed = step.before, step.after, step.renamed
         name = table_name(after)
         await self._drop_indexes(before)
@@ -434,10 +434,10 @@ def _any(value: Any) -> str:
     return _bytea(value) if isinstance(value, bytes) else str(value)
 
 
-_TEXTS: Mapping[Kind, Callable[[Any], str]] = {
-    Kind.BOOL: _bool,
-    Kind.BYTES: _bytea,
-    Kind.JSON: as_json,
+_TEXTS: Mapping[ValueKind, Callable[[Any], str]] = {
+    ValueKind.BOOL: _bool,
+    ValueKind.BYTES: _bytea,
+    ValueKind.JSON: as_json,
 }
 
 

@@ -53,12 +53,12 @@ class SnapshotError(HeadraceError):
     remedy = "Ask again."
 
 
-class RefusedError(HeadraceError):
+class SnapshotRefusedError(HeadraceError):
     """The table can't be snapshotted; the reason is the responder's, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoredSnapshot:
     """A complete snapshot. `note`: the stream's last sequence before it was asked for; None if
     others had asked.
     """
@@ -80,7 +80,9 @@ class Snapshots:
         self._init = init
         self._dictionaries = DictionaryReader(self._js, state)
 
-    async def take(self, token: str, progress: Progress, options: bytes = OPTIONS) -> Snapshot:
+    async def take(
+        self, token: str, progress: Progress, options: bytes = OPTIONS
+    ) -> StoredSnapshot:
         """Ask for a table, and wait for its snapshot; `progress` hears of rows and estimated rows
         meanwhile.
         """
@@ -95,7 +97,7 @@ class Snapshots:
             )
             await request.until_answered()
             body = await self._end(request, after + 1)
-        return Snapshot(
+        return StoredSnapshot(
             str(body["snapshot_id"]),
             token,
             parse_lsn(str(body["lsn"])),
@@ -149,7 +151,7 @@ class Snapshots:
                 first = int(message.seq or 0) + 1
                 yield first - 1, decode(message.data or b"")
 
-    async def chunk(self, snapshot: Snapshot, number: int) -> Sequence[Mapping[str, Any]]:
+    async def chunk(self, snapshot: StoredSnapshot, number: int) -> Sequence[Mapping[str, Any]]:
         """The rows of one chunk, nothing lost."""
         subject = chunk_subject(snapshot.token, snapshot.snapshot_id, number)
         try:
@@ -161,7 +163,7 @@ class Snapshots:
         payload = await whole(self._js, decode(message.data or b""))
         return exact.rows(payload)
 
-    async def place(self, snapshot: Snapshot) -> int:
+    async def place(self, snapshot: StoredSnapshot) -> int:
         """The sequence behind which everything is that the snapshot lacks, in the stream as it is
         now.
         """
@@ -242,7 +244,7 @@ def _refusal(token: str, answer: Mapping[str, Any]) -> HeadraceError | None:
     reason = str(answer.get("reason")).rstrip(".")
     # Without an id nobody has judged it.
     return (
-        RefusedError(f"no snapshot of {token}: {reason}")
+        SnapshotRefusedError(f"no snapshot of {token}: {reason}")
         if answer.get("snapshot_id")
         else SnapshotError(reason)
     )

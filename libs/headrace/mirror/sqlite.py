@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.contract.exact import ExactText
-from headrace.mirror.column_types import Kind, as_bytes, as_json, as_list, kind_of
+from headrace.mirror.column_types import ValueKind, as_bytes, as_json, as_list, kind_of
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.table import Column, Phase, Table
 from headrace.mirror.target import (
-    Alter,
-    Create,
-    Delete,
-    Drop,
-    Insert,
+    AlterTable,
+    CreateTable,
+    DeleteRow,
+    DropTable,
+    InsertRows,
     RowMissingError,
     Step,
-    Swap,
+    SwapTables,
     TakenOverError,
     TargetAwayError,
     TargetError,
-    Truncate,
-    Update,
+    TruncateTable,
+    UpdateRow,
     split,
 )
 
@@ -49,11 +49,11 @@ BUSY_TIMEOUT_S = 30.0
 _NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` makes a mirror there."
 READ_ROWS = 5000
 _TYPES = {
-    Kind.BOOL: "INTEGER",
-    Kind.INTEGER: "INTEGER",
-    Kind.FLOAT: "REAL",
-    Kind.BYTES: "BLOB",
-    Kind.UNKNOWN: "",
+    ValueKind.BOOL: "INTEGER",
+    ValueKind.INTEGER: "INTEGER",
+    ValueKind.FLOAT: "REAL",
+    ValueKind.BYTES: "BLOB",
+    ValueKind.UNKNOWN: "",
 }
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _PASSING = frozenset(
@@ -212,9 +212,9 @@ class _Writer:
 
     def do(self, step: Step) -> None:
         match step:
-            case Insert(table, rows):
+            case InsertRows(table, rows):
                 self._insert(table, rows)
-            case Update(table, where, data):
+            case UpdateRow(table, where, data):
                 if data:
                     sets = ", ".join(f"{quoted(name)} = ?" for name in data)
                     self._one(
@@ -223,22 +223,22 @@ class _Writer:
                         _stored(table, data),
                         where,
                     )
-            case Delete(table, where):
+            case DeleteRow(table, where):
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)  # noqa: S608  # quoted
-            case Truncate(table):
+            case TruncateTable(table):
                 self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
-            case Create(table):
+            case CreateTable(table):
                 self._create(table)
-            case Drop(table):
+            case DropTable(table):
                 self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case Alter():
+            case AlterTable():
                 self._alter(step)
-            case Swap(table):
+            case SwapTables(table):
                 self._swap(table)
 
     def _create(self, table: Table) -> None:
         self._check_name(table)
-        self.do(Drop(table))
+        self.do(DropTable(table))
         body = ", ".join(_definition(column) for column in table.columns)
         self._run(f"CREATE TABLE {table_name(table)} ({body})")
         self._index(table)
@@ -271,12 +271,12 @@ class _Writer:
 
     def _swap(self, staged: Table) -> None:
         live = _live(staged)
-        self.do(Drop(live))
+        self.do(DropTable(live))
         self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {table_name(live)}")
         self._drop_indexes(staged)
         self._index(live)
 
-    def _alter(self, step: Alter) -> None:
+    def _alter(self, step: AlterTable) -> None:
         before, after, renamed = step.before, step.after, step.renamed
         name = table_name(after)
         self._drop_indexes(before)
@@ -365,13 +365,13 @@ def _any(value: Any) -> Any:
     return as_json(value) if isinstance(value, dict | ExactText) else value
 
 
-_STORED: Mapping[Kind, Callable[[Any], Any]] = {
-    Kind.BOOL: int,
-    Kind.INTEGER: int,
-    Kind.FLOAT: _float,
-    Kind.BYTES: as_bytes,
-    Kind.JSON: as_json,
-    Kind.UNKNOWN: _any,
+_STORED: Mapping[ValueKind, Callable[[Any], Any]] = {
+    ValueKind.BOOL: int,
+    ValueKind.INTEGER: int,
+    ValueKind.FLOAT: _float,
+    ValueKind.BYTES: as_bytes,
+    ValueKind.JSON: as_json,
+    ValueKind.UNKNOWN: _any,
 }
 
 

@@ -80,7 +80,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BootstrapRun:
     """One bootstrap: which snapshot, how much of it is loaded, how far its own reading of the
     stream is.
     """
@@ -110,7 +110,7 @@ class TableState:
     # Everything committed before this LSN came with the snapshot: such events are skipped.
     since: int = 0
     version: int = 0
-    run: Run | None = None
+    run: BootstrapRun | None = None
     why: str = NEW
     source: str = ""
     # Readers had it, and see the moment when they last did until its copy can be shown.
@@ -147,11 +147,11 @@ def _table(body: Mapping[str, Any] | None) -> Table | None:
     return Table(**{**body, **keys, "columns": columns})
 
 
-def _run(body: Mapping[str, Any]) -> Run:
+def _run(body: Mapping[str, Any]) -> BootstrapRun:
     staged = _table(body["staged"])
     assert staged is not None
     marks = {lane: _mark(mark) for lane, mark in body["marks"].items()}
-    return Run(**{**body, "staged": staged, "marks": marks})
+    return BootstrapRun(**{**body, "staged": staged, "marks": marks})
 
 
 def _mark(body: Mapping[str, Any]) -> Watermark:

@@ -52,14 +52,14 @@ class RowMissingError(TargetError):
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateTable:
     """An empty table; one that is there under the same name (and the same `staging`) goes first."""
 
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropTable:
     """The table goes, if it is there."""
 
     table: Table
@@ -76,7 +76,7 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class Alter:
+class AlterTable:
     """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as
     `after`.
 
@@ -94,14 +94,14 @@ class Alter:
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
+class SwapTables:
     """The staging table takes the place of the live one of its name, if there is one."""
 
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
+class InsertRows:
     """Rows, in the contract's forms of values; a column that a row lacks is NULL."""
 
     table: Table
@@ -109,7 +109,7 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class UpdateRow:
     """The one row that has the values of `where` gets those of `data`; of several equal ones, any.
 
     A `where` that is the whole old row may be found by the table's key, where one row alone has it.
@@ -121,7 +121,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class DeleteRow:
     """The one row that has the values of `where` goes; of several equal ones, any."""
 
     table: Table
@@ -129,13 +129,22 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate:
+class TruncateTable:
     """All rows go."""
 
     table: Table
 
 
-Step = Create | Drop | Alter | Swap | Insert | Update | Delete | Truncate
+Step = (
+    CreateTable
+    | DropTable
+    | AlterTable
+    | SwapTables
+    | InsertRows
+    | UpdateRow
+    | DeleteRow
+    | TruncateTable
+)
 
 
 def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

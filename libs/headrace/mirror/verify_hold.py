@@ -28,7 +28,7 @@ HOLD_S_MAX = 120.0
 
 
 @dataclass(slots=True)
-class Hold:
+class VerifyHold:
     """`lsn`: no transaction that committed at or after it is applied; 0 stops at once, None holds
     nothing.
     """

@@ -30,7 +30,7 @@ from headrace.pgoutput.messages import (
     RelationColumn,
     Row,
     Truncate,
-    Type,
+    TypeMessage,
     Update,
     Value,
 )
@@ -176,11 +176,11 @@ def _read_column(data: bytes, at: int) -> tuple[RelationColumn, int]:
     return RelationColumn(is_key, name, type_oid, type_modifier), at + 8
 
 
-def _read_type(data: bytes) -> tuple[Type, int]:
+def _read_type(data: bytes) -> tuple[TypeMessage, int]:
     (type_oid,) = _uint32(data, 1)
     schema, at = _read_schema(data, 5)
     name, at = _read_string(data, at)
-    return Type(type_oid, schema, name), at
+    return TypeMessage(type_oid, schema, name), at
 
 
 def _read_insert(data: bytes) -> tuple[Insert, int]:

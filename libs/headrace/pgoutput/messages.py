@@ -81,7 +81,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TypeMessage:
     """The name of a type that is not built in, sent ahead of the relation that uses it."""
 
     type_oid: int
@@ -147,7 +147,7 @@ class Message:
 
 
 PgoutputMessage: TypeAlias = (
-    Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | Message
+    Begin | Commit | Origin | Relation | TypeMessage | Insert | Update | Delete | Truncate | Message
 )
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

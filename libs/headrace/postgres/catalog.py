@@ -17,10 +17,10 @@ import asyncpg
 from headrace.contract.selection import Selection
 from headrace.contract.values import TypeInfo, TypeKind
 from headrace.postgres.facts import (
+    CatalogSnapshot,
     ColumnFacts,
     PublishedTable,
     RelationNow,
-    Snapshot,
     TableFacts,
     follows,
 )
@@ -387,7 +387,7 @@ class PublicationReading:
     lsn: int
     tables: tuple[TableReading, ...]
     existing: frozenset[int]
-    snapshot: Snapshot
+    snapshot: CatalogSnapshot
     # Of columns whose value in older rows is told.
     types: dict[int, TypeInfo]
     # What the publication publishes, and which definition of it says so.
@@ -396,7 +396,9 @@ class PublicationReading:
 
 async def read_publication(connection: asyncpg.Connection, publication: str) -> PublicationReading:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        snapshot = Snapshot.parse(await connection.fetchval("SELECT pg_current_snapshot()::text"))
+        snapshot = CatalogSnapshot.parse(
+            await connection.fetchval("SELECT pg_current_snapshot()::text")
+        )
         published = await published_tables(connection, publication)
         publishes = await connection.fetchval(_PUBLICATION, publication)
         oids = [table.relation_id for table in published]

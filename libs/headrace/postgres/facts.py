@@ -82,7 +82,7 @@ class RelationNow:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PublishedColumn:
     """A column as the schemas bucket shows it."""
 
     name: str
@@ -108,7 +108,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CatalogSnapshot:
     """Which transactions a reading saw, by the 32-bit ids that the stream names them by."""
 
     xmin: int
@@ -116,7 +116,7 @@ class Snapshot:
     running: frozenset[int] = frozenset()
 
     @classmethod
-    def parse(cls, text: str) -> Snapshot:
+    def parse(cls, text: str) -> CatalogSnapshot:
         """PostgreSQL's `xmin:xmax:running,…`."""
         xmin, xmax, running = text.split(":")
         return cls(

@@ -1,5 +1,5 @@
 """What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a
-`Selection` out. Pure.
+`RowSelection` out. Pure.
 
 Promises a selection that leaves out no row that the filters want. It may leave more: Spark applies
 its filters itself.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from headrace.archive.segment import Selection, time_us
+from headrace.archive.segment import RowSelection, time_us
 
 _TO_EQUAL = ("EqualTo", "EqualNullSafe")
 # Beyond it is what an int64 can't hold, and no bound.
@@ -35,7 +35,7 @@ _ORDERED: Mapping[str, Callable[[int], Bounds]] = {
 }
 
 
-def narrowed(selection: Selection, filters: Iterable[Any]) -> Selection:
+def narrowed(selection: RowSelection, filters: Iterable[Any]) -> RowSelection:
     """The selection without what the filters leave out."""
     for each in filters:
         path: tuple[str, ...] = getattr(each, "attribute", ())
@@ -45,7 +45,7 @@ def narrowed(selection: Selection, filters: Iterable[Any]) -> Selection:
     return selection
 
 
-def _narrowed(selection: Selection, column: str, asked: Any) -> Selection:
+def _narrowed(selection: RowSelection, column: str, asked: Any) -> RowSelection:
     if column == "table":
         return _of_tables(selection, [value for value in _values(asked) if isinstance(value, str)])
     bounds = _bounds(asked) if column in {"commit_lsn", "commit_time"} else None
@@ -71,7 +71,7 @@ def _earlier(bound: int | None, other: int | None) -> int | None:
     return min((value for value in (bound, other) if value is not None), default=None)
 
 
-def _of_tables(selection: Selection, names: list[str]) -> Selection:
+def _of_tables(selection: RowSelection, names: list[str]) -> RowSelection:
     if not names:
         return selection
     if not selection.tables:

@@ -34,8 +34,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from headrace.archive import ListedFile, WalReader, WalReaderOptions, layout, read_protocol
 from headrace.archive.columns import NAMES, SCHEMA
 from headrace.archive.errors import ArchiveError, WalFileMissingError
-from headrace.archive.reader import Start
-from headrace.archive.segment import Selection
+from headrace.archive.reader import ReadingStart
+from headrace.archive.segment import RowSelection
 from headrace.lsn import parse_lsn
 from headrace.spark.archive_filters import narrowed
 
@@ -62,7 +62,7 @@ class SourceOptions:
 
     url: str
     reader: WalReaderOptions
-    start: Start
+    start: ReadingStart
     to_id: int | None = None
     files_per_task: int = FILES_PER_TASK
     files_per_trigger: int | None = None
@@ -95,7 +95,7 @@ class SourceOptions:
         return cls(
             options["path"],
             WalReaderOptions(tables=tables, raise_at_gap=gaps == "fail", store_options=store),
-            Start(
+            ReadingStart(
                 _number(options, "fromid"),
                 None if lsn is None else (parse_lsn(lsn) if "/" in lsn else int(lsn)),
                 None if moment is None else datetime.fromisoformat(moment),
@@ -194,7 +194,7 @@ def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> li
 
 
 def rows(
-    options: SourceOptions, partition: FilesPartition, selection: Selection
+    options: SourceOptions, partition: FilesPartition, selection: RowSelection
 ) -> Iterator[pa.RecordBatch]:
     """A task's rows, as Spark has them."""
     reader = options.wal_reader()
@@ -259,7 +259,7 @@ class FilteringReader(ArchiveReader):
         found, _ = reader.run(
             read_protocol.find(
                 lambda info: read_protocol.interesting(
-                    info, Selection(after=asked.after, from_time_us=asked.from_time_us)
+                    info, RowSelection(after=asked.after, from_time_us=asked.from_time_us)
                 ),
                 reader.reading.options,
                 reader.reading.seen,

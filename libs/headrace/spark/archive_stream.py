@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from headrace.archive.chain import Trail
+from headrace.archive.chain import ReadFiles
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.registry import register
 from headrace.archive.store import Store
@@ -92,7 +92,7 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         listed = self._files().list(first)
         if not listed:
             # Raises where the archive has lost its end.
-            self._files().run(self._files().reading.next_file(first, Trail(), wait=False))
+            self._files().run(self._files().reading.next_file(first, ReadFiles(), wait=False))
             return first
         # Where its beginning is missing, `partitions` says so.
         return int(listed[-1].next_id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class TableStorage:
     """One relation that holds rows: its quoted, qualified name and its size."""
 
     relation: str
@@ -34,7 +34,7 @@ class PageRange:
         return f"ctid >= '({self.first},0)'::pg_catalog.tid{upper}"
 
 
-def cut_ranges(storages: Sequence[Storage], pages_max: int) -> tuple[PageRange, ...]:
+def cut_ranges(storages: Sequence[TableStorage], pages_max: int) -> tuple[PageRange, ...]:
     """Ranges of at most `pages_max` pages; a storage without pages has none."""
     ranges: list[PageRange] = []
     for storage in storages:

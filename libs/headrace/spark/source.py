@@ -39,7 +39,7 @@ from headrace.postgres.replication import (
 )
 from headrace.settings import Settings
 from headrace.spark.plan import PlannedColumn
-from headrace.spark.ranges import Storage
+from headrace.spark.ranges import TableStorage
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.session import HOLDER_SESSION
 
@@ -99,7 +99,7 @@ _KIND_NAMES = {
 }
 
 
-class RefusedError(HeadraceError):
+class TableRefusedError(HeadraceError):
     """The table can't be copied as asked; `available` are the tables that can be."""
 
     def __init__(self, message: str, *, remedy: str, available: Sequence[str] = ()) -> None:
@@ -127,7 +127,7 @@ class HeldSnapshot:
     columns: tuple[PlannedColumn, ...]
     key: tuple[str, ...]
     types: dict[int, TypeInfo]
-    storages: tuple[Storage, ...]
+    storages: tuple[TableStorage, ...]
     conditions: tuple[str, ...]
     rows_estimated: int
     lost: asyncio.Event
@@ -139,7 +139,7 @@ def display_name(table: PublishedTable) -> str:
 
 
 async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedTable:
-    """The table in the publication, with every column that the request names; else `RefusedError`."""
+    """The table in the publication, with every column that the request names; else `TableRefusedError`."""
     connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     try:
         return await _find_table(connection, settings, request)
@@ -166,7 +166,7 @@ async def _whole_table(connection: asyncpg.Connection, request: SnapshotRequest)
     """The table with all that it has, whether it is published or not."""
     row = await connection.fetchrow(_WHOLE_TABLE, request.schema, request.table)
     if row is None:
-        raise RefusedError(
+        raise TableRefusedError(
             f"{request.schema}.{request.table} is not a table",
             remedy=(
                 "Name an ordinary or partitioned table by its raw name, and its schema beside it."
@@ -198,7 +198,7 @@ async def _find_table(
             return table
     available = [display_name(table) for table in tables]
     kind = await connection.fetchval(_KIND, request.schema, request.table)
-    raise RefusedError(
+    raise TableRefusedError(
         f"{request.schema}.{request.table} {_why(kind)}",
         remedy=(
             f"Ask for a table of the publication {settings.source.publication}, or add it there."
@@ -224,13 +224,13 @@ def _why(kind: str | None) -> str:
 
 def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
     if missing := sorted(request.columns_named - set(table.columns)):
-        raise RefusedError(
+        raise TableRefusedError(
             f"{display_name(table)} has no published columns {', '.join(missing)}",
             remedy=f"It has: {', '.join(table.columns)}.",
             available=[display_name(table)],
         )
     if not table.columns:
-        raise RefusedError(
+        raise TableRefusedError(
             f"{display_name(table)} has no columns",
             remedy="Add one.",
             available=[display_name(table)],
@@ -372,7 +372,7 @@ async def _describe(
         columns,
         keys[table.relation_id].row,
         types,
-        tuple(Storage(row["relation"], -(-row["bytes"] // block)) for row in storages),
+        tuple(TableStorage(row["relation"], -(-row["bytes"] // block)) for row in storages),
         conditions,
         sum(row["rows"] for row in storages),
         lost,
@@ -435,13 +435,13 @@ async def _check_query(
     try:
         await connection.execute(query)
     except asyncpg.InsufficientPrivilegeError as error:
-        raise RefusedError(
+        raise TableRefusedError(
             f"the role may not read every row: {error}",
             remedy="GRANT SELECT on the table; where row-level security hides rows from the role, which "
             "the stream of "
             "changes has, ALTER ROLE … BYPASSRLS.",
         ) from error
     except (asyncpg.DataError, asyncpg.SyntaxOrAccessError) as error:
-        raise RefusedError(
+        raise TableRefusedError(
             f"PostgreSQL refuses the filter: {error}", remedy="Correct filter in the request."
         ) from error

@@ -17,21 +17,21 @@ from headrace.consumer import Watermark
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.mirror import (
-    Alter,
-    Create,
-    Delete,
-    Drop,
-    Insert,
+    AlterTable,
+    CreateTable,
+    DeleteRow,
+    DropTable,
+    InsertRows,
     Step,
     Streams,
-    Swap,
+    SwapTables,
     Table,
-    Truncate,
+    TruncateTable,
 )
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import SEEN, STALE, Book
-from headrace.mirror.table import Column, Phase, Run, TableState
-from headrace.mirror.verify_hold import Hold
+from headrace.mirror.table import BootstrapRun, Column, Phase, TableState
+from headrace.mirror.verify_hold import VerifyHold
 
 PATIENCE_S = 60.0
 Body = dict[str, Any]
@@ -67,18 +67,18 @@ class Shown:
 
     async def write(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            table = step.after if isinstance(step, Alter) else step.table
+            table = step.after if isinstance(step, AlterTable) else step.table
             key = (table.name, table.staging)
             match step:
-                case Create() | Truncate():
+                case CreateTable() | TruncateTable():
                     self._written[key] = []
-                case Drop():
+                case DropTable():
                     self._written.pop(key, None)
-                case Swap():
+                case SwapTables():
                     self._written[table.name, False] = self._written.pop(key)
-                case Insert(_, rows):
+                case InsertRows(_, rows):
                     self._written.setdefault(key, []).extend(dict(row) for row in rows)
-                case Delete(_, where):
+                case DeleteRow(_, where):
                     self._written[key].remove(dict(where))
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
@@ -174,7 +174,7 @@ async def book_of(target: Shown, tables: Mapping[str, str], *, fresh: bool = Fal
     await book.open()
     for name, source in tables.items():
         if name not in book.tables:
-            await book.write([Create(table(name))])
+            await book.write([CreateTable(table(name))])
             book.put(TableState("public", name, Phase.FOLLOWING, live=table(name), source=source))
     if not book.lanes:
         book.keep_lanes({SEEN: Watermark()})
@@ -185,7 +185,7 @@ async def book_of(target: Shown, tables: Mapping[str, str], *, fresh: bool = Fal
 @dataclass
 class Running:
     book: Book
-    hold: Hold
+    hold: VerifyHold
 
 
 @contextlib.asynccontextmanager
@@ -201,7 +201,7 @@ async def following(
     book = await book_of(
         target, {name: (sources or {}).get(name, "s") for name in tables}, fresh=fresh
     )
-    running = Running(book, Hold())
+    running = Running(book, VerifyHold())
     follower = Follower(book, client, Streams(), running.hold, {}, every_table=every)
     task = asyncio.create_task(follower.run(asyncio.Event()), name="follower")
     try:
@@ -232,10 +232,12 @@ async def phase(book: Book, name: str, wanted: Phase) -> None:
 async def copied(book: Book, name: str, lsn: int, *rows: str, source: str = "s") -> None:
     """A bootstrap up to where it leaves the table to the follower."""
     staged = table(name, staging=True)
-    run = Run(
+    run = BootstrapRun(
         f"snap-{lsn}", lsn, 1, len(rows), staged, chunks=1, rows=len(rows), version=9, source=source
     )
     async with book.lock:
-        await book.write([Create(staged), Insert(staged, [{"id": value} for value in rows])])
+        await book.write(
+            [CreateTable(staged), InsertRows(staged, [{"id": value} for value in rows])]
+        )
         book.put(replace(book.tables[name], phase=Phase.LOADED, run=run))
         await book.commit()

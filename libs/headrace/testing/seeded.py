@@ -17,7 +17,7 @@ from headrace.consumer import Watermark
 from headrace.mirror import opened
 from headrace.mirror.mirror_state import SEEN, Book
 from headrace.mirror.table import Column, Phase, Table, TableState
-from headrace.mirror.target import Create
+from headrace.mirror.target import CreateTable
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.line import SETTINGS
 from headrace.testing.mirror_process import MirrorProcess
@@ -76,7 +76,7 @@ async def seed(to: str, source: Database, slot: str, tables: Sequence[tuple[str,
             book.forget(state)
         for schema, name in tables:
             table = await shape_of(source, schema, name)
-            await book.write([Create(table)])
+            await book.write([CreateTable(table)])
             book.put(
                 TableState(schema, name, Phase.FOLLOWING, live=table, why="seeded", source=slot)
             )

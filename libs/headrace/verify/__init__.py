@@ -4,14 +4,14 @@ verdict = await Verifier(settings, client, target).table("users")
 """
 
 from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier
-from headrace.verify.digest import Difference, Kind
+from headrace.verify.digest import Difference, RowFault
 
 __all__ = [
     "Difference",
-    "Kind",
     "NoMirrorError",
     "NotThereError",
     "Patience",
+    "RowFault",
     "Verdict",
     "Verifier",
 ]

@@ -24,7 +24,7 @@ from headrace.mirror.mirror_state import has_passed, lanes_of, seen_by, tables_o
 from headrace.mirror.table import Marks, Phase, TableState
 
 
-class Place(StrEnum):
+class MirrorProgress(StrEnum):
     """Where a mirror stands, seen from an LSN."""
 
     THERE = "there"
@@ -52,16 +52,20 @@ class Stream:
     dictionaries: DictionaryReader
 
 
-async def place_of(stream: Stream, marks: Mapping[str, str], state: TableState, lsn: int) -> Place:
+async def place_of(
+    stream: Stream, marks: Mapping[str, str], state: TableState, lsn: int
+) -> MirrorProgress:
     """Only when the stream is known to have everything that committed before `lsn`."""
     if state.phase is not Phase.FOLLOWING:
-        return Place.BOOTSTRAPPING
+        return MirrorProgress.BOOTSTRAPPING
     lanes = lanes_of(marks)
     table_lane = f"{state.source}/{state.schema}.{state.name}"
     applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
     if state.since > lsn or max(applied, default=ORIGIN).lsn >= lsn:
-        return Place.PAST
-    return Place.BEHIND if await _lacks(stream, lanes, state, lsn) else Place.THERE
+        return MirrorProgress.PAST
+    return (
+        MirrorProgress.BEHIND if await _lacks(stream, lanes, state, lsn) else MirrorProgress.THERE
+    )
 
 
 async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:

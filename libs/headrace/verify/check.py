@@ -30,14 +30,14 @@ from headrace.mirror.target import ReadableTarget, TargetReading
 from headrace.postgres.replication import quote_name
 from headrace.settings import Settings
 from headrace.spark.request import SnapshotRequest
-from headrace.spark.source import HeldSnapshot, RefusedError, held_snapshot
+from headrace.spark.source import HeldSnapshot, TableRefusedError, held_snapshot
 from headrace.verify import source
-from headrace.verify.at_lsn import Place, Stream, awaits, place_of, state_of
-from headrace.verify.comparison import HashedHere, HashedThere, Side, compared
+from headrace.verify.at_lsn import MirrorProgress, Stream, awaits, place_of, state_of
+from headrace.verify.comparison import ComparedTable, HashedHere, HashedThere, compared
 from headrace.verify.digest import RANGES, Difference
 from headrace.verify.forms import in_postgres, in_sqlite
 from headrace.verify.sql_rows import SqlRows, settle
-from headrace.verify.types import Type, types_of
+from headrace.verify.types import SqlType, types_of
 
 log = logs.logger("verify")
 
@@ -183,7 +183,7 @@ class Verifier:
             request = SnapshotRequest(state.token, state.schema, state.name)
             settings = source.patient(self.settings, HOLD_S)
             held = await stack.enter_async_context(held_snapshot(settings, request))
-        except RefusedError as error:
+        except TableRefusedError as error:
             return Verdict(state.token, 0, why=f"the source does not have it: {error}")
         await self._hold(identity, held.lsn)
         return held
@@ -210,19 +210,19 @@ class Verifier:
                 )
             await asyncio.sleep(LOOK_S)
         stream = self._stream()
-        place = Place.BEHIND
+        place = MirrorProgress.BEHIND
         while time.monotonic() <= until:
             async with self.target.reading(before.live) as reading:
                 state = state_of(reading.marks, token)
-                place = Place.BEHIND
+                place = MirrorProgress.BEHIND
                 if state is not None:
                     place = await place_of(stream, reading.marks, state, lsn)
-                if place is Place.THERE:
+                if place is MirrorProgress.THERE:
                     yield reading
                     return
-            if place is Place.BOOTSTRAPPING:
+            if place is MirrorProgress.BOOTSTRAPPING:
                 raise NotThereError(f"{token} is being bootstrapped")
-            if place is Place.PAST:
+            if place is MirrorProgress.PAST:
                 raise PastError(f"{token} went past the LSN")
             await asyncio.sleep(LOOK_S)
         raise NotThereError(f"the mirror's {token} is {place} and did not come to the source's LSN")
@@ -258,8 +258,8 @@ class Verifier:
         return source.explained(error, self.settings)
 
     async def _sides(
-        self, table: SqlRows, reading: TargetReading, live: Table, types: Mapping[str, Type]
-    ) -> tuple[Side, Side]:
+        self, table: SqlRows, reading: TargetReading, live: Table, types: Mapping[str, SqlType]
+    ) -> tuple[ComparedTable, ComparedTable]:
         lists = self.settings.format.arrays == "list"
         if isinstance(reading, PostgresReading):
             await settle(reading.connection)

@@ -29,7 +29,7 @@ ROWS_COMPARED_MAX = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Comparison:
     """How many rows the source has, the ranges that differ, and what is wrong in (some of) them."""
 
     rows: int
@@ -37,7 +37,7 @@ class Outcome:
     found: tuple[Difference, ...] = ()
 
 
-class Side(Protocol):
+class ComparedTable(Protocol):
     """One of the two tables; `places` are the key's columns (none: the whole row)."""
 
     async def digests(self, places: Sequence[int]) -> Digests:
@@ -96,16 +96,18 @@ class HashedHere:
             ]
 
 
-async def compared(source: Side, mirror: Side, names: Sequence[str], key: Sequence[str]) -> Outcome:
+async def compared(
+    source: ComparedTable, mirror: ComparedTable, names: Sequence[str], key: Sequence[str]
+) -> Comparison:
     """What the mirror's rows differ in; named by the key, or whole where there is none."""
     places = [names.index(name) for name in key]
     sides = await _both(source.digests(places), mirror.digests(places))
     ranges = differing(*sides)
     if not ranges:
-        return Outcome(sides[0].rows)
+        return Comparison(sides[0].rows)
     some = _some(ranges, *sides)
     rows = await _both(source.within(some, places), mirror.within(some, places))
-    return Outcome(sides[0].rows, len(ranges), tuple(differences(*rows, places, names)))
+    return Comparison(sides[0].rows, len(ranges), tuple(differences(*rows, places, names)))
 
 
 async def _both(one: Any, other: Any) -> tuple[Any, Any]:

@@ -21,7 +21,7 @@ _MODULUS = 1 << 128
 Row = tuple[Any, ...]
 
 
-class Kind(StrEnum):
+class RowFault(StrEnum):
     """What is wrong with a row of the mirror."""
 
     MISSING = "missing"
@@ -33,7 +33,7 @@ class Kind(StrEnum):
 class Difference:
     """A row, by its key, or whole where it has none; the columns that differ, of a changed one."""
 
-    kind: Kind
+    kind: RowFault
     key: Row
     columns: tuple[str, ...] = ()
 
@@ -100,8 +100,8 @@ def differences(
         if places and by_key.get(key):
             other = by_key[key].pop()
             columns = tuple(name for name, a, b in zip(names, row, other, strict=True) if a != b)
-            found.append(Difference(Kind.CHANGED, key, columns))
+            found.append(Difference(RowFault.CHANGED, key, columns))
         else:
-            found.append(Difference(Kind.MISSING, key))
-    found += [Difference(Kind.EXTRA, key) for key, rows in by_key.items() for _ in rows]
+            found.append(Difference(RowFault.MISSING, key))
+    found += [Difference(RowFault.EXTRA, key) for key, rows in by_key.items() for _ in rows]
     return found

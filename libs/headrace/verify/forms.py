@@ -14,7 +14,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from headrace.verify.types import Type
+from headrace.verify.types import SqlType
 
 Form = Callable[[Any], Any]
 
@@ -34,7 +34,7 @@ def same(value: Any) -> Any:
     return value
 
 
-def in_postgres(source: Type, mirror: str, *, lists: bool) -> Form | None:
+def in_postgres(source: SqlType, mirror: str, *, lists: bool) -> Form | None:
     """For the texts of both PostgreSQLs; None where equal values have equal texts."""
     if source.name == "json" or (source.name == "jsonb" and mirror != "jsonb"):
         return meaning
@@ -46,7 +46,7 @@ def in_postgres(source: Type, mirror: str, *, lists: bool) -> Form | None:
     return in_contract(source)
 
 
-def in_contract(source: Type) -> Form | None:
+def in_contract(source: SqlType) -> Form | None:
     """For a value that a mirror keeps as text; also right where it is in the contract's form
     already.
     """
@@ -60,7 +60,7 @@ def in_contract(source: Type) -> Form | None:
     return {"time with time zone": _time_with_zone, "money": _money}.get(name)
 
 
-def in_sqlite(source: Type, *, lists: bool) -> tuple[Form, Form]:
+def in_sqlite(source: SqlType, *, lists: bool) -> tuple[Form, Form]:
     """For the source's text, and for what SQLite has."""
     name = source.name
     if source.element is not None:
@@ -168,7 +168,7 @@ def _digits(text: str) -> str:
     return format(number, "f")
 
 
-def _element(source: Type) -> Form | None:
+def _element(source: SqlType) -> Form | None:
     """An element that SQLite has as JSON, in a list, or the source as text."""
     if source.name == "boolean":
         return lambda value: (
@@ -179,7 +179,7 @@ def _element(source: Type) -> Form | None:
     return in_contract(source)
 
 
-def _array(source: Type, of: Callable[[Type], Form | None]) -> Form:
+def _array(source: SqlType, of: Callable[[SqlType], Form | None]) -> Form:
     """Nested lists, of PostgreSQL's literal or of JSON; a list has no bounds, so they are left out."""
     element = source.element
     assert element is not None

@@ -31,18 +31,18 @@ FROM needed n JOIN pg_type t ON t.oid = n.oid
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class SqlType:
     """`name` is the server's, without a modifier, of a domain its base type's; `element` is an
     array's.
     """
 
     name: str
     own_name: str = ""
-    element: Type | None = None
+    element: SqlType | None = None
     delimiter: str = ","
 
 
-async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> dict[str, Type]:
+async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> dict[str, SqlType]:
     """Of each column of a relation, whose name is quoted as SQL has it."""
     rows = await (await connection.execute(_TYPES, [relation])).fetchall()
     known = {row[0]: row[1:] for row in rows}
@@ -50,10 +50,10 @@ async def types_of(connection: psycopg.AsyncConnection[Any], relation: str) -> d
     return {name: _type(known, oid) for name, oid in columns}
 
 
-def _type(known: Mapping[int, Sequence[Any]], oid: int) -> Type:
+def _type(known: Mapping[int, Sequence[Any]], oid: int) -> SqlType:
     own_name, base, element, delimiter = known[oid]
     if base:
         resolved = _type(known, base)
-        return Type(resolved.name, own_name, resolved.element, resolved.delimiter)
+        return SqlType(resolved.name, own_name, resolved.element, resolved.delimiter)
     of = _type(known, element) if element else None
-    return Type(own_name, own_name, of, known[element][3] if element else delimiter)
+    return SqlType(own_name, own_name, of, known[element][3] if element else delimiter)

@@ -22,7 +22,7 @@ import asyncpg
 from aiohttp import web
 
 from headrace.audit.destination import connect
-from headrace.audit.query import Place, Search, rows
+from headrace.audit.query import Search, TrailPosition, rows
 from headrace.audit.settings import AuditSettings
 from headrace.audit.table import AuditTable
 from headrace.errors import HeadraceError
@@ -129,10 +129,10 @@ def _search(asked: Mapping[str, str]) -> Search:
     )
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> TrailPosition:
     """A place as the page sends it: position, ordinal (empty in an older auditor's rows) and id."""
     position, ordinal, change = text.split(".")
-    return Place(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
+    return TrailPosition(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
 
 
 def _time(text: str | None) -> datetime | None:

@@ -34,7 +34,7 @@ _PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = $1 AND scheman
 
 
 @dataclass(slots=True)
-class Made:
+class ChangesMade:
     """What was done so far."""
 
     inserts: int = 0
@@ -54,7 +54,7 @@ class Load:
         self._name = quote_name(table)
         self._rows: list[int] = []
         self._random = random.Random()  # noqa: S311  # which row changes is no secret
-        self.made = Made()
+        self.made = ChangesMade()
 
     async def prepare(self) -> None:
         await self._session.execute(

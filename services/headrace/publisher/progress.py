@@ -19,7 +19,7 @@ from headrace.contract import events
 from headrace.contract.dictionaries import ZSTD_MAGIC, UnknownDictionaryError
 from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
-from headrace.jetstream.publishing.stream_tail import Mark, Reader, StreamTail, Suspect, Tail
+from headrace.jetstream.publishing.stream_tail import Reader, StreamTail, Suspect, Tail, TailMark
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position, format_lsn
 from headrace.publisher.gaps import Gap
@@ -128,12 +128,12 @@ class Place:
 def reader_of(source: str) -> Reader:
     """Recognises a source's own messages."""
 
-    def read(data: bytes, headers: dict[str, str]) -> Mark | None:
+    def read(data: bytes, headers: dict[str, str]) -> TailMark | None:
         msg_id = headers.get("Nats-Msg-Id") or headers.get(events.ID_HEADER, "")
         try:
             if events.POSITION_HEADER in headers:
                 owner, place = events.parse_position_header(headers[events.POSITION_HEADER])
-                return Mark(msg_id, place, _lane(data)) if owner == source else None
+                return TailMark(msg_id, place, _lane(data)) if owner == source else None
             payload = events.decode(data)
             if payload.get("source") != source:
                 return None
@@ -143,7 +143,7 @@ def reader_of(source: str) -> Reader:
             raise
         except (DecodeError, AttributeError, IndexError, KeyError, TypeError):
             return None
-        return Mark(msg_id, position)
+        return TailMark(msg_id, position)
 
     return read
 

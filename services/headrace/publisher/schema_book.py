@@ -18,7 +18,7 @@ from headrace.contract.schemas import Change, TableShape
 from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable
-from headrace.postgres.facts import RelationNow, Snapshot
+from headrace.postgres.facts import CatalogSnapshot, RelationNow
 from headrace.publisher import storage as files
 
 FORMAT = 1
@@ -85,7 +85,7 @@ class CatalogReading:
     tables: tuple[CatalogTable, ...]
     # Relations of the book that still exist, published or not.
     existing: frozenset[int]
-    snapshot: Snapshot
+    snapshot: CatalogSnapshot
     # The place where it was read, whatever the stream has passed since.
     read_lsn: int = 0
 

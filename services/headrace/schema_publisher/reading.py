@@ -14,7 +14,7 @@ import asyncpg
 from headrace.contract.selection import Selection
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
-from headrace.postgres.facts import Column, PublishedTable
+from headrace.postgres.facts import PublishedColumn, PublishedTable
 from headrace.schema_publisher.schema import TableSchema
 from headrace.settings import Settings
 
@@ -34,7 +34,7 @@ class PublicationMissingError(PostgresError):
     remedy = "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub."
 
 
-class Reading:
+class CatalogReading:
     """Reads the catalog again and again."""
 
     def __init__(self, settings: Settings) -> None:
@@ -101,12 +101,12 @@ def _by_relation(rows: list[asyncpg.Record]) -> defaultdict[int, list[asyncpg.Re
     return found
 
 
-def _visible(table: PublishedTable, rows: list[asyncpg.Record]) -> list[Column]:
+def _visible(table: PublishedTable, rows: list[asyncpg.Record]) -> list[PublishedColumn]:
     """The columns that the publication shows, numbered as a consumer sees them."""
     shown = set(table.columns)
     visible = [row for row in rows if row["name"] in shown]
     return [
-        Column(
+        PublishedColumn(
             row["name"],
             position,
             row["data_type"],

@@ -14,7 +14,7 @@ from typing import Any
 from headrace.contract.events import Payload
 from headrace.contract.naming import table_token
 from headrace.contract.values import Encoding
-from headrace.postgres.facts import Column, PublishedTable
+from headrace.postgres.facts import PublishedColumn, PublishedTable
 
 _NOT_CONTENT = frozenset({"timestamp", "version"})
 
@@ -31,7 +31,7 @@ class TableSchema:
         cls,
         source: str,
         table: PublishedTable,
-        columns: Iterable[Column],
+        columns: Iterable[PublishedColumn],
         primary_key: Iterable[str],
     ) -> TableSchema:
         content: Payload = {
@@ -46,7 +46,7 @@ class TableSchema:
         return cls(table_token(table.schema, table.name), content)
 
 
-def _shown(column: Column) -> Payload:
+def _shown(column: PublishedColumn) -> Payload:
     shown = asdict(column)
     if column.base_type is None:
         del shown["base_type"]

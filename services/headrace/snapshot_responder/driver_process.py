@@ -48,7 +48,7 @@ class DriverLostError(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class PlanTotals:
     """What the tasks of one plan did together."""
 
     chunks: int
@@ -59,7 +59,7 @@ class Totals:
 class _Child:
     process: asyncio.subprocess.Process
     ready: asyncio.Future[str]
-    jobs: dict[str, asyncio.Future[Totals]] = field(default_factory=dict)
+    jobs: dict[str, asyncio.Future[PlanTotals]] = field(default_factory=dict)
     told: dict[str, Tell] = field(default_factory=dict)
     readers: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -96,12 +96,12 @@ class SparkDriver:
         """Return when there is a driver that takes plans; an unused one is stopped as ever."""
         self._watch_idleness(await self._running())
 
-    async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> Totals:
+    async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> PlanTotals:
         """Run a plan to its end; cancelling this cancels it. `tell` hears how many tasks are done,
         of how many.
         """
         child = await self._running()
-        done: asyncio.Future[Totals] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[PlanTotals] = asyncio.get_running_loop().create_future()
         child.jobs[job] = done
         if tell is not None:
             child.told[job] = tell
@@ -246,7 +246,7 @@ def _deliver(child: _Child, message: driver_protocol.Message) -> None:
             if future is None or future.done():
                 return
             if outcome == "done":
-                future.set_result(Totals(message["chunks"], message["rows"]))
+                future.set_result(PlanTotals(message["chunks"], message["rows"]))
             else:
                 future.set_exception(SparkJobError(message["error"]))
 

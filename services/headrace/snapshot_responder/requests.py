@@ -46,7 +46,7 @@ from headrace.snapshot_responder.request_pairing import Answer, Pairing, View, m
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
-from headrace.spark.source import RefusedError, find_table
+from headrace.spark.source import TableRefusedError, find_table
 from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
@@ -324,7 +324,7 @@ class Desk:
 
     async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
         count(self._scope.health.stats, "snapshots_requested")
-        available = error.available if isinstance(error, RefusedError) else ()
+        available = error.available if isinstance(error, TableRefusedError) else ()
         snapshot_id = new_snapshot_id()
         count(self._scope.health.stats, "snapshots_failed")
         await self._results.fail(token, table, snapshot_id, str(error), available)
@@ -453,7 +453,7 @@ class Desk:
     async def _give_up(self, running: Running, error: Exception) -> None:
         running.failed = True
         count(self._scope.health.stats, "snapshots_failed")
-        available = error.available if isinstance(error, RefusedError) else ()
+        available = error.available if isinstance(error, TableRefusedError) else ()
         request = running.request
         reason = describe(error)
         await self._results.fail(

@@ -30,7 +30,7 @@ from headrace.process.failpoint import failpoint
 from headrace.settings import Compat, Settings
 from headrace.snapshot_responder.chunk_permits import Throttle, TicketOffice
 from headrace.snapshot_responder.chunks import ENVELOPE_BYTES_MAX
-from headrace.snapshot_responder.driver_process import DriverLostError, SparkDriver, Totals
+from headrace.snapshot_responder.driver_process import DriverLostError, PlanTotals, SparkDriver
 from headrace.snapshot_responder.numbering import ChunkNumbers
 from headrace.snapshot_responder.results import RETRY_S, Results
 from headrace.spark.plan import SnapshotPlan
@@ -146,7 +146,9 @@ class Snapshot:
         losses = 0
         while True:
             try:
-                totals: Totals = await self.driver.run(self.snapshot_id, plan.pack(), self._told)
+                totals: PlanTotals = await self.driver.run(
+                    self.snapshot_id, plan.pack(), self._told
+                )
             except DriverLostError as error:
                 losses += 1
                 log.warning(

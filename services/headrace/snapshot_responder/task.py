@@ -80,7 +80,7 @@ class CopyEndedError(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskResult:
     """What a task did; `error` is one that no other attempt would avoid."""
 
     chunks: int = 0
@@ -88,7 +88,7 @@ class Outcome:
     error: str = ""
 
 
-def run_task(packed_plan: bytes, task: int) -> Outcome:
+def run_task(packed_plan: bytes, task: int) -> TaskResult:
     """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that
     attempt.
     """
@@ -100,7 +100,7 @@ def run_task(packed_plan: bytes, task: int) -> Outcome:
     except HeadraceError as error:
         if error.retry:
             raise
-        return Outcome(error=str(error))
+        return TaskResult(error=str(error))
     finally:
         gc.enable()
 
@@ -109,7 +109,7 @@ def _first_leaf(error: BaseException) -> BaseException:
     return _first_leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
+async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
     chunks = rows = 0
     async with _connected(plan, settings) as (connection, client):
         for page_range in plan.tasks[task]:
@@ -127,7 +127,7 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> Outcome:
             except asyncpg.PostgresError as error:
                 raise explained(error.sqlstate, str(error), settings.postgres) from error
             chunks, rows = chunks + copy.chunks, rows + copy.rows
-    return Outcome(chunks, rows)
+    return TaskResult(chunks, rows)
 
 
 @contextlib.asynccontextmanager

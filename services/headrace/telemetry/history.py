@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.metrics.counting import Value, quantile
-from headrace.telemetry.suite import PUBLISHER, Suite
+from headrace.telemetry.suite import PUBLISHER, SuiteStatus
 
 INTERVAL_S = 2.0
 SAMPLES_MAX = 450
@@ -35,7 +35,7 @@ class History:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         self._buckets: deque[list[float]] = deque(maxlen=RECENT)
 
-    def take(self, suite: Suite, now: float) -> None:
+    def take(self, suite: SuiteStatus, now: float) -> None:
         """Keep how the suite is now."""
         totals, publisher = suite.totals(now), suite.member(PUBLISHER, now)
         recent = self._recent(publisher.stats.get("ack_lag_seconds") if publisher else None)

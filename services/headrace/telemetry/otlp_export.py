@@ -19,7 +19,7 @@ from headrace.process.lifecycle import Scope
 from headrace.process.tracing import Span
 from headrace.settings import OtelSettings, Settings
 from headrace.telemetry.otlp_transport import Way, way
-from headrace.telemetry.suite import Suite
+from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
 
@@ -55,7 +55,7 @@ def headers_of(settings: OtelSettings) -> dict[str, str]:
 
 
 class OtlpExport:
-    def __init__(self, scope: Scope, settings: Settings, suite: Suite, endpoint: str) -> None:
+    def __init__(self, scope: Scope, settings: Settings, suite: SuiteStatus, endpoint: str) -> None:
         self._scope = scope
         self._settings = settings
         self._suite = suite

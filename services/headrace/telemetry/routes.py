@@ -34,7 +34,7 @@ from headrace.suite import pause as pauses
 from headrace.suite.pause import Pause
 from headrace.telemetry.history import History
 from headrace.telemetry.page import page
-from headrace.telemetry.suite import Suite
+from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
 
@@ -46,7 +46,9 @@ _NOT_FOUND = 404
 class Routes:
     """The paths of the telemetry port; `client` is there once NATS has been reached."""
 
-    def __init__(self, settings: Settings, suite: Suite, history: History, health: Health) -> None:
+    def __init__(
+        self, settings: Settings, suite: SuiteStatus, history: History, health: Health
+    ) -> None:
         self._settings = settings
         self._suite = suite
         self._history = history

@@ -28,7 +28,7 @@ from headrace.telemetry.otlp_export import OtlpExport
 from headrace.telemetry.routes import Routes
 from headrace.telemetry.slot_watch import SlotWatch
 from headrace.telemetry.stream_watch import StreamWatch
-from headrace.telemetry.suite import Suite, summary
+from headrace.telemetry.suite import SuiteStatus, summary
 
 log = logs.logger("telemetry")
 
@@ -39,7 +39,7 @@ LAST_REPORTS_S = 0.3
 
 async def run(scope: Scope, settings: Settings) -> None:
     port = http_port(SERVICE, settings.process)
-    suite = Suite(time.monotonic(), settings.process.stats_interval_s)
+    suite = SuiteStatus(time.monotonic(), settings.process.stats_interval_s)
     history = History()
     routes = Routes(settings, suite, history, scope.health)
     app = application(scope.health, settings.source.slot, routes.extend)
@@ -55,7 +55,7 @@ async def run(scope: Scope, settings: Settings) -> None:
     _say(summary(suite, time.monotonic()))
 
 
-async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes) -> None:
+async def _listen(scope: Scope, settings: Settings, suite: SuiteStatus, routes: Routes) -> None:
     export = None
     if settings.otel.endpoint:
         export = OtlpExport(scope, settings, suite, settings.otel.endpoint)
@@ -77,7 +77,7 @@ async def _listen(scope: Scope, settings: Settings, suite: Suite, routes: Routes
 
 
 async def _hear(
-    client: Client, settings: Settings, suite: Suite, export: OtlpExport | None
+    client: Client, settings: Settings, suite: SuiteStatus, export: OtlpExport | None
 ) -> None:
     async def report(message: Msg) -> None:
         service = message.subject.rpartition(".")[2]
@@ -95,13 +95,13 @@ async def _hear(
     log.info("reports_heard", slot=settings.source.slot)
 
 
-async def _history(scope: Scope, suite: Suite, history: History) -> None:
+async def _history(scope: Scope, suite: SuiteStatus, history: History) -> None:
     while not scope.stopping.is_set():
         history.take(suite, time.monotonic())
         await scope.pause(INTERVAL_S)
 
 
-async def _metrics_lines(scope: Scope, settings: Settings, suite: Suite) -> None:
+async def _metrics_lines(scope: Scope, settings: Settings, suite: SuiteStatus) -> None:
     interval = settings.watch.metrics_interval_s
     due = suite.started_at + interval
     while not scope.stopping.is_set():

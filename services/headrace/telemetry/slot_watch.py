@@ -18,7 +18,7 @@ from headrace.metrics.counting import observe, one_of
 from headrace.postgres import connection
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings, WatchSettings
-from headrace.telemetry.suite import SlotView, Suite, Watch
+from headrace.telemetry.suite import SlotView, SuiteStatus, Watch
 from headrace.telemetry.trend import Trend, seconds_left
 
 log = logs.logger("telemetry")
@@ -38,7 +38,7 @@ FROM here LEFT JOIN pg_replication_slots s ON s.slot_name = $1
 
 
 class SlotWatch:
-    def __init__(self, scope: Scope, settings: Settings, suite: Suite) -> None:
+    def __init__(self, scope: Scope, settings: Settings, suite: SuiteStatus) -> None:
         self._scope = scope
         self._settings = settings
         self._suite = suite

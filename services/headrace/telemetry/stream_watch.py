@@ -20,7 +20,7 @@ from headrace.metrics.counting import Stats
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.retention import ConsumerView, Standing, StreamView, judge
-from headrace.telemetry.suite import Suite
+from headrace.telemetry.suite import SuiteStatus
 from headrace.telemetry.trend import Trend
 
 log = logs.logger("telemetry")
@@ -37,7 +37,9 @@ class StreamUnreadableError(HeadraceError):
 
 
 class StreamWatch:
-    def __init__(self, scope: Scope, settings: Settings, suite: Suite, client: Client) -> None:
+    def __init__(
+        self, scope: Scope, settings: Settings, suite: SuiteStatus, client: Client
+    ) -> None:
         self._scope = scope
         self._settings = settings
         self._suite = suite

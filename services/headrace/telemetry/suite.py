@@ -73,7 +73,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Suite:
+class SuiteStatus:
     """Everything heard and seen so far."""
 
     started_at: float
@@ -107,12 +107,12 @@ class Suite:
     def _live(self, heard: _Heard, now: float) -> bool:
         return now - heard.at <= max(SILENT_S_MIN, SILENT_REPORTS * self.stats_interval_s)
 
-    def totals(self, now: float) -> Totals:
+    def totals(self, now: float) -> SuiteTotals:
         members = self.members(now)
         reader, publisher = members.get(READER), members.get(PUBLISHER)
         slot = self.watch.slot
         confirmed = max(_whole(reader, "confirmed_lsn"), slot.confirmed_lsn if slot else 0)
-        return Totals(
+        return SuiteTotals(
             uptime_s=int(now - self.started_at),
             wal_messages=_whole(reader, "wal_messages"),
             cdc_events=_whole(publisher, "cdc_events"),
@@ -149,7 +149,7 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class SuiteTotals:
     """The suite in one row: what the METRICS line, `/status` and the bridge's metric names are made
     of.
     """
@@ -212,7 +212,7 @@ class Totals:
         }
 
 
-def summary(suite: Suite, now: float) -> str:
+def summary(suite: SuiteStatus, now: float) -> str:
     """The line that ends telemetry's stdout."""
     totals, members = suite.totals(now), suite.members(now)
     publisher, responder = members.get(PUBLISHER), members.get(RESPONDER)

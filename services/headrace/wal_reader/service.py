@@ -63,7 +63,7 @@ SILENT_CONFIRMER_S = 1.5
 
 async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
-        reader = WalReader(scope, settings, client)
+        reader = SlotReader(scope, settings, client)
         scope.refreshers.append(reader.refresh)
         await reader.run()
 
@@ -79,7 +79,7 @@ def _confirmers(settings: Settings) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset({PUBLISHER}), frozenset({ARCHIVER})
 
 
-class WalReader:
+class SlotReader:
     def __init__(self, scope: Scope, settings: Settings, client: Client) -> None:
         self._scope = scope
         self._settings = settings

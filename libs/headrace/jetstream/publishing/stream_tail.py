@@ -27,7 +27,7 @@ class TailError(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TailMark:
     """What a message of ours says: its id, and the position it takes the stream to (None: it takes
     it nowhere).
 
@@ -46,7 +46,7 @@ class Mark:
 
 
 # From a message's payload and headers to its mark; None for a message of another source.
-Reader = Callable[[bytes, dict[str, str]], Mark | None]
+Reader = Callable[[bytes, dict[str, str]], TailMark | None]
 # From a message's header and payload as bytes: whether it may have a mark. A quick look at what
 # others wrote, of which there may be much; True wherever there is doubt.
 Suspect = Callable[[bytes, bytes], bool]
@@ -69,7 +69,7 @@ class Tail:
     # How far single tables go beyond that position, by token.
     lanes: dict[str, Position] = field(default_factory=dict)
 
-    def see(self, seq: int, mark: Mark) -> None:
+    def see(self, seq: int, mark: TailMark) -> None:
         if mark.lane is not None:
             self.lanes[mark.lane[0]] = mark.lane[1]
         if mark.position is None:
@@ -97,7 +97,7 @@ class StreamTail:
             info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic
         )
 
-    async def mark_at(self, seq: int) -> Mark | None:
+    async def mark_at(self, seq: int) -> TailMark | None:
         """Our message at `seq`; None when it is another's or not there any more."""
         try:
             message = await self._js.get_msg(self._stream, seq=seq)

@@ -137,9 +137,9 @@ def replay(  # noqa: PLR0917  # typer makes options of them, whatever their plac
 
     def work(_: Any, where: str) -> None:
         from headrace.cli.archive import replay as command
-        from headrace.cli.archive.replay_range import Range, Run
+        from headrace.cli.archive.replay_range import ReplayRange, ReplayRun
 
-        run = Run(Range(where, begin, end, tuple(tables or ()), past_gaps))
+        run = ReplayRun(ReplayRange(where, begin, end, tuple(tables or ()), past_gaps))
         try:
             if into == "jetstream":
                 asyncio.run(command.into_jetstream(load(os.environ), run, stream, prefix))

@@ -207,7 +207,7 @@ def _fragment(text: str | None) -> orjson.Fragment | None:
 
 def verify(url: str) -> None:
     """Read everything and say what is wrong; raises where something is."""
-    totals = checking.Totals()
+    totals = checking.ArchiveTotals()
     for finding in checking.verify(WalReader(url), totals):
         print(one_line(f"file {finding.file_id} {finding.fault}"))
     print(f"{totals.files} files, {totals.rows} rows, {totals.bytes} bytes, {totals.faults} faults")

@@ -18,14 +18,14 @@ from nats.js.errors import NotFoundError
 
 from headrace.archive.metadata import TableInfo
 from headrace.archive.payloads import Replayed
-from headrace.cli.archive.replay_range import ReplayError, Run
+from headrace.cli.archive.replay_range import ReplayError, ReplayRun
 from headrace.consumer import Watermark
 from headrace.consumer.event import of_message
 from headrace.contract.naming import table_token
 from headrace.errors import describe
 from headrace.jetstream.connection import connect_once
 from headrace.lsn import ORIGIN, Position
-from headrace.mirror import Alter, Column, Create, Table, opened
+from headrace.mirror import AlterTable, Column, CreateTable, Table, opened
 from headrace.mirror.mirror_state import Book
 from headrace.mirror.plan import Resync, row_steps
 from headrace.mirror.table import Phase, TableState
@@ -36,7 +36,7 @@ WINDOW = 500
 ROWS_A_COMMIT = 5000
 
 
-async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str) -> None:
+async def into_jetstream(settings: Settings, run: ReplayRun, stream: str, prefix: str) -> None:
     """Publish the range, as far as it is not there yet."""
     client = await connect_once(settings.nats, "headrace replay")
     try:
@@ -50,7 +50,7 @@ async def into_jetstream(settings: Settings, run: Run, stream: str, prefix: str)
         await client.close()
 
 
-async def _publish(js: JetStreamContext, run: Run, stream: str, prefix: str) -> None:
+async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: str) -> None:
     try:
         await js.stream_info(stream)
     except NotFoundError:
@@ -92,7 +92,7 @@ async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
     return str(last.payload["msg_id"]), last.position
 
 
-async def into_database(run: Run, target_url: str) -> None:
+async def into_database(run: ReplayRun, target_url: str) -> None:
     """Apply the range to the target's tables, as far as it is not there yet."""
     try:
         await _apply(run, target_url)
@@ -110,7 +110,7 @@ async def into_database(run: Run, target_url: str) -> None:
         ) from error
 
 
-async def _apply(run: Run, target_url: str) -> None:
+async def _apply(run: ReplayRun, target_url: str) -> None:
     async with opened(target_url) as target:
         book = Book(target)
         await book.open()
@@ -128,7 +128,7 @@ async def _apply(run: Run, target_url: str) -> None:
 class _Player:
     """Steps that wait to be written, and the tables as they are behind them."""
 
-    def __init__(self, book: Book, run: Run) -> None:
+    def __init__(self, book: Book, run: ReplayRun) -> None:
         self._book = book
         self._run = run
         self.steps: list[Step] = []
@@ -161,7 +161,7 @@ class _Player:
         ):
             return state.live
         if state is None or state.live is None:
-            self.steps.append(Create(wanted))
+            self.steps.append(CreateTable(wanted))
         else:
             self.steps.append(_altered(state.live, wanted, info))
         self._book.put(
@@ -194,7 +194,7 @@ def _shape(info: TableInfo) -> Table:
     return Table(info.schema, info.table, columns, info.key if info.key != whole else (), info.key)
 
 
-def _altered(before: Table, wanted: Table, info: TableInfo) -> Alter:
+def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
     """The change of shape, where rows alone can follow it."""
     there = {column.name for column in before.columns}
     new = [column for column in info.columns if column.name not in there]
@@ -212,4 +212,4 @@ def _altered(before: Table, wanted: Table, info: TableInfo) -> Alter:
                 "table out."
             ),
         )
-    return Alter(before, wanted)
+    return AlterTable(before, wanted)

@@ -20,8 +20,8 @@ from headrace.archive import (
 from headrace.archive.errors import ArchiveError
 from headrace.archive.layout import FIRST_ID
 from headrace.archive.payloads import Payloads, Replayed
-from headrace.archive.reader import Start, WalFile
-from headrace.archive.segment import Selection
+from headrace.archive.reader import ReadingStart, WalFile
+from headrace.archive.segment import RowSelection
 from headrace.cli.archive.read import place
 from headrace.lsn import ORIGIN, Position
 
@@ -33,7 +33,7 @@ class ReplayError(ArchiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ReplayRange:
     """What to play: from a place on, to before another."""
 
     url: str
@@ -43,10 +43,10 @@ class Range:
     past_gaps: bool = False
 
 
-class Run:
+class ReplayRun:
     """One run through a range."""
 
-    def __init__(self, chosen: Range) -> None:
+    def __init__(self, chosen: ReplayRange) -> None:
         self._begin, self._end = place(chosen.begin), place(chosen.end)
         self._reader = WalReader(
             chosen.url, WalReaderOptions(tables=chosen.tables, raise_at_gap=not chosen.past_gaps)
@@ -108,7 +108,7 @@ class Run:
         selection = start.selection
         if done > ORIGIN and start.after == done:
             # From its transaction's first row on: ids count the rows of a WAL record.
-            selection = Start(from_lsn=done.lsn).selection
+            selection = ReadingStart(from_lsn=done.lsn).selection
         first = self._reader.run(
             start.first_id(self._reader.reading.options, self._reader.reading.seen)
         )
@@ -128,7 +128,7 @@ class Run:
                 yield file.info, entry
             self._file_id, self._read = file.id, file.info.last
 
-    def _start(self, done: Position) -> Start:
+    def _start(self, done: Position) -> ReadingStart:
         """Where to read from: the place that was asked for, or behind what an earlier run did,
         which is later.
         """
@@ -139,8 +139,8 @@ class Run:
             and isinstance(lsn, int)
             and lsn <= done.lsn
         ):
-            return Start(after=done)
-        return Start(**self._begin)  # type: ignore[arg-type]  # each place has its own type
+            return ReadingStart(after=done)
+        return ReadingStart(**self._begin)  # type: ignore[arg-type]  # each place has its own type
 
     def _is_past(self, entry: RowEntry) -> bool:
         lsn, moment = self._end.get("from_lsn"), self._end.get("from_time")
@@ -152,7 +152,7 @@ class Run:
             and entry.commit_time >= moment
         )
 
-    def _same_record_before(self, file: WalFile, selection: Selection) -> list[RowEntry]:
+    def _same_record_before(self, file: WalFile, selection: RowSelection) -> list[RowEntry]:
         """Rows of earlier files that share a WAL record with the file's first row: its id counts
         them.
         """
@@ -184,4 +184,4 @@ class Run:
                 remedy="Begin at a later transaction: --from LSN.",
             ) from error
         if file is not None and file.info.last.lsn == commit:
-            yield from file.entries(Selection(after=(commit - 1, _ID_MAX)))
+            yield from file.entries(RowSelection(after=(commit - 1, _ID_MAX)))

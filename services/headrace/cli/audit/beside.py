@@ -29,7 +29,7 @@ class BesideError(HeadraceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class RunningSuite:
     """A suite that is there, which the trail follows as one more consumer."""
 
     slot: str
@@ -43,7 +43,7 @@ def without_a_suites(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in _A_SUITES}
 
 
-async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> Suite | None:
+async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> RunningSuite | None:
     """The suite that delivers to the named NATS; None where the trail has, or may make, a stream of
     its own.
 
@@ -73,7 +73,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
             "NATS_HOST): "
             "a nats-server is started.",
         )
-    return Suite(slot, stream)
+    return RunningSuite(slot, stream)
 
 
 async def _stream(settings: Settings) -> str | None:

@@ -28,12 +28,12 @@ from headrace.audit.history import (
 )
 from headrace.audit.ordering import Reference, ordered
 from headrace.audit.revert import (
-    Column,
     IrreversibleError,
-    Kind,
-    Side,
+    RowImage,
+    SourceColumn,
+    SourceTable,
     Step,
-    Table,
+    ValueForm,
     agree,
     differing,
     gone,
@@ -100,8 +100,8 @@ class Reverting:
     # Columns that stay as they are: column, table.column or schema.table.column.
     leave: Collection[str] = ()
     # Rows as they would be by now, where nothing is written: None for one that would be gone.
-    _imagined: dict[tuple[str, str], Side | None] = field(default_factory=dict)
-    _tables: dict[Names, Table] = field(default_factory=dict)
+    _imagined: dict[tuple[str, str], RowImage | None] = field(default_factory=dict)
+    _tables: dict[Names, SourceTable] = field(default_factory=dict)
     _references: list[Reference] = field(default_factory=list)
     _left: set[str] = field(default_factory=set)
 
@@ -227,7 +227,7 @@ class Reverting:
             self._imagined[step.table.quoted, located(step.table, step.then)] = step.then
 
     async def _hold(
-        self, step: Step, found: Mapping[str, str | None] | None, now: Side | None
+        self, step: Step, found: Mapping[str, str | None] | None, now: RowImage | None
     ) -> None:
         """The row must be what the change left."""
         if now is None:
@@ -291,7 +291,7 @@ class Reverting:
         )
 
     async def _read(
-        self, table: Table, side: Side, *, lock: bool = True
+        self, table: SourceTable, side: RowImage, *, lock: bool = True
     ) -> dict[str, str | None] | None:
         """The source's row as texts, as the replication stream has them; None where there is none."""
         texts = ", ".join(
@@ -323,7 +323,7 @@ class Reverting:
         await self._nothing_left_out(change, table, after, change["unchanged"] or ())
         return undo_update(change, table, was, after)
 
-    async def _was(self, change: Mapping[str, Any]) -> Side:
+    async def _was(self, change: Mapping[str, Any]) -> RowImage:
         """The row before a change: as PostgreSQL sent it, or as earlier changes left it."""
         was, after = _side(change, "before"), parsed(change["after"])
         before = was.values
@@ -353,7 +353,7 @@ class Reverting:
                 f"what a row of {change['table']} was before is not known: changes of it may be "
                 f"missing ({gap})"
             )
-        return Side(earlier.values, earlier.exact, earlier.unsure)
+        return RowImage(earlier.values, earlier.exact, earlier.unsure)
 
     async def _columns_at(self, change: Mapping[str, Any]) -> set[str]:
         """What a whole row had when it was deleted, of the columns that are there still."""
@@ -364,7 +364,11 @@ class Reverting:
         return known & present
 
     async def _nothing_left_out(
-        self, change: Mapping[str, Any], table: Table, side: Side, unchanged: Sequence[str]
+        self,
+        change: Mapping[str, Any],
+        table: SourceTable,
+        side: RowImage,
+        unchanged: Sequence[str],
     ) -> None:
         """Columns that the trail has not: only those that were added since are no part of the
         change.
@@ -396,13 +400,13 @@ class Reverting:
                 " change that it has: undo it by hand.",
             )
 
-    async def _table(self, schema: str, name: str) -> Table:
+    async def _table(self, schema: str, name: str) -> SourceTable:
         names = (schema, name)
         if names not in self._tables:
             self._tables[names] = await self._described(schema, name)
         return self._tables[names]
 
-    async def _described(self, schema: str, name: str) -> Table:
+    async def _described(self, schema: str, name: str) -> SourceTable:
         rows = await self.source.fetch(_COLUMNS, f"{quote_name(schema)}.{quote_name(name)}")
         if not rows:
             raise IrreversibleError(
@@ -414,18 +418,18 @@ class Reverting:
         columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
         relation_id = rows[0]["relation_id"]
         keys = await catalog.keys(self.source, [relation_id])
-        return Table(schema, name, columns, keys[relation_id].row)
+        return SourceTable(schema, name, columns, keys[relation_id].row)
 
     def _column(
         self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]
-    ) -> Column:
+    ) -> SourceColumn:
         oid = row["type_oid"]
         while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
             oid = info.base_oid
         kind = {
-            type_oids.JSON: Kind.DOCUMENT,
-            type_oids.JSONB: Kind.DOCUMENT,
-            type_oids.BYTEA: Kind.BINARY,
+            type_oids.JSON: ValueForm.DOCUMENT,
+            type_oids.JSONB: ValueForm.DOCUMENT,
+            type_oids.BYTEA: ValueForm.BINARY,
         }.get(oid)
         told = converter(oid, ValueOptions(), types.get)
         listed = converter(oid, ValueOptions(arrays=ArrayForm.LIST), types.get)
@@ -436,10 +440,10 @@ class Reverting:
         }
         self._left |= left
         as_text = self.json_values is JsonForm.TEXT
-        return Column(
+        return SourceColumn(
             row["name"],
             row["number"],
-            kind or Kind.OTHER,
+            kind or ValueForm.OTHER,
             row["generated"],
             told,
             listed,
@@ -448,12 +452,12 @@ class Reverting:
         )
 
 
-def _side(change: Mapping[str, Any], side: str) -> Side:
+def _side(change: Mapping[str, Any], side: str) -> RowImage:
     values = parsed(change[side])
-    return Side(values, exact_of(change, side), values if is_unsure(change) else ())
+    return RowImage(values, exact_of(change, side), values if is_unsure(change) else ())
 
 
-def _all_there(table: Table, side: Side) -> None:
+def _all_there(table: SourceTable, side: RowImage) -> None:
     if missing := gone(table, side):
         raise IrreversibleError(
             (

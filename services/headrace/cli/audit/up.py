@@ -18,11 +18,11 @@ import socket
 from pathlib import Path
 
 from headrace.audit.settings import AuditSettings, load_audit
-from headrace.cli.audit.beside import NAME, STREAM, Suite, suite_beside, without_a_suites
+from headrace.cli.audit.beside import NAME, STREAM, RunningSuite, suite_beside, without_a_suites
 from headrace.cli.audit.environment import environment, in_their_words, yes
 from headrace.cli.setup import init, teardown
 from headrace.cli.up.keeper import Keeper, cancelled, unless_told_to_stop
-from headrace.cli.up.view import Made, View
+from headrace.cli.up.view import CreatedObjects, View
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.ports import free_port
 from headrace.embedded.process import AlreadyServedError
@@ -105,7 +105,7 @@ class _AuditUp:
         self._told = asyncio.Event()
         self._keeper = Keeper(view.news)
         # The suite whose stream is followed, where there is one.
-        self._suite: Suite | None = None
+        self._suite: RunningSuite | None = None
         # Where there may be objects of this trail's own.
         self._made: Settings | None = None
 
@@ -147,7 +147,7 @@ class _AuditUp:
         self._view.quiet = False
 
     async def _make_objects(self, settings: Settings) -> None:
-        made = Made()
+        made = CreatedObjects()
         # A publication knows no patterns: it has all tables then, of which the publisher delivers
         # those.
         tables = [] if self._has_patterns else list(self._audit.tables)
@@ -155,7 +155,7 @@ class _AuditUp:
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
 
-    def _beside(self, suite: Suite) -> dict[str, str]:
+    def _beside(self, suite: RunningSuite) -> dict[str, str]:
         """The suite's environment, and what its user should know."""
         self._view.done(
             f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}"

@@ -8,7 +8,7 @@ from enum import StrEnum
 SKEW_S_MAX = 2.0
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -20,7 +20,7 @@ class Check:
 
     group: str
     name: str
-    state: State
+    state: CheckState
     found: str
     remedy: str = ""
 
@@ -33,13 +33,13 @@ class Findings:
     checks: list[Check]
 
     def ok(self, name: str, found: str) -> None:
-        self.checks.append(Check(self.group, name, State.OK, found))
+        self.checks.append(Check(self.group, name, CheckState.OK, found))
 
     def warn(self, name: str, found: str, remedy: str) -> None:
-        self.checks.append(Check(self.group, name, State.WARN, found, remedy))
+        self.checks.append(Check(self.group, name, CheckState.WARN, found, remedy))
 
     def fail(self, name: str, found: str, remedy: str) -> None:
-        self.checks.append(Check(self.group, name, State.FAIL, found, remedy))
+        self.checks.append(Check(self.group, name, CheckState.FAIL, found, remedy))
 
     def judge(self, name: str, found: str, remedy: str, *, good: bool) -> None:
         """Fine, or a failure with its remedy."""

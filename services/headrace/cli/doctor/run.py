@@ -14,11 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.doctor import archive, nats, postgres
-from headrace.cli.doctor.checks import Check, State
+from headrace.cli.doctor.checks import Check, CheckState
 from headrace.cli.terminal import Console
 from headrace.settings import Settings
 
-_MARKS = {State.OK: ("✓", "green"), State.WARN: ("!", "yellow"), State.FAIL: ("✗", "red")}
+_MARKS = {
+    CheckState.OK: ("✓", "green"),
+    CheckState.WARN: ("!", "yellow"),
+    CheckState.FAIL: ("✗", "red"),
+}
 
 
 async def run(settings: Settings, *, as_json: bool) -> None:
@@ -29,7 +33,7 @@ async def run(settings: Settings, *, as_json: bool) -> None:
         archive.examine(settings),
     )
     checks = [check for group in groups for check in group.checks]
-    failed = sum(check.state is State.FAIL for check in checks)
+    failed = sum(check.state is CheckState.FAIL for check in checks)
     if as_json:
         body = {"ok": not failed, "checks": [asdict(check) for check in checks]}
         typer.echo(orjson.dumps(body, option=orjson.OPT_INDENT_2).decode())
@@ -52,14 +56,14 @@ def _show(checks: list[Check], failed: int) -> None:
             group = check.group
         table.add_row(*_row(check))
     console.print(table)
-    warned = sum(check.state is State.WARN for check in checks)
+    warned = sum(check.state is CheckState.WARN for check in checks)
     console.print(Text(_verdict(len(checks), failed, warned), style="red" if failed else "green"))
 
 
 def _row(check: Check) -> tuple[Text, Text, Text]:
     mark, style = _MARKS[check.state]
-    found = Text(check.found, style="" if check.state is State.OK else style)
-    if check.state is not State.OK:
+    found = Text(check.found, style="" if check.state is CheckState.OK else style)
+    if check.state is not CheckState.OK:
         found.append(f"\n→ {check.remedy}", style="default")
     return Text(mark, style=style), Text(check.name), found
 

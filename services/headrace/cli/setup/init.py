@@ -48,7 +48,7 @@ ORDER BY (n.nspname, c.relname) = ($1::text, $2::text) DESC LIMIT 1
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FoundTable:
     schema: str
     name: str
     oid: int
@@ -140,7 +140,9 @@ async def _publication(
         screen.kept("publication", name, "was there")
 
 
-async def _new_publication(session: asyncpg.Connection, name: str, wanted: list[Table]) -> None:
+async def _new_publication(
+    session: asyncpg.Connection, name: str, wanted: list[FoundTable]
+) -> None:
     """Create it such that no UPDATE of an application fails for it."""
     scope = f"TABLE {', '.join(table.quoted for table in wanted)}" if wanted else "ALL TABLES"
     options = generated_columns.PUBLISHED if await generated_columns.publishes(session) else ""
@@ -157,11 +159,11 @@ async def _new_publication(session: asyncpg.Connection, name: str, wanted: list[
         )
 
 
-def _counted(tables: list[Table]) -> str:
+def _counted(tables: list[FoundTable]) -> str:
     return ", ".join(table.name for table in tables) if tables else "all tables"
 
 
-async def _table(session: asyncpg.Connection, text: str) -> Table:
+async def _table(session: asyncpg.Connection, text: str) -> FoundTable:
     """The table a user means: by its exact name first, then as SQL would read it."""
     schema, name = table_of(text)
     try:
@@ -173,7 +175,7 @@ async def _table(session: asyncpg.Connection, text: str) -> Table:
         raise SettingError(
             f"--tables {text}: there is no such table", remedy="Name it as schema.table."
         )
-    return Table(row["schema"], row["name"], row["oid"])
+    return FoundTable(row["schema"], row["name"], row["oid"])
 
 
 async def _execute_ddl(session: asyncpg.Connection, statement: str) -> None:

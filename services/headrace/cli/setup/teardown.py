@@ -41,7 +41,7 @@ _PUBLICATION = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TeardownPlan:
     """What is there, and what would go."""
 
     slot: bool
@@ -85,13 +85,15 @@ async def run(
         )
 
 
-async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: bool) -> Plan:
+async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: bool) -> TeardownPlan:
     slot = await session.fetchval(_SLOT, settings.source.slot)
     publication = await session.fetchrow(_PUBLICATION, settings.source.publication)
     ours = publication is not None and publication["mark"] == PUBLICATION_MARK
     reader = await _own_reader(session, settings)
     found, foreign = await _streams(settings) if streams else ((), ())
-    return Plan(bool(slot), reader, ours, publication is not None and not ours, found, foreign)
+    return TeardownPlan(
+        bool(slot), reader, ours, publication is not None and not ours, found, foreign
+    )
 
 
 async def _own_reader(session: asyncpg.Connection, settings: Settings) -> int | None:
@@ -122,7 +124,7 @@ async def _streams(settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(ours), tuple(foreign)
 
 
-def _ask(settings: Settings, plan: Plan) -> None:
+def _ask(settings: Settings, plan: TeardownPlan) -> None:
     parts = []
     if plan.reader is not None:
         parts.append("stops the running suite")
@@ -189,7 +191,7 @@ async def _drop_slot(
 
 
 async def _drop_publication(
-    session: asyncpg.Connection, settings: Settings, screen: Screen, plan: Plan
+    session: asyncpg.Connection, settings: Settings, screen: Screen, plan: TeardownPlan
 ) -> None:
     name = settings.source.publication
     if plan.publication:
@@ -201,7 +203,7 @@ async def _drop_publication(
         screen.kept("publication", name, "was not there")
 
 
-async def _delete_streams(settings: Settings, screen: Screen, plan: Plan) -> None:
+async def _delete_streams(settings: Settings, screen: Screen, plan: TeardownPlan) -> None:
     screen.title(f"NATS {shown(settings.nats)}")
     async with nats(settings, "teardown") as (client, _):
         for name in plan.streams:

@@ -30,7 +30,7 @@ from headrace.cli.up.selection import (
 )
 from headrace.cli.up.servers import DATABASE, Servers
 from headrace.cli.up.suite import Suite
-from headrace.cli.up.view import Made, Row, View
+from headrace.cli.up.view import CreatedObjects, ServiceRow, View
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.embedded.process import AlreadyServedError
 from headrace.embedded.server import EmbeddedServer
@@ -168,7 +168,7 @@ class _Up:
         return f", {len(self._suites)} suites" if len(self._suites) > 1 else ""
 
     async def _make_objects(self) -> None:
-        made = Made()
+        made = CreatedObjects()
         embedded, several = self._servers.postgres is not None, len(self._suites) > 1
         settings = [suite.settings for suite in self._suites]
         if embedded:
@@ -280,7 +280,7 @@ class _Up:
     def _show(self) -> None:
         first = self._suites[0].settings
         rows = [
-            Row(
+            ServiceRow(
                 place.name,
                 place.address,
                 place.pid,
@@ -292,7 +292,7 @@ class _Up:
             for name in ("telemetry", *(name for name in suite.ports if name != "telemetry")):
                 url, pid = suite.supervisor.url(name), suite.supervisor.pid(name)
                 pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
-                rows.append(Row(f"{suite.label}{name}", url, pid, pages))
+                rows.append(ServiceRow(f"{suite.label}{name}", url, pid, pages))
         self._view.table(rows, self._hints())
         self._view.say(
             f"Up after {time.monotonic() - self._begun:.1f} s. Logs are in "

@@ -34,7 +34,7 @@ NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """A server as the user sees it."""
 
     name: str
@@ -111,15 +111,15 @@ class Servers:
             gone |= {name for name in self.environ if name.startswith("NATS_")}
         return {name: value for name, value in self.environ.items() if name not in gone}
 
-    def places(self, postgres: PostgresSettings, nats: NatsSettings) -> list[Place]:
+    def places(self, postgres: PostgresSettings, nats: NatsSettings) -> list[ServerAddress]:
         """Both servers, for the table."""
         return [
-            Place(
+            ServerAddress(
                 "PostgreSQL",
                 f"{where(postgres)}/{postgres.database or ''}".rstrip("/"),
                 self.postgres,
             ),
-            Place("NATS", shown(nats), self.nats),
+            ServerAddress("NATS", shown(nats), self.nats),
         ]
 
     def psql(self) -> str:

@@ -30,7 +30,7 @@ _AGAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ServiceRow:
     """A line of the table."""
 
     name: str
@@ -39,7 +39,7 @@ class Row:
     note: str
 
 
-class Made(Screen):
+class CreatedObjects(Screen):
     """Collects what init made, where it would print a line for each thing that it finds or makes."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class View:
         columns.add_row(head, text)
         self._console.print(columns)
 
-    def table(self, rows: Sequence[Row], hints: Sequence[tuple[str, str]]) -> None:
+    def table(self, rows: Sequence[ServiceRow], hints: Sequence[tuple[str, str]]) -> None:
         """What runs where, and how to go on."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for title in ("Running", "Where", "Process", ""):

@@ -1,0 +1,204 @@
+"""`./taskw house`: the shape of the code in figures, each beside its limit.
+
+The limits are a budget: `tests/unit/test_house.py` fails when a figure is beyond its limit, so a
+figure can only get better. Read from syntax trees and tokens; nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("libs", "services")
+# The package of test helpers counts as tests.
+TESTING = Path("libs/headrace/testing")
+COLUMNS_MAX = 100
+# Class names that stand twice on purpose, with the reason.
+TWICE: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A count or a share, and the limit that it keeps."""
+
+    name: str
+    value: float
+    limit: float
+    at_least: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+
+def modules(*places: str) -> list[Module]:
+    found = []
+    for place in places:
+        for path in sorted((ROOT / place).rglob("*.py")):
+            text = path.read_text()
+            found.append(Module(path.relative_to(ROOT), text, ast.parse(text)))
+    return found
+
+
+def figures() -> list[Figure]:
+    source = [m for m in modules(*SOURCES) if not m.path.is_relative_to(TESTING)]
+    tests = [*modules("tests"), *modules(str(TESTING))]
+    nodes = [node for module in source for node in ast.walk(module.tree)]
+    lines = sum(len(module.lines) for module in source)
+    root = [path for path in (ROOT / "libs/headrace").glob("*.py") if path.stem != "__init__"]
+    return [
+        Figure("lines over 100 columns", len(list(long_lines(source))), 0),
+        Figure("conditional expressions per 1,000 lines", per(nodes, is_ternary, lines), 7),
+        Figure("nested conditional expressions", sum(map(is_nested, nodes)), 0),
+        Figure("parallel assignments per 1,000 lines", per(nodes, is_parallel, lines), 3),
+        Figure("comment lines, percent", 100 * comments(source) / lines, 5, at_least=True),
+        Figure("class names that stand twice", len(homonyms(source)), 3),
+        Figure("attributes first set outside __init__", len(list(late(source))), 0),
+        Figure("modules in the root of libs", len(root), 4),
+        Figure("lines of the longest module", max(len(m.lines) for m in source), 500),
+        Figure("lines of the longest function", max(map(length, nodes)), 60),
+        Figure("statements", sum(map(is_statement, nodes)), 21_000),
+        Figure(
+            "lines of tests per line of source",
+            sum(len(module.lines) for module in tests) / lines,
+            1,
+            at_least=True,
+        ),
+    ]
+
+
+def per(nodes: list[ast.AST], judge: Callable[[ast.AST], bool], lines: int) -> float:
+    return 1000 * sum(map(judge, nodes)) / lines
+
+
+def long_lines(source: list[Module]) -> Iterator[str]:
+    for module in source:
+        for number, line in enumerate(module.lines, 1):
+            if len(line) > COLUMNS_MAX:
+                yield f"{module.path}:{number}"
+
+
+def is_ternary(node: ast.AST) -> bool:
+    return isinstance(node, ast.IfExp)
+
+
+def is_nested(node: ast.AST) -> bool:
+    inner = (child for child in ast.walk(node) if child is not node)
+    return is_ternary(node) and any(map(is_ternary, inner))
+
+
+def is_parallel(node: ast.AST) -> bool:
+    """`a, b = 1, 2`, or `a = b = 1`."""
+    if not isinstance(node, ast.Assign):
+        return False
+    pair = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+    return pair or len(node.targets) > 1
+
+
+def is_statement(node: ast.AST) -> bool:
+    """A docstring is none: what the code does, whatever its layout."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.stmt) and not is_text
+
+
+def length(node: ast.AST) -> int:
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return 0
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def comments(source: list[Module]) -> int:
+    """Lines of their own; a remark behind a statement, or for a linter, is none."""
+    found = 0
+    for module in source:
+        for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+            found += token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
+    return found
+
+
+def homonyms(source: list[Module]) -> dict[str, list[str]]:
+    """Public classes of the same name."""
+    places: dict[str, list[str]] = {}
+    for module in source:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{module.path}:{node.lineno}")
+    return {name: found for name, found in places.items() if len(found) > 1 and name not in TWICE}
+
+
+def late(source: list[Module]) -> Iterator[str]:
+    """Attributes that an object gets only after it was made."""
+    for module in source:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{module.path} {node.name}.{name}" for name in sorted(born_late(node)))
+
+
+def born_late(node: ast.ClassDef) -> set[str]:
+    declared = {
+        part.target.id
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
+    }
+    first: dict[bool, set[str]] = {True: set(), False: set()}
+    for part in node.body:
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            first[part.name in ("__init__", "__post_init__")] |= set(set_in(part))
+    has_own_init = bool(first[True]) or bool(declared)
+    return first[False] - first[True] - declared if has_own_init else set()
+
+
+def set_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
+            yield node.attr
+
+
+def main() -> int:
+    found = figures()
+    for figure in found:
+        mark = " " if figure.holds else "✗"
+        sign = "≥" if figure.at_least else "≤"
+        print(f"{mark} {figure.name:42} {figure.value:10,.1f}   {sign} {figure.limit:,g}")
+    if "--list" in sys.argv:
+        source = [m for m in modules(*SOURCES) if not m.path.is_relative_to(TESTING)]
+        for place in [*long_lines(source), *late(source)]:
+            print(place)
+        for name, places in sorted(homonyms(source).items()):
+            print(name, *places)
+        ternaries = Counter(
+            str(m.path) for m in source for node in ast.walk(m.tree) if is_ternary(node)
+        )
+        parallels = Counter(
+            str(m.path) for m in source for node in ast.walk(m.tree) if is_parallel(node)
+        )
+        for what, count in (("ternaries", ternaries), ("parallel", parallels)):
+            print(what, *(f"{path}={number}" for path, number in count.most_common(30)))
+    return 0 if all(figure.holds for figure in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
