@@ -223,7 +223,7 @@ class Faults:
             await asyncio.sleep(seconds)
         finally:
             proxy.delay_s, proxy.crumb_bytes_max = 0.0, 0
-            proxy.heal()
+            proxy.restore()
 
     async def _lossy(self, port: int, ratio: float, seconds: float) -> None:
         packets.lose(port, ratio)

@@ -247,7 +247,7 @@ async def test_the_trail_is_exact_after_the_destination_fell_silent_in_the_middl
             # What was committed is committed, and nobody is told.
             proxy.lose(from_server=True)
             await not_ready(audited, "did not answer in time", since)
-            proxy.heal()
+            proxy.restore()
             held = await audited.destination.fetchval("SELECT count(*) FROM changes")
             await until_rows(audited, held + 1)
         enough.set()

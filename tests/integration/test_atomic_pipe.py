@@ -170,7 +170,7 @@ async def test_a_group_whose_end_comes_late_is_refused_when_another_life_has_gon
                 assert first == 1
                 await another.publish_all([event("a", lsn) for lsn in range(1, 31)])
                 await another.drain()
-            proxy.heal()
+            proxy.restore()
             await through.flush(10)
         await through.close()
     assert await lsns(server.url) == list(range(1, 31))

@@ -312,7 +312,7 @@ async def test_a_standby_reader_that_looked_before_the_last_change_was_sent_sees
             await line.rows_delivered()
             await line.suite.kill("wal-reader")
             await line.slot_is_free()
-            address.heal()
+            address.restore()
             await standby.logged("wal-reader", "epoch_opened")
             await line.insert(100, 100)
             await line.rows_delivered()

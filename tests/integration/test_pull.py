@@ -442,7 +442,7 @@ async def test_an_older_copy_of_the_stream_is_told_also_when_it_has_grown_past_w
                     await asyncio.sleep(0.02)
             # As many as were lost and more: by its numbers alone nothing is amiss.
             await fill(writer, 50, first=700)
-            proxy.heal()
+            proxy.restore()
             with pytest.raises(RetentionGapError) as caught:
                 await read(pulled, 100)
         await through.close()

@@ -4,7 +4,7 @@ lives that end.
 The state machines are the real ones (`FrameSender`, `FrameReceiver`, `Ledger`); what drives them
 follows the services in miniature. One seeded scheduler decides what happens next. While it runs it
 checks that PostgreSQL is never told too much and that the stream is a prefix of what was committed;
-`heal` checks that without faults everything arrives.
+`restore` checks that without faults everything arrives.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class World:
             self.check_stream()
         self.check_archive()
 
-    def heal(self) -> None:
+    def restore(self) -> None:
         """Without faults, everything that was committed arrives and is confirmed."""
         self.zombie = None
         for number in range(HEAL_ROUNDS):

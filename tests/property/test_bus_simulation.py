@@ -34,7 +34,7 @@ def history(seed: int, steps: int = 120) -> World:
     world = World(seed)
     try:
         world.live(steps, harm=world.chance.choice((0.02, 0.1, 0.3)))
-        world.heal()
+        world.restore()
         world.check_stream()
     except BrokenPromiseError as broken:
         raise BrokenPromiseError(f"seed {seed}: {broken}") from broken

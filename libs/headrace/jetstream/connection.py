@@ -286,12 +286,12 @@ async def _first_connection(scope: Scope, settings: NatsSettings, closing: async
                 settings, f"headrace-{scope.service}", **_callbacks(scope, settings, closing)
             )
         except NatsUnreachableError as error:
-            scope.health.ail("nats", str(error))
+            scope.health.block("nats", str(error))
             await scope.pause(backoff.pause_s())
             if scope.stopping.is_set():
                 raise
         else:
-            scope.health.heal("nats")
+            scope.health.unblock("nats")
             log.info("nats_connected", server=shown(settings), version=version_of(client))
             return client
 
@@ -299,11 +299,11 @@ async def _first_connection(scope: Scope, settings: NatsSettings, closing: async
 def _callbacks(scope: Scope, settings: NatsSettings, closing: asyncio.Event) -> dict[str, Any]:
     async def disconnected() -> None:
         if not (scope.stopping.is_set() or closing.is_set()):
-            scope.health.ail("nats", f"NATS at {shown(settings)} is disconnected; reconnecting")
+            scope.health.block("nats", f"NATS at {shown(settings)} is disconnected; reconnecting")
 
     async def reconnected() -> None:
         count(scope.health.stats, "nats_reconnects")
-        scope.health.heal("nats")
+        scope.health.unblock("nats")
 
     async def failed(error: Exception) -> None:
         if not scope.stopping.is_set():

@@ -150,8 +150,8 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
             _report(scope, error)
             await scope.pause(backoff.pause_s())
         else:
-            scope.health.heal("jetstream")
-            scope.health.heal("stream")
+            scope.health.unblock("jetstream")
+            scope.health.unblock("stream")
             return
 
 
@@ -159,8 +159,8 @@ def _report(scope: Scope, error: HeadraceError) -> None:
     part, other = "jetstream", "stream"
     if isinstance(error, NoRoomError):
         part, other = other, part
-    scope.health.ail(part, str(error))
-    scope.health.heal(other)
+    scope.health.block(part, str(error))
+    scope.health.unblock(other)
 
 
 async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:

@@ -116,10 +116,10 @@ async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> Key
         try:
             found = await bucket(js, name)
         except (NatsError, TimeoutError) as error:
-            scope.health.ail("jetstream", describe(error))
+            scope.health.block("jetstream", describe(error))
             await scope.pause(_PAUSE_S)
         else:
-            scope.health.heal("jetstream")
+            scope.health.unblock("jetstream")
             return found
     return None
 
@@ -163,15 +163,15 @@ class Lease:
             try:
                 acquired = await self._try()
             except (NatsError, TimeoutError) as error:
-                scope.health.ail("lease", f"{self._cell.key} can't be read: {describe(error)}")
+                scope.health.block("lease", f"{self._cell.key} can't be read: {describe(error)}")
                 self._revision = -1
             else:
                 if acquired:
-                    scope.health.heal("lease")
+                    scope.health.unblock("lease")
                     log.info("lease_acquired", key=self._cell.key, holder=self._holder)
                     return True
                 holder = (self._cell.value or {}).get("holder")
-                scope.health.ail("lease", f"standing by: {self._cell.key} is held by {holder}")
+                scope.health.block("lease", f"standing by: {self._cell.key} is held by {holder}")
             await scope.pause(min(0.25, self._ttl_s / 4))
         return False
 

@@ -73,10 +73,10 @@ class RelationFacts:
             try:
                 found = await self._read(xid, read)
             except PostgresUnreachableError as error:
-                scope.health.ail("catalog", str(error))
+                scope.health.block("catalog", str(error))
                 await scope.pause(RETRY_S)
             else:
-                scope.health.heal("catalog")
+                scope.health.unblock("catalog")
                 return found
         return None
 

@@ -41,15 +41,15 @@ class Health:
         self._reasons: dict[str, str] = {"start": "starting"}
 
     def started(self) -> None:
-        self.heal("start")
+        self.unblock("start")
 
-    def ail(self, part: str, reason: str) -> None:
-        """Say that `part` can't work now; readiness turns false until `heal`."""
+    def block(self, part: str, reason: str) -> None:
+        """Say that `part` can't work now; readiness turns false until `unblock`."""
         if self._reasons.get(part) != reason:
             log.warning("not_ready", part=part, reason=reason)
         self._reasons[part] = reason
 
-    def heal(self, part: str) -> None:
+    def unblock(self, part: str) -> None:
         if self._reasons.pop(part, None) is not None and not self._reasons:
             log.info("ready")
 

@@ -47,7 +47,7 @@ class Proxy:
         # and there.
         self.crumb_bytes_max = 0
         # What a client says that has these words in it is held back, with all that follows, until
-        # `heal`.
+        # `restore`.
         self.hold_at = b""
         self.held = asyncio.Event()
         self._target = target
@@ -76,29 +76,29 @@ class Proxy:
             self._end(passage)
 
     def refuse(self) -> None:
-        """Reset every connection, and every new one, until `heal`."""
+        """Reset every connection, and every new one, until `restore`."""
         self._refusing = True
         self.cut()
 
     def stall(self) -> None:
-        """Hold all bytes back until `heal`, which delivers them: a network that was away for a
+        """Hold all bytes back until `restore`, which delivers them: a network that was away for a
         while.
         """
         self._flowing.clear()
 
     def lose(self, *, from_server: bool) -> None:
-        """Let the bytes of one direction vanish until `heal`, which resets what lost some."""
+        """Let the bytes of one direction vanish until `restore`, which resets what lost some."""
         self._swallowed.add(from_server)
 
     def half_open(self, *, server_knows: bool) -> None:
         """End one side of every connection; the other side isn't told, and hears nothing more,
-        until `heal`.
+        until `restore`.
         """
         for passage in list(self._passages):
             passage.lossy = True
             _reset(passage.server if server_knows else passage.client)
 
-    def heal(self) -> None:
+    def restore(self) -> None:
         """Undo everything but `delay_s` and `crumb_bytes_max`."""
         self.hold_at = b""
         self._refusing = False

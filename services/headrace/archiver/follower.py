@@ -96,7 +96,7 @@ class Follower:
         self._place = place_of(info, self._mark, self._store.url, self._source)
         await self._remember()
         self._builder = Builder(self._place.begun(), self._limits)
-        self._scope.health.heal("store")
+        self._scope.health.unblock("store")
         log.info(
             "place_found", file=self._place.next_id - 1, known=format_lsn(self._place.known_lsn)
         )
@@ -158,7 +158,7 @@ class Follower:
             await self._write_out()
         if received.entries or received.confirm:
             # A wal-reader that was silent and goes on in its epoch opens no new one.
-            self._scope.health.heal("bus")
+            self._scope.health.unblock("bus")
             await self._confirm()
 
     async def _on_opening(self, opening: Opening) -> None:
@@ -177,7 +177,7 @@ class Follower:
             count(self._stats, "archive_gaps")
             await self._write(self._builder.tell_gap(gap, time.time_ns() // 1000), OpenFile())
         self._scope.health.started()
-        self._scope.health.heal("bus")
+        self._scope.health.unblock("bus")
         log.info(
             "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
         )
@@ -247,7 +247,7 @@ class Follower:
         if idle:
             join = self._receiver.tick(now)
             if join is not None:
-                self._scope.health.ail("bus", "no frames from wal-reader")
+                self._scope.health.block("bus", "no frames from wal-reader")
                 await self._control(join)
 
     async def _pass_idle(self, now: float) -> None:
@@ -330,12 +330,12 @@ class Follower:
             try:
                 await asyncio.to_thread(self._store.put_new, name, data)
             except ArchiveUnreachableError as error:
-                self._scope.health.ail("store", str(error))
+                self._scope.health.block("store", str(error))
                 if attempt == PUT_ATTEMPTS - 1:
                     raise
                 await self._scope.pause(0.2 * (attempt + 1))
             else:
-                self._scope.health.heal("store")
+                self._scope.health.unblock("store")
                 return
 
     def _info(self, sealed: Sealed) -> SegmentInfo:

@@ -91,7 +91,7 @@ async def _archive(
                 raise link.BusClosedError("the NATS client gave up") from error
             count(scope.health.stats, "archive_recoveries")
             part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
-            scope.health.ail(part, describe(error))
+            scope.health.block(part, describe(error))
             log.warning("archive_recovery", reason=describe(error))
             if follower.progressed:
                 backoff.reset()

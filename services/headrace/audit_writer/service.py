@@ -90,7 +90,7 @@ class AuditWriter:
                 asyncpg.InterfaceError,
                 OSError,
             ) as error:
-                self._ail(error)
+                self._blocked(error)
                 if self._wrote:
                     backoff.reset()
                 await self._scope.pause(backoff.pause_s())
@@ -125,7 +125,7 @@ class AuditWriter:
 
     def _ready(self, destination: Destination) -> None:
         for part in ("destination", "stream", "audit"):
-            self._scope.health.heal(part)
+            self._scope.health.unblock(part)
         self._scope.health.started()
         self._worked = True
         log.info(
@@ -149,7 +149,7 @@ class AuditWriter:
             reason = f"the stream discarded {gap.first_lost} to {gap.last_lost} unread"
             await destination.note_gap(gap.last_lost, reason)
 
-    def _ail(self, error: Exception) -> None:
+    def _blocked(self, error: Exception) -> None:
         """What is refused at the start ends the process with its remedy; what worked before is
         waited for.
 
@@ -165,7 +165,7 @@ class AuditWriter:
         message = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) else str(error)
         if not message and isinstance(error, TimeoutError):
             message = "it did not answer in time"
-        self._scope.health.ail(
+        self._scope.health.block(
             "stream" if stream else "destination", message or type(error).__name__
         )
         count(self._scope.health.stats, "audit_recoveries")

@@ -206,7 +206,7 @@ class Follower:
             await self._write_progress()
         if received.entries or received.confirm:
             # A wal-reader that was silent and goes on in its epoch opens no new one.
-            self._scope.health.heal("bus")
+            self._scope.health.unblock("bus")
             await self._confirm()
         if received.entries:
             self._note_frame(began, before)
@@ -246,7 +246,7 @@ class Follower:
             await self._tell_gap(gap)
         self._progress = self._progress.joined(opening)
         self._scope.health.started()
-        self._scope.health.heal("bus")
+        self._scope.health.unblock("bus")
         self._judge(opening.confirmed_lsn)
         log.info(
             "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
@@ -447,7 +447,7 @@ class Follower:
             return
         join = self._receiver.tick(time.monotonic())
         if join is not None:
-            self._scope.health.ail("bus", "no frames from wal-reader")
+            self._scope.health.block("bus", "no frames from wal-reader")
             await self._control(join)
 
     async def _write_progress(self) -> bool:
@@ -500,7 +500,7 @@ class Follower:
     def _judge(self, stored_lsn: int) -> None:
         """What stood in the way is gone when everything behind it is stored."""
         if stored_lsn >= self._doubtful_lsn:
-            self._scope.health.heal("publish")
+            self._scope.health.unblock("publish")
 
     async def _keep(self, token: str) -> None:
         entry = self._book.entry(token)

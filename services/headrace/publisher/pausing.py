@@ -85,11 +85,11 @@ class Pausing:
             log.warning("paused", by=found.by, reason=found.reason)
             self._going.clear()
             self.paused.set()
-            self._scope.health.ail("paused", found.told)
+            self._scope.health.block("paused", found.told)
         elif not found.paused:
             if self.paused.is_set():
                 log.info("resumed", by=found.by)
             self.paused.clear()
             self._going.set()
-            self._scope.health.heal("paused")
+            self._scope.health.unblock("paused")
             self._scope.health.stats["paused"] = 0

@@ -91,7 +91,7 @@ async def _publish(
             if client.is_closed:
                 raise link.BusClosedError("the NATS client gave up") from error
             count(scope.health.stats, "recoveries")
-            scope.health.ail("publish", describe(error))
+            scope.health.block("publish", describe(error))
             if follower.progressed:
                 backoff.reset()
             await scope.pause(backoff.pause_s())

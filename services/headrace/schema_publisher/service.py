@@ -70,17 +70,17 @@ class SchemaPublisher:
         try:
             tables = await self._reading.schemas()
             self._scope.health.stats["tables"] = len(tables)
-            self._scope.health.heal("postgres")
+            self._scope.health.unblock("postgres")
             await self._bucket.sync(tables, self._events.told)
         except (HeadraceError, NatsError, TimeoutError, asyncpg.PostgresError) as error:
-            return self._ailing(error)
-        self._scope.health.heal("schemas")
+            return self._blocked(error)
+        self._scope.health.unblock("schemas")
         self._scope.health.started()
         self._worked = True
         self._backoff.reset()
         return self._interval_s
 
-    def _ailing(self, error: Exception) -> float:
+    def _blocked(self, error: Exception) -> float:
         """What is refused at the start ends the process with its remedy; what worked before is
         waited for.
         """
@@ -94,7 +94,7 @@ class SchemaPublisher:
         ):
             raise error
         part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
-        self._scope.health.ail(part, describe(error))
+        self._scope.health.block(part, describe(error))
         if part == "schemas":
             self._bucket.forget()
         return self._backoff.pause_s()

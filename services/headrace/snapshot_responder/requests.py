@@ -444,10 +444,10 @@ class Desk:
             except PostgresUnreachableError as error:
                 if len(snapshot.numbers):
                     raise
-                self._scope.health.ail("postgres", str(error))
+                self._scope.health.block("postgres", str(error))
                 await asyncio.sleep(backoff.pause_s())
             else:
-                self._scope.health.heal("postgres")
+                self._scope.health.unblock("postgres")
                 return rows
 
     async def _give_up(self, running: Running, error: Exception) -> None:

@@ -70,7 +70,7 @@ async def _take_requests(scope: Scope, settings: Settings, client: Client, desk:
         try:
             await _fetch(scope, settings, client.jetstream(), desk)
         except (NatsError, TimeoutError) as error:
-            scope.health.ail("requests", describe(error))
+            scope.health.block("requests", describe(error))
             await scope.pause(backoff.pause_s())
 
 
@@ -84,7 +84,7 @@ async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: D
     requests = await js.pull_subscribe(
         SNAPSHOT_REQUEST_SUBJECTS, durable=DURABLE, stream=settings.streams.requests, config=config
     )
-    scope.health.heal("requests")
+    scope.health.unblock("requests")
     await scope.until_stopping(_fetch_loop(requests, desk))
 
 

@@ -145,11 +145,11 @@ class SlotReader:
 
     async def _back_off(self, error: Exception, backoff: Backoff) -> None:
         if isinstance(error, SlotBusyError | StandbyError):
-            self._scope.health.ail("postgres", f"standing by: {error}")
+            self._scope.health.block("postgres", f"standing by: {error}")
             await self._scope.pause(jittered(STANDBY_POLL_S))
             return
         # A bus that fails tells so by itself.
-        self._scope.health.ail("bus" if isinstance(error, NatsError) else "postgres", str(error))
+        self._scope.health.block("bus" if isinstance(error, NatsError) else "postgres", str(error))
         await self._scope.pause(backoff.pause_s())
 
     async def _wake_on_stop(self) -> None:
@@ -188,14 +188,14 @@ class SlotReader:
         """Wait until the bus is there, and everyone who must confirm."""
         while not self._scope.stopping.is_set() and (self._sender.missing or not self._connected()):
             missing = ", ".join(self._sender.missing) or "NATS"
-            self._scope.health.ail("bus", f"waiting for {missing}")
+            self._scope.health.block("bus", f"waiting for {missing}")
             self._let_go_of_the_late()
             self._attention.clear()
             if self._client.is_connected and self._sender.missing:
                 await self._client.publish(self._frames, self._sender.hello())
             await wait_for(self._attention, HELLO_INTERVAL_S)
         if not self._sender.missing:
-            self._scope.health.heal("bus")
+            self._scope.health.unblock("bus")
 
     def _connected(self) -> bool:
         if self._client.is_closed:
@@ -320,7 +320,7 @@ class SlotReader:
         # that go back.
         self._told = self._received = slot.confirmed_lsn
         self._scope.health.started()
-        self._scope.health.heal("postgres")
+        self._scope.health.unblock("postgres")
         log.info("epoch_opened", epoch=self._sender.epoch, confirmed=format_lsn(slot.confirmed_lsn))
 
     async def _send(self, data: bytes) -> None:
@@ -440,9 +440,9 @@ class SlotReader:
             now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled
         )
         if held is None:
-            self._scope.health.heal("confirm")
+            self._scope.health.unblock("confirm")
         else:
-            self._scope.health.ail("confirm", f"the slot waits at {format_lsn(lsn)} for {held}")
+            self._scope.health.block("confirm", f"the slot waits at {format_lsn(lsn)} for {held}")
 
     async def _keep_in_touch(self, connection: ReplicationConnection) -> None:
         now = time.monotonic()

@@ -122,13 +122,13 @@ async def _judge(scope: Scope, mirror: Mirror) -> None:
     while not scope.stopping.is_set():
         for part in ("target", "stream"):
             if mirror.trouble and mirror.trouble_with == part:
-                scope.health.ail(part, mirror.trouble)
+                scope.health.block(part, mirror.trouble)
             else:
-                scope.health.heal(part)
+                scope.health.unblock(part)
         if mirror.awaited:
-            scope.health.ail("moment", mirror.awaited)
+            scope.health.block("moment", mirror.awaited)
         else:
-            scope.health.heal("moment")
+            scope.health.unblock("moment")
         scope.health.warnings = _warnings(mirror)
         if mirror.is_whole:
             scope.health.started()
