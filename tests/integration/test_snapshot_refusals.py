@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import nats
 import pytest
 from nats.aio.client import Client
 
-from headrace.contract.events import decode
-from headrace.contract.naming import snapshot_request_subject
+from headrace.contract.events import decode, encode
+from headrace.contract.naming import meta_subject, snapshot_request_subject
+from headrace.contract.values import Encoding
 from headrace.settings import load
 from headrace.snapshot_responder.results import Results
 from headrace.testing.plugin import OwnNats
@@ -81,4 +83,25 @@ async def test_an_error_waits_for_a_jetstream_that_is_away(own_nats: OwnNats) ->
         decode((await client.jetstream().get_last_msg("INIT", "init.error.t")).data or b"")["error"]
         == "an error"
     )
+    await client.close()
+
+
+async def test_the_end_of_a_cancelled_snapshot_waits_for_a_jetstream_that_is_away(
+    own_nats: OwnNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await own_nats()
+    client = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    monkeypatch.setattr(client, "jsm", partial(client.jsm, timeout=0.2))
+    js = client.jetstream()
+    await js.add_stream(name="INIT", subjects=["init.>"])
+    meta = encode({"snapshot_id": "snap-1-a"}, Encoding.MSGPACK)
+    await js.publish(meta_subject("t"), meta)
+    await server.stop()
+    asking = asyncio.create_task(Results(client, load({})).completed_patiently("t", "snap-1-a"))
+    done, _ = await asyncio.wait({asking}, timeout=1)
+    assert not done
+    await server.start()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await asking
+    assert not await Results(client, load({})).completed_patiently("t", "snap-1-b")
     await client.close()

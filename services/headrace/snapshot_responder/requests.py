@@ -419,7 +419,7 @@ class Desk:
             # The cancellation may have cut a write short, whose revision nobody knows.
             await running.cell.read()
             await running.cell.write({**_noted(running), "running": True, "cancelled": True})
-        if await self._results.completed(request.token, running.snapshot_id):
+        if await self._results.completed_patiently(request.token, running.snapshot_id):
             running.cancelled = False
             return
         count(self._scope.health.stats, "snapshots_failed")

@@ -22,7 +22,7 @@ from headrace import log as logs
 from headrace.contract.events import decode, encode
 from headrace.contract.naming import chunk_subject, meta_subject, snapshot_error_subject
 from headrace.contract.values import Encoding
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, describe
 from headrace.jetstream.errors import is_away
 from headrace.settings import Compat, Settings
 
@@ -147,3 +147,14 @@ class Results:
             return bool(decode(last.data or b"").get("snapshot_id") == snapshot_id)
         except DecodeError:
             return False
+
+    async def completed_patiently(self, token: str, snapshot_id: str) -> bool:
+        """`completed`; waits for a NATS that is away. A stream that refuses shows no end."""
+        while True:
+            try:
+                return await self.completed(token, snapshot_id)
+            except (NatsError, TimeoutError) as error:
+                log.warning("meta_not_read", snapshot_id=snapshot_id, reason=describe(error))
+                if not is_away(error):
+                    return False
+                await asyncio.sleep(RETRY_S)
