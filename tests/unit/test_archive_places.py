@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.archive import (
+    AsyncWalReader,
     Gap,
     WalFileCollectedError,
     WalGapError,
@@ -168,3 +169,28 @@ def test_polling_an_idle_archive_goes_on_costing_one_request(made: Maker) -> Non
     before = reader.metrics.requests
     assert reader.get(6) is None
     assert reader.metrics.requests == before + 1
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_reading_without_a_place_begins_with_what_collection_leaves(
+    made: Maker, monkeypatch: pytest.MonkeyPatch, blocking: bool
+) -> None:
+    """Garbage collection removes the first file after each of two listings."""
+    for _ in range(2):
+        made.write()
+    first = read_protocol.first_left
+    removed: list[int] = []
+
+    def collected_since() -> read_protocol.Steps[int]:
+        found = yield from first()
+        if len(removed) < 2:
+            removed.append(found)
+            Path(made.url.removeprefix("file://"), file_name(found)).unlink()
+        return found
+
+    monkeypatch.setattr(read_protocol, "first_left", collected_since)
+    if blocking:
+        found = [file.id for file in WalReader(made.url).files()]
+    else:
+        found = [file.id async for file in AsyncWalReader(made.url).files()]
+    assert (removed, found) == ([4, 5], [6, 7])

@@ -122,17 +122,12 @@ class AsyncWalReader:
         wait: bool = False,
     ) -> AsyncIterator[AsyncWalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
-        options, seen = self.reading.options, self.reading.seen
-        file_id = await self.run(
-            ReadingStart(from_id, from_lsn, from_time, after).first_id(options, seen)
-        )
+        start = ReadingStart(from_id, from_lsn, from_time, after)
         trail = ReadFiles()
-        while True:
-            opened = await self.run(self.reading.next_file(file_id, trail, wait=wait))
-            if opened is None:
-                return
+        opened = await self.run(self.reading.first_file(start, trail, wait=wait))
+        while opened is not None:
             yield AsyncWalFile(self, opened)
-            file_id += 1
+            opened = await self.run(self.reading.next_file(opened.info.next_id, trail, wait=wait))
 
     async def follow(
         self,

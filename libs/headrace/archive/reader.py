@@ -105,6 +105,11 @@ class ReadingStart:
             return info.time_us >= self._time_us
         return True
 
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether no place is given: the reading begins with whichever file is left."""
+        return self == ReadingStart()
+
     def first_id(self, options: WalReaderOptions, seen: Seen) -> Steps[int]:
         given = [
             place
@@ -143,6 +148,19 @@ class ArchiveReading:
         if opened is not None:
             self.trail.follow(opened.info)
         return opened
+
+    def first_file(self, start: ReadingStart, trail: ReadFiles, *, wait: bool) -> Steps[Opened | None]:
+        """The first file of a reading, as `next_file`."""
+        attempts = read_protocol.FIND_ATTEMPTS if start.is_anywhere else 1
+        while True:
+            attempts -= 1
+            file_id = yield from start.first_id(self.options, self.seen)
+            try:
+                return (yield from self.next_file(file_id, trail, wait=wait))
+            except WalFileCollectedError:
+                # It may have been removed since it was listed.
+                if not attempts:
+                    raise
 
     def next_file(self, file_id: int, trail: ReadFiles, *, wait: bool) -> Steps[Opened | None]:
         """The next file of a reading; None at the tail, where it does not wait."""
@@ -312,17 +330,12 @@ class WalReader:
         wait: bool = False,
     ) -> Iterator[WalFile]:
         """Files from a place on; at the tail it ends, or waits for the next one."""
-        options, seen = self.reading.options, self.reading.seen
-        file_id = self.run(
-            ReadingStart(from_id, from_lsn, from_time, after).first_id(options, seen)
-        )
+        start = ReadingStart(from_id, from_lsn, from_time, after)
         trail = ReadFiles()
-        while True:
-            opened = self.run(self.reading.next_file(file_id, trail, wait=wait))
-            if opened is None:
-                return
+        opened = self.run(self.reading.first_file(start, trail, wait=wait))
+        while opened is not None:
             yield WalFile(self, opened)
-            file_id += 1
+            opened = self.run(self.reading.next_file(opened.info.next_id, trail, wait=wait))
 
     def follow(
         self,
