@@ -250,6 +250,51 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
             assert await ids("picky") == [99]
 
 
+async def test_a_deferred_constraint_that_refuses_the_commit_parks_its_table(
+    client: Client, database: Database
+) -> None:
+    await publish_table(client, "public", "picky", SOUND)
+    await publish_table(client, "public", "sound", SOUND)
+    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
+        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await database.execute(
+            "ALTER TABLE picky ADD CONSTRAINT once UNIQUE (t) DEFERRABLE INITIALLY DEFERRED"
+        )
+        await insert(client, "sound", 100, {"id": 1, "t": "x"}, last=False)
+        await insert(client, "picky", 100, {"id": 1, "t": "x"}, seq=1, last=False)
+        await insert(client, "picky", 100, {"id": 2, "t": "x"}, seq=2)
+        await insert(client, "sound", 200, {"id": 2, "t": "x"})
+        await until(lambda: phases(mirror) == {"picky": Phase.PARKED, "sound": Phase.FOLLOWING})
+        await until(lambda: applied(mirror) == 200)
+        assert "once" in mirror.parked["picky"]
+        assert await database.fetchval("SELECT array_agg(id ORDER BY id) FROM sound") == [1, 2]
+        assert await database.fetchval("SELECT count(*) FROM picky") == 0
+
+
+async def test_a_commit_that_is_refused_for_no_table_is_tried_until_it_is_taken(
+    client: Client, database: Database
+) -> None:
+    await publish_table(client, "public", "sound", SOUND)
+    async with opened(database.dsn) as target, mirroring(client, target) as mirror:
+        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await database.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE EXCEPTION 'not today'; END$$"
+        )
+        await database.execute(
+            "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON sound DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        await insert(client, "sound", 100, {"id": 1, "t": "x"})
+        await until(lambda: "not today" in mirror.trouble)
+        assert (mirror.trouble_with, mirror.parked) == ("target", {})
+        assert await database.fetchval("SELECT count(*) FROM sound") == 0
+        await database.execute("DROP TRIGGER late ON sound")
+        async with asyncio.timeout(PATIENCE_S):
+            while await database.fetchval("SELECT array_agg(id) FROM sound") != [1]:  # noqa: ASYNC110  # PostgreSQL gives no event
+                await asyncio.sleep(0.05)
+
+
 async def test_a_lock_that_somebody_holds_for_long_parks_nothing(
     client: Client, database: Database
 ) -> None:

@@ -149,7 +149,9 @@ class ArchiveReading:
             self.trail.follow(opened.info)
         return opened
 
-    def first_file(self, start: ReadingStart, trail: ReadFiles, *, wait: bool) -> Steps[Opened | None]:
+    def first_file(
+        self, start: ReadingStart, trail: ReadFiles, *, wait: bool
+    ) -> Steps[Opened | None]:
         """The first file of a reading, as `next_file`."""
         attempts = read_protocol.FIND_ATTEMPTS if start.is_anywhere else 1
         while True:

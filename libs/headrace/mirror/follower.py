@@ -18,7 +18,7 @@ from nats.aio.client import Client
 from headrace import log as logs
 from headrace.consumer import Consumer, Event, MemoryWatermarks, Subscription, Watermark, follow
 from headrace.contract.events import GAP
-from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT
+from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
 from headrace.metrics.counting import Stats, count
@@ -28,8 +28,9 @@ from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.reach import READ_S, Reach
-from headrace.mirror.table import Marks, TableState
+from headrace.mirror.table import Marks, Phase, TableState
 from headrace.mirror.target import (
+    CommitRefusedError,
     RowMissingError,
     Step,
     TakenOverError,
@@ -355,13 +356,25 @@ class Follower:
             await self._show(state)
         self._large_bytes = 0
         self._book.keep_lanes(self._settled({**self._lanes, SEEN: Watermark(stream_seq=seen_seq)}))
-        await self._book.commit()
+        await self._commit()
         self._writing = False
         self._book.lock.release()
         self._kept_at = time.monotonic()
         self._stats["mirror_stream_seq"] = seen_seq
         if events:
             self._stats["mirror_lsn"] = max(event.position.lsn for event in events)
+
+    async def _commit(self) -> None:
+        """Commit; a deferred constraint refuses its table only here."""
+        try:
+            await self._book.commit()
+        except CommitRefusedError as error:
+            token = table_token(*error.table_name) if error.table_name else ""
+            state = self._book.tables.get(token)
+            # A parked table is refused over another one's rows: to park it again changes nothing.
+            if state is None or state.phase is not Phase.FOLLOWING:
+                raise
+            raise TableRefusedError(token, error) from error
 
     async def _show(self, state: TableState) -> None:
         """Exchange a table for its copy; where the target refuses that, it is put aside as one that

@@ -28,6 +28,7 @@ from headrace.mirror.column_types import (
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
+    CommitRefusedError,
     CreateTable,
     DeleteRow,
     DropTable,
@@ -136,7 +137,7 @@ class PostgresTarget:
                     "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                     kept,
                 )
-            await self._open.commit()
+            await _commit(self._open)
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -215,6 +216,21 @@ def error_of(error: psycopg.Error) -> TargetError:
         f"the mirror's PostgreSQL: {message}",
         remedy="Check the role's rights there, and what else uses its tables.",
     )
+
+
+async def _commit(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Commit what is written; only here PostgreSQL checks deferred constraints."""
+    try:
+        await connection.commit()
+    except psycopg.Error as error:
+        explained = error_of(error)
+        if explained.retry:
+            raise explained from error
+        schema, table = error.diag.schema_name, error.diag.table_name
+        message = error.diag.message_primary or str(error)
+        raise CommitRefusedError(
+            f"the mirror's PostgreSQL: {message}", (schema, table) if schema and table else None
+        ) from error
 
 
 class _Writer:

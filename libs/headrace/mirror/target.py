@@ -28,6 +28,20 @@ class TargetAwayError(TargetError):
     remedy = "The mirror tries again; check the server that --to names."
 
 
+class CommitRefusedError(TargetError):
+    """The target takes every step and refuses to commit them: by a deferred constraint or trigger
+    that somebody added there.
+    """
+
+    retry = True
+    remedy = "The mirror tries again; remove the deferred constraint or trigger from the target."
+
+    def __init__(self, message: str, table_name: tuple[str, str] | None) -> None:
+        """`table_name` is the schema and name of the table, where the target names one."""
+        super().__init__(message)
+        self.table_name = table_name
+
+
 class TakenOverError(TargetError):
     """Another mirror has opened the target since: what this one goes on from is not what the target
     holds.

@@ -61,7 +61,7 @@ class ClockUnmovableError(HeadraceError):
 
 @functools.cache
 def can_move_clocks() -> bool:
-    """Whether this machine lets us: a kernel may be told to let nobody write into another process.
+    """Whether this machine lets us: a kernel may forbid to write into another process.
 
     Any other failure is raised: a test that is skipped over it would hide that clocks stay.
     """
