@@ -89,6 +89,10 @@ async def prepare(postgres: EmbeddedPostgres) -> None:
     connection = await asyncpg.connect(postgres.dsn())
     try:
         await connection.execute(_TABLES)
+        # Before anything is written: a slot that its wal-reader makes begins later.
+        await connection.execute(
+            "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", SECOND
+        )
         for database in (MIRRORED, TRAIL):
             await connection.execute(f"CREATE DATABASE {database}")
     finally:
