@@ -89,7 +89,7 @@ async def prepare(postgres: EmbeddedPostgres) -> None:
     connection = await asyncpg.connect(postgres.dsn())
     try:
         await connection.execute(_TABLES)
-        # Before anything is written: a slot that its wal-reader makes begins later.
+        # Before the writers start: a slot that its wal-reader creates may start later.
         await connection.execute(
             "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", SECOND
         )

@@ -264,11 +264,14 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(
 
 
 @pytest.mark.parametrize("encoding", list(Encoding))
-@pytest.mark.parametrize("reason", ["stream_tail_lost", "slot_moved", "source_diverged"])
+@pytest.mark.parametrize(
+    ("reason", "first_lost"),
+    [("stream_tail_lost", 0), ("slot_moved", 0), ("source_diverged", 0), ("stream_damaged", 17)],
+)
 def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(
-    encoding: Encoding, reason: str
+    encoding: Encoding, reason: str, first_lost: int
 ) -> None:
-    event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding)
+    event = gap_event(Gap(0x16FC0E8, 0x171C268, reason, first_lost), "headrace", encoding)
     check("gap-event", events.decode(event.payload))
     assert (event.subject, event.advances) == (naming.GAP_SUBJECT, False)
 

@@ -2,7 +2,9 @@
 
 Promises: events come in stream order; one at or before its lane's watermark is never given out
 again; messages that were discarded before this consumer saw them raise `RetentionGapError`, at the
-start and while following, never pass in silence.
+start and while following, and are never skipped silently. So do messages that are missing from the
+middle of the stream: all of them if every subject is followed; with filters, the ones that
+nats-server lists as deleted (docs/adr/0026).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from headrace.consumer.watermark import Watermark, WatermarkStore
 from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.jetstream.dictionaries import STATE_BUCKET, DictionaryMissingError, DictionaryReader
+from headrace.jetstream.holes import Hole, jumps, keeps_all, known_holes, within
 from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import ORIGIN
 
@@ -208,11 +211,12 @@ class Consumer:
         if unread and unread[0][0] <= self._begun:
             await self._pass_over_seen()
             unread += [] if unread else await self._pull.read(wait_s)
+        readable = len(unread)
         if unread:
-            await self._check_between(unread)
+            readable = await self._check_between(unread)
         elif time.monotonic() - self._checked_at > GAP_CHECK_S:
             await self._check_idle()
-        while unread:
+        for _ in range(readable):
             stream_seq, subject, payload, header = unread[0]
             self._ready += await events_of(
                 self._dictionaries, payload, subject.decode(), stream_seq, header
@@ -252,43 +256,77 @@ class Consumer:
                 if event.lane in self._marks and event.advances and not self._applied(event):
                     raise RetentionGapError(stream_seq, stream_seq, rewritten=True)
 
-    async def _check_between(self, messages: Sequence[Delivered]) -> None:
-        """What lies between what was read and what came now must still be in the stream: then no
-        filter wants it.
+    async def _check_between(self, messages: Sequence[Delivered]) -> int:
+        """The number of messages to read now. Sequences skipped between the last message and these
+        must still be in the stream; then no filter wants them.
+
+        Messages before a hole are read first: a reader that records the loss and continues after it
+        then has everything before it.
         """
         first, last = messages[0][0], messages[-1][0]
         at = first - 1 if self._read_seq is None else self._read_seq
         if last <= at:
-            return
+            return len(messages)
         if last - at == len(messages):
             self._read_seq = last
-            return
-        for stream_seq, _, _, _ in messages:
-            if stream_seq != at + 1:
-                break
-            at += 1
-        state = (await self._js.stream_info(self._subscription.stream)).state
+            return len(messages)
+        info = await self._js.stream_info(self._subscription.stream)
         self._checked_at = time.monotonic()
-        if state.first_seq > at + 1:
-            raise RetentionGapError(at + 1, state.first_seq - 1)
-        self._read_seq = last
-        self._pass_to(first - 1)
+        gone = await self._gone(info, jumps([seq for seq, *_ in messages if seq > at], at))
+        if gone is None:
+            self._read_seq = last
+            self._pass_to(first - 1)
+            return len(messages)
+        before = [seq for seq, *_ in messages if seq < gone.first_lost]
+        if not before:
+            raise gone
+        self._read_seq = max(at, before[-1])
+        return len(before)
 
     async def _check_idle(self) -> None:
         """What the stream has beyond what was read either comes, or matches none of our filters; it
         isn't lost.
         """
         self._checked_at = time.monotonic()
-        state = (await self._js.stream_info(self._subscription.stream)).state
+        info = await self._js.stream_info(self._subscription.stream)
+        state = info.state
         left = await self._pull.outstanding()
         if left is None:
             return
         if self._read_seq is not None:
             _check_reach(self._read_seq, state)
         if left == 0:
+            if self._read_seq is not None and state.last_seq > self._read_seq:
+                await self._check_rest(info, self._read_seq + 1)
             self._read_seq = max(self._read_seq or 0, state.last_seq)
             self._pull.passed(self._read_seq)
             self._pass_to(self._read_seq)
+
+    async def _gone(self, info: StreamInfo, passed: Sequence[Hole]) -> RetentionGapError | None:
+        """The first skipped messages that are gone; no filter wants the others."""
+        for first, last in passed:
+            if info.state.first_seq > first:
+                return RetentionGapError(first, min(last, info.state.first_seq - 1))
+        if not passed or not keeps_all(info.config):
+            return None
+        gone = list(passed)
+        if not _takes_all(self._subscription, info):
+            known: list[Hole] = []
+            if info.state.num_deleted:
+                known = await known_holes(self._js, self._subscription.stream)
+            gone = [part for hole in passed for part in within(known, *hole)]
+        return RetentionGapError(*gone[0], damaged=True) if gone else None
+
+    async def _check_rest(self, info: StreamInfo, first: int) -> None:
+        """Nothing more comes up to the stream's end: no filter wants the rest, or it is gone."""
+        last = info.state.last_seq
+        if _takes_all(self._subscription, info):
+            # The server that delivers messages may lag behind the leader, so ask the leader.
+            with contextlib.suppress(NotFoundError):
+                there = await self._js.get_msg(self._subscription.stream, seq=first, next=True)
+                last = min(last, (there.seq or first) - 1)
+        if last >= first and (gone := await self._gone(info, [(first, last)])) is not None:
+            raise gone
 
     def _pass_to(self, stream_seq: int) -> None:
         """Nothing up to here is left to do, unless something that was given out is."""
@@ -383,6 +421,12 @@ async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int 
         return None
     await js.delete_consumer(stream, durable)
     return int(info.ack_floor.stream_seq) if info.ack_floor else 0
+
+
+def _takes_all(subscription: Subscription, info: StreamInfo) -> bool:
+    """Whether the filters want every message: a jump in the sequence is then a loss."""
+    subjects = set(info.config.subjects or [">"])
+    return not subscription.filters or subjects <= {*subscription.filters}
 
 
 def _check_reach(read_seq: int, state: StreamState) -> None:

@@ -64,10 +64,17 @@ class RetentionGapError(HeadraceError):
 
     remedy = "Bootstrap the tables again from a snapshot, then follow from its LSN."
 
-    def __init__(self, first_lost: int, last_lost: int, *, rewritten: bool = False) -> None:
+    def __init__(
+        self, first_lost: int, last_lost: int, *, rewritten: bool = False, damaged: bool = False
+    ) -> None:
         if rewritten:
             super().__init__(
                 f"the stream is another one, or an older copy, from sequence {first_lost} on"
+            )
+        elif damaged:
+            super().__init__(
+                f"stream sequences {first_lost} to {last_lost} are missing from the middle of the "
+                "stream: its store is damaged, or someone deleted them"
             )
         else:
             super().__init__(
@@ -78,6 +85,8 @@ class RetentionGapError(HeadraceError):
         # Whether what was read is not what the stream has: positions say what of it is new,
         # sequences don't.
         self.rewritten = rewritten
+        # Whether they are missing from the middle, where retention removes nothing.
+        self.damaged = damaged
 
 
 class ReaderTakenOverError(HeadraceError):

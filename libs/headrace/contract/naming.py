@@ -115,9 +115,16 @@ def emitted_message_id(lsn: int, prefix: str, source: str) -> str:
     return f"{lsn:x}-{message_subject(prefix).removeprefix(f'{CDC}.')}-{source}"
 
 
-def gap_id(up_to: int, source: str) -> str:
-    """The id of a gap: two sources of one server may have one at the same place."""
-    return f"{up_to:x}-{GAP_SUBJECT.removeprefix(f'{CDC}.')}-{source}"
+def gap_id(up_to: int, source: str, first_lost: int = 0) -> str:
+    """The id of a gap: two sources of one server may have one at the same place.
+
+    The ID of a gap in the middle of the stream names the first lost sequence, because several gaps
+    may end at the same LSN.
+    """
+    token = GAP_SUBJECT.removeprefix(f"{CDC}.")
+    return (
+        f"{up_to:x}-{token}.{first_lost}-{source}" if first_lost else f"{up_to:x}-{token}-{source}"
+    )
 
 
 def snapshot_request_subject(token: str) -> str:

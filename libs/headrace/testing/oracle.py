@@ -97,7 +97,7 @@ async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
     client = await nats.connect(url)
     try:
         js = client.jetstream()
-        left = (await js.stream_info(stream)).state.messages
+        state = (await js.stream_info(stream)).state
         # Reading a page may take this long where the machine does other things too.
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
@@ -107,10 +107,11 @@ async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
         )
         consumer = await js.pull_subscribe("", stream=stream, config=config)
         found: list[Msg] = []
-        while left:
-            messages = await consumer.fetch(min(_FETCH, left), timeout=10)
-            left -= len(messages)
-            found += messages
+        # A damaged file contains fewer messages than nats-server counts.
+        at = 0 if state.messages else state.last_seq
+        while at < state.last_seq:
+            found += await consumer.fetch(min(_FETCH, state.last_seq - at), timeout=10)
+            at = found[-1].metadata.sequence.stream
         return found
     finally:
         await client.close()

@@ -47,6 +47,7 @@ from headrace.publisher.batches import Batches
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.chain_pipe import Ingest
 from headrace.publisher.compression import Compression
+from headrace.publisher.damage import Damage
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.durability import Hold
 from headrace.publisher.gaps import Gap, gap_event
@@ -151,11 +152,22 @@ class Follower:
         self._parking = Parking(self._settings.delivery.poison, parked, self._source, self._stats)
         self._pipe = await self._new_pipe(tail)
         self._delivery = self._new_delivery()
+        self._damage = Damage(
+            js, self._settings.streams.cdc, tail, Cell(state, f"damage.{self._source}")
+        )
         await self._pipe.open(self._place.tail)
         try:
-            await self._follow(paused)
+            await self._report_damage()
+            async with self._damage.watched():
+                await self._follow(paused)
         finally:
             await self._pipe.close()
+
+    async def _report_damage(self) -> None:
+        """Report it before the first event: after one, a lost tail would look like a hole."""
+        has_gaps = self._settings.delivery.compat is Compat.NONE
+        encoding = self._settings.format.encoding if has_gaps else None
+        await self._damage.report(self._place, self._source, encoding, self._pipe, self._stats)
 
     async def _follow(self, paused: asyncio.Event) -> None:
         subscription = await self._client.subscribe(
@@ -432,6 +444,7 @@ class Follower:
 
     async def _between_frames(self, *, idle: bool, more: bool) -> None:
         await self._pipe.settle()
+        self._damage.check()
         await self._tell_catalog()
         await self._delivery.rest(more=more)
         # What is stored needs no memory of its own: a window of it, not all that an interval

@@ -26,12 +26,14 @@ class Gap:
     after: int
     up_to: int
     reason: str
+    # The first lost sequence, of a hole in the middle of the stream.
+    first_lost: int = 0
 
 
 def gap_event(gap: Gap, source: str, encoding: Encoding) -> Event:
     """It stands before whatever comes next, and takes nobody's position forward."""
     position = Position(gap.up_to, 0)
-    msg_id = gap_id(gap.up_to, source)
+    msg_id = gap_id(gap.up_to, source, gap.first_lost)
     payload = {
         "subject": GAP_SUBJECT,
         "operation": events.GAP,

@@ -16,8 +16,12 @@ from nats.js.errors import NotFoundError
 from headrace.contract.events import ID_HEADER
 from headrace.errors import HeadraceError
 from headrace.jetstream import bulk
+from headrace.jetstream.holes import Hole, jumps, keeps_all
 from headrace.jetstream.range_reader import Stretch, fields
 from headrace.lsn import Position
+
+# The number of messages read first in a backward search.
+_LOOK_BACK = 50
 
 
 class TailError(HeadraceError):
@@ -68,13 +72,20 @@ class Tail:
     atomic: bool = False
     # How far single tables go beyond that position, by token.
     lanes: dict[str, Position] = field(default_factory=dict)
+    # Our last message with a position, of the source or of one of its tables.
+    ours_seq: int = 0
+    # The number of missing messages that nats-server knows of, and the holes found while reading.
+    gone: int = 0
+    holes: list[Hole] = field(default_factory=list)
 
     def see(self, seq: int, mark: TailMark) -> None:
         if mark.lane is not None:
             self.lanes[mark.lane[0]] = mark.lane[1]
         if mark.position is None:
             self.ids_after.add(mark.msg_id)
-        elif not mark.settles:
+            return
+        self.ours_seq = seq
+        if not mark.settles:
             self.position = self.position or mark.position
         else:
             self.position, self.position_seq, self.position_id = mark.position, seq, mark.msg_id
@@ -94,7 +105,11 @@ class StreamTail:
         info = await self._js.stream_info(self._stream)
         atomic = bool(info.config.allow_atomic)
         return Tail(
-            info.state.first_seq, info.state.last_seq, str(info.created or ""), atomic=atomic
+            info.state.first_seq,
+            info.state.last_seq,
+            str(info.created or ""),
+            atomic=atomic,
+            gone=(info.state.num_deleted or 0) if keeps_all(info.config) else 0,
         )
 
     async def mark_at(self, seq: int) -> TailMark | None:
@@ -133,6 +148,41 @@ class StreamTail:
             await stretch.close()
         return tail
 
+    async def last_mark(self, first_seq: int, last_seq: int) -> TailMark | None:
+        """The mark of our last message with a position in this range."""
+        width = _LOOK_BACK
+        while last_seq >= first_seq:
+            begin = max(first_seq, last_seq - width + 1)
+            found = [mark async for mark in self._marks(begin, last_seq)]
+            if found:
+                return found[-1]
+            last_seq, width = begin - 1, 4 * width
+        return None
+
+    async def first_settled(self, first_seq: int, last_seq: int) -> TailMark | None:
+        """The mark of our first message in this range after which no earlier change follows."""
+        async for mark in self._marks(first_seq, last_seq):
+            if mark.settles:
+                return mark
+        return None
+
+    async def _marks(self, first_seq: int, last_seq: int) -> AsyncIterator[TailMark]:
+        """The marks of our messages with a position in this range."""
+        stretch = self._stretch(first_seq)
+        try:
+            async for found in stretch.read(last_seq):
+                for seq, header, payload in found:
+                    if seq <= last_seq and (mark := self._mark_of(header, payload)):
+                        yield mark
+        finally:
+            await stretch.close()
+
+    def _mark_of(self, header: bytes, payload: bytes) -> TailMark | None:
+        if self._suspect is not None and not self._suspect(header, payload):
+            return None
+        mark = self._read(payload, fields(header))
+        return mark if mark is not None and mark.position is not None else None
+
     @contextlib.asynccontextmanager
     async def watched(self, seq: int) -> AsyncIterator[Callable[[], Awaitable[Tail]]]:
         """`after` in steps: each call tells of what came since the one before."""
@@ -158,7 +208,10 @@ class StreamTail:
         return Stretch(bulk.connection_of(self._js), self._stream, first_seq)
 
     async def _scan(self, tail: Tail, stretch: Stretch) -> None:
+        at = stretch.at
         async for found in stretch.read(tail.last_seq):
+            tail.holes += jumps([seq for seq, _, _ in found], at)
+            at = found[-1][0]
             for seq, header, payload in found:
                 if self._suspect is None or self._suspect(header, payload):
                     mark = self._read(payload, fields(header))

@@ -1,0 +1,166 @@
+"""Reports messages missing from the middle of the stream as gaps, each once.
+
+The slot delivers a lost tail again. Messages that other messages of the source follow can't be put
+back: they are a gap from the message before the hole to the message after it (docs/adr/0026).
+Reported holes are kept in the state bucket. Promises: requests only the stream's state from
+nats-server while no message is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+
+from headrace import log as logs
+from headrace.contract.values import Encoding
+from headrace.errors import HeadraceError
+from headrace.jetstream.holes import Hole, known_holes, merged, within, without
+from headrace.jetstream.publishing.message import Message
+from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.state import Cell
+from headrace.lsn import Position, format_lsn
+from headrace.metrics.counting import Stats, count
+from headrace.publisher.gaps import Gap, gap_event
+from headrace.publisher.progress import Place
+
+log = logs.logger("publisher")
+
+REASON = "stream_damaged"
+LOOK_S = 5.0
+
+
+class StreamDamagedError(HeadraceError):
+    """Messages are missing from the middle of the stream."""
+
+    retry = True
+
+
+class _Pipe(Protocol):
+    async def publish(self, message: Message) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+class Damage:
+    """The holes of one stream, as one source sees them."""
+
+    def __init__(self, js: JetStreamContext, stream: str, tail: StreamTail, cell: Cell) -> None:
+        self._js = js
+        self._stream = stream
+        self._tail = tail
+        self._cell = cell
+        # The number of missing messages at the last look.
+        self._gone = 0
+        self._spread = False
+
+    async def report(
+        self, place: Place, source: str, encoding: Encoding | None, pipe: _Pipe, stats: Stats
+    ) -> None:
+        """Publish the gaps that were not reported yet, then keep them; no encoding: only keep them."""
+        self._gone = place.tail.gone
+        if not (place.tail.gone or place.tail.holes):
+            return
+        lost = merged([*place.tail.holes, *await known_holes(self._js, self._stream)])
+        lost = within(lost, (await self._tail.state()).first_seq, place.tail.last_seq)
+        known = _decoded(await self._cell.read(), place.tail.created)
+        new = without(lost, known)
+        if not new:
+            return
+        for gap in await self._gaps(new, place):
+            count(stats, "gaps")
+            _log(gap)
+            event = gap_event(gap, source, encoding or Encoding.JSON)
+            # An earlier life may have published it and crashed before it kept the hole.
+            if encoding is not None and event.msg_id not in place.ids_after:
+                await pipe.publish(event)
+        await pipe.drain()
+        await self._cell.write(_encoded(merged([*known, *lost]), place.tail.created))
+
+    async def _gaps(self, holes: Iterable[Hole], place: Place) -> list[Gap]:
+        """In order; holes whose ranges overlap are one gap."""
+        reach = max(place.progress.stream_seq, place.tail.ours_seq)
+        found: list[Gap] = []
+        for first, last in holes:
+            if last >= reach:
+                # No message of ours follows: if the hole was ours, the slot delivers it again.
+                continue
+            gap = await self._gap(first, last, reach, place)
+            if found and gap.after < found[-1].up_to:
+                found[-1] = replace(found[-1], up_to=max(gap.up_to, found[-1].up_to))
+            else:
+                found.append(gap)
+        return found
+
+    async def _gap(self, first: int, last: int, reach: int, place: Place) -> Gap:
+        before = await self._tail.last_mark(place.tail.first_seq, first - 1)
+        behind = await self._tail.first_settled(last + 1, reach)
+        after = before.position.lsn if before is not None and before.position is not None else 0
+        if behind is None or behind.position is None:
+            up_to = max([place.position, *place.lanes.values()]).lsn + 1
+        elif behind.lane is None:
+            up_to = _begin(behind.position)
+        else:
+            # Arrays before it may belong to other tables, in any order.
+            up_to = behind.position.lsn + 1
+        return Gap(after, up_to, REASON, first)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Look for more missing messages every few seconds: a server finds them when it restarts or
+        reads a damaged file.
+        """
+        task = asyncio.create_task(self._watch(), name="damage")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _watch(self) -> None:
+        while not self._spread:
+            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(NatsError, OSError):
+                gone = (await self._tail.state()).gone
+                self._spread = gone > self._gone
+                # Retention removes holes together with the front.
+                self._gone = min(gone, self._gone)
+
+    def check(self) -> None:
+        """Raise if more messages are missing: the next follower reports them."""
+        if self._spread:
+            raise StreamDamagedError(f"messages are missing from the middle of {self._stream}")
+
+
+def _begin(position: Position) -> int:
+    """The LSN from which nothing is missing, if this is the first event after the hole."""
+    return position.lsn if position.seq == 0 else position.lsn + 1
+
+
+def _log(gap: Gap) -> None:
+    log.error(
+        "gap",
+        after=format_lsn(gap.after),
+        up_to=format_lsn(gap.up_to),
+        reason=gap.reason,
+        stream_seq=gap.first_lost,
+        remedy=(
+            "bootstrap consumers that had not read these messages, or replay the archive; check "
+            "the disk of nats-server"
+        ),
+    )
+
+
+def _encoded(holes: Iterable[Hole], created: str) -> Mapping[str, Any]:
+    return {"stream_created": created, "holes": [list(hole) for hole in holes]}
+
+
+def _decoded(value: Mapping[str, Any] | None, created: str) -> list[Hole]:
+    if value is None or value.get("stream_created") != created:
+        return []
+    return [(int(first), int(last)) for first, last in value["holes"]]
