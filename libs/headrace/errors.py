@@ -21,7 +21,9 @@ class HeadraceError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}. {self.remedy}" if self.remedy else message
+        if self.remedy:
+            return f"{message}. {self.remedy}"
+        return message
 
 
 class SettingError(HeadraceError):

@@ -63,7 +63,10 @@ class EventLogger:
 
 
 def _tell(level: str, event: str, fields: dict[str, object]) -> None:
-    kind = f"{level} {event}_{fields['part']}" if "part" in fields else f"{level} {event}"
+    if "part" in fields:
+        kind = f"{level} {event}_{fields['part']}"
+    else:
+        kind = f"{level} {event}"
     told[kind] = told.get(kind, 0) + 1
 
 
@@ -99,7 +102,9 @@ class _LineFormatter(logging.Formatter):
 
     def _logfmt(self, head: dict[str, str], fields: dict[str, object], level: str) -> str:
         line = " ".join(f"{key}={quote(value)}" for key, value in (head | fields).items())
-        return f"\x1b[{_COLOURS[level]}m{line}\x1b[0m" if self._coloured else line
+        if self._coloured:
+            return f"\x1b[{_COLOURS[level]}m{line}\x1b[0m"
+        return line
 
 
 def quote(value: object) -> str:

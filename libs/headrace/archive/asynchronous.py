@@ -110,7 +110,9 @@ class AsyncWalReader:
     async def get(self, file_id: int) -> AsyncWalFile | None:
         """The file with this id; None when it is not there yet; raises as `WalReader.get` does."""
         opened = await self.run(self.reading.open(file_id))
-        return None if opened is None else AsyncWalFile(self, opened)
+        if opened is None:
+            return None
+        return AsyncWalFile(self, opened)
 
     async def files(
         self,

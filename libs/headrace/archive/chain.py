@@ -20,7 +20,9 @@ from headrace.lsn import Position
 
 def name_fault(info: SegmentInfo, file_id: int) -> str | None:
     """Whether a file has another file's place."""
-    return None if info.id == file_id else f"its content is that of file {info.id}"
+    if info.id == file_id:
+        return None
+    return f"its content is that of file {info.id}"
 
 
 def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
@@ -65,8 +67,10 @@ class RowsCheck:
         """The fault of the next rows, if they have one."""
         if not batch.num_rows:
             return None
-        lsns, ordinals = batch.column("commit_lsn").to_numpy(), batch.column("ordinal").to_numpy()
-        before, begins = self._last, Position(int(lsns[0]), int(ordinals[0]))
+        lsns = batch.column("commit_lsn").to_numpy()
+        ordinals = batch.column("ordinal").to_numpy()
+        before = self._last
+        begins = Position(int(lsns[0]), int(ordinals[0]))
         self._last = Position(int(lsns[-1]), int(ordinals[-1]))
         self.rows += batch.num_rows
         rising = (lsns[1:] > lsns[:-1]) | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))

@@ -96,7 +96,8 @@ def _behind_the_end(reader: WalReader, due: int | None) -> Iterator[Finding]:
 
 def _missing(first: int, stop: int, why: str = "") -> Finding:
     """Files that are not there, though ids have no gaps."""
-    fault = (
-        "is missing" if stop == first + 1 else f"is missing, and so are all up to file {stop - 1}"
-    )
+    if stop == first + 1:
+        fault = "is missing"
+    else:
+        fault = f"is missing, and so are all up to file {stop - 1}"
     return Finding(first, f"{fault}{why}")

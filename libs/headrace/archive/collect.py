@@ -37,7 +37,10 @@ def plan(
         return CollectionPlan((), ())
     before = (now or store.now()) - timedelta(seconds=older_than_s)
     readers = registered(store)
-    wanted = None if past_readers or not readers else min(reader.next_id for reader in readers)
+    if past_readers or not readers:
+        wanted = None
+    else:
+        wanted = min(reader.next_id for reader in readers)
     remove: list[ObjectMetadata] = []
     for item in files[:-1]:
         number = layout.file_id(item.location)

@@ -76,6 +76,9 @@ def _values(column: Any) -> Any:
 
 def _words(column: Any) -> list[str | None]:
     words = np.array([*column.dictionary.to_pylist(), None], dtype=object)
-    places = column.indices.fill_null(len(words) - 1) if column.null_count else column.indices
+    if column.null_count:
+        places = column.indices.fill_null(len(words) - 1)
+    else:
+        places = column.indices
     found: list[str | None] = words[places.to_numpy()].tolist()
     return found

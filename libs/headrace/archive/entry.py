@@ -69,11 +69,9 @@ class RowEntry(NamedTuple):
 
     @property
     def commit_time(self) -> datetime | None:
-        return (
-            None
-            if self.commit_time_us is None
-            else _EPOCH + timedelta(microseconds=self.commit_time_us)
-        )
+        if self.commit_time_us is None:
+            return None
+        return _EPOCH + timedelta(microseconds=self.commit_time_us)
 
     @property
     def key(self) -> dict[str, Any] | None:

@@ -19,7 +19,8 @@ SUFFIX = ".parquet"
 READERS = "readers"
 # They sort behind the files, so that a listing from a file's name on begins with files; Spark takes
 # no notice of them.
-ONCE, CLOCK = "_writers/once", "_writers/clock"
+ONCE = "_writers/once"
+CLOCK = "_writers/clock"
 
 
 def file_name(file_id: int) -> str:

@@ -135,7 +135,8 @@ def decode(data: bytes) -> SegmentInfo:
         versions = {
             name: (version, shape) for name, (version, shape) in body.pop("versions").items()
         }
-        first, last = Position(*body.pop("first")), Position(*body.pop("last"))
+        first = Position(*body.pop("first"))
+        last = Position(*body.pop("last"))
         after = body.pop("after", None)
         groups = tuple((start, stop, digest) for start, stop, digest in body.pop("groups", ()))
         known = {name: body[name] for name in SegmentInfo.__slots__ if name in body}

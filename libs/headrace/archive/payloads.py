@@ -76,9 +76,10 @@ class Payloads:
 
     def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
         time = entry.commit_time
-        ts = (
-            None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
-        )
+        if time is None:
+            ts = None
+        else:
+            ts = time.isoformat(timespec="microseconds").replace("+00:00", "Z")
         tx = events.transaction(entry.xid, entry.position, ts, last=last)
         if entry.kind is RowKind.MESSAGE:
             return self._message(info, entry, tx)
@@ -114,7 +115,8 @@ class Payloads:
         return Replayed(subject, msg_id, entry.position, orjson.dumps(payload), info, table)
 
     def _message(self, info: SegmentInfo, entry: RowEntry, tx: dict[str, Any]) -> Replayed:
-        prefix, content = (entry.key or {})["prefix"], (entry.after or {})["content"]
+        prefix = (entry.key or {})["prefix"]
+        content = (entry.after or {})["content"]
         subject = message_subject(prefix)
         msg_id = emitted_message_id(entry.lsn, prefix, info.source)
         body = {
@@ -130,7 +132,8 @@ class Payloads:
     def _repeat(self, lsn: int, of: str) -> int:
         """How many changes of its table and kind the same WAL record had before."""
         if lsn != self._lsn:
-            self._lsn, self._repeats = lsn, {}
+            self._lsn = lsn
+            self._repeats = {}
         before = self._repeats.get(of, 0)
         self._repeats[of] = before + 1
         return before
@@ -139,7 +142,8 @@ class Payloads:
 def _exact(entry: RowEntry) -> dict[str, Any]:
     """The texts beside `data` and `old`; a DELETE's `data` has the key alone."""
     key = (entry.key or {}).keys()
-    before, after = entry.exact_before, entry.exact
+    before = entry.exact_before
+    after = entry.exact
     if entry.kind is RowKind.DELETE:
         after = {name: text for name, text in before.items() if name in key}
     return ({"exact": after} if after else {}) | ({"exact_old": before} if before else {})
@@ -149,7 +153,9 @@ def _as_written(text: str) -> dict[str, orjson.Fragment]:
     """The members of a JSON object, each as its text: read as Python has them, they could lose
     something.
     """
-    found, at, read = {}, 1, json.JSONDecoder().raw_decode
+    found = {}
+    at = 1
+    read = json.JSONDecoder().raw_decode
     while text[at] != "}":
         name, at = read(text, at)
         start = at + 1
@@ -172,7 +178,10 @@ def _data(entry: RowEntry, table: TableInfo) -> Any:
     if entry.kind is RowKind.TRUNCATE:
         return {}
     # DELETE: the key columns, the others null.
-    known = _as_written(entry.before_json or "{}") if entry.exact_json else entry.before or {}
+    if entry.exact_json:
+        known = _as_written(entry.before_json or "{}")
+    else:
+        known = entry.before or {}
     return {
         column.name: known.get(column.name) if column.is_key else None for column in table.columns
     }

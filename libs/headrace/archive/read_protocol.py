@@ -128,7 +128,9 @@ class Opened:
     @property
     def data(self) -> bytes | None:
         """The whole file, where it is small."""
-        return self.tail if len(self.tail) == self.object.size else None
+        if len(self.tail) == self.object.size:
+            return self.tail
+        return None
 
 
 def open_file(
@@ -179,7 +181,8 @@ def _has_later(
         # The last file is never collected: the end is lost, or this file was made since, and that
         # one collected.
         return True
-    seen.last, seen.looked_at = file_id, time.monotonic()
+    seen.last = file_id
+    seen.looked_at = time.monotonic()
     return False
 
 
@@ -267,7 +270,8 @@ def content(
     """What must be read of a file. Its checksum needs all of it; without it, pages have their own."""
     if opened.data is not None:
         return Content(opened.data, True)
-    size, name = opened.object.size, layout.file_name(opened.info.id)
+    size = opened.object.size
+    name = layout.file_name(opened.info.id)
     part = chosen.stop - chosen.start
     if part <= size // 2 and (opened.info.page_checksums or not options.verify):
         piece: Fetched | None = yield ByteRange(name, chosen.start, chosen.stop)
@@ -290,7 +294,10 @@ def head(file_id: int) -> Steps[ObjectMetadata | None]:
 def first_left() -> Steps[int]:
     """The id of the first file that is left; of the first of all where there is none yet."""
     found: list[ObjectMetadata] = yield Names(layout.file_name(layout.FIRST_ID - 1), 1)
-    number = layout.file_id(found[0].location) if found else layout.FIRST_ID
+    if found:
+        number = layout.file_id(found[0].location)
+    else:
+        number = layout.FIRST_ID
     if number is None:
         # Something else lies among the files.
         listed = yield from list_files(layout.FIRST_ID, None)
@@ -323,12 +330,15 @@ def _halved(
     options: WalReaderOptions,
     seen: Seen,
 ) -> Steps[tuple[int, Opened | None]]:
-    low, high, first = 0, len(files), None
+    low = 0
+    high = len(files)
+    first = None
     while low < high:
         middle = (low + high) // 2
         opened = yield from open_file(files[middle].id, options, seen)
         if opened is not None and past(opened.info):
-            high, first = middle, opened if middle == 0 else None
+            high = middle
+            first = opened if middle == 0 else None
         else:
             low = middle + 1
     if low < len(files):

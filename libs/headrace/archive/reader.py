@@ -61,7 +61,9 @@ class ReadingStart:
     @property
     def selection(self) -> RowSelection:
         """The rows of the first files that are before it are left out."""
-        after = self.after if self.from_lsn is None else (self.from_lsn - 1, 1 << 62)
+        after = self.after
+        if self.from_lsn is not None:
+            after = Position(self.from_lsn - 1, 1 << 62)
         return RowSelection(
             after=after, from_time_us=None if self.from_time is None else self._time_us
         )
@@ -83,10 +85,12 @@ class ReadingStart:
             and (self.from_lsn is not None or self.after is not None)
         ):
             asked = self.after or Position((self.from_lsn or 0) - 1, 1 << 62)
-            return begins if asked < info.after else None
-        lsn = (
-            self.from_lsn if self.from_lsn is not None else (self.after.lsn if self.after else None)
-        )
+            if asked < info.after:
+                return begins
+            return None
+        lsn = self.from_lsn
+        if lsn is None and self.after:
+            lsn = self.after.lsn
         if lsn is not None and lsn < info.from_lsn:
             return begins
         if self.from_time is not None and info.id > FIRST_ID:
@@ -125,9 +129,14 @@ class ReadingStart:
         if not given:
             return (yield from read_protocol.first_left())
         found, first = yield from read_protocol.find(self.past, options, seen)
-        why = None if first is None or found > first.info.id else self.lost(first)
+        if first is None or found > first.info.id:
+            why = None
+        else:
+            why = self.lost(first)
         if why is not None:
-            asked = format_lsn(self.from_lsn) if self.from_lsn is not None else given[0]
+            asked: object = given[0]
+            if self.from_lsn is not None:
+                asked = format_lsn(self.from_lsn)
             raise WalFileCollectedError(f"the archive does not reach back to {asked}: {why}")
         return found
 
@@ -209,10 +218,8 @@ class ArchiveReading:
         chosen: RowSelection,
         columns: Collection[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        rows, seen = (
-            RowsCheck(opened.info),
-            columns is None or {"commit_lsn", "ordinal"} <= set(columns),
-        )
+        rows = RowsCheck(opened.info)
+        seen = columns is None or {"commit_lsn", "ordinal"} <= set(columns)
         with naming(opened.info.id):
             if self.options.verify and read.whole:
                 segment.verify(read.data, opened.info)
@@ -320,7 +327,9 @@ class WalReader:
         was.
         """
         opened = self.run(self.reading.open(file_id))
-        return None if opened is None else WalFile(self, opened)
+        if opened is None:
+            return None
+        return WalFile(self, opened)
 
     def files(
         self,

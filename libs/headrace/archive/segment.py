@@ -134,7 +134,8 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
     need = footer_bytes(tail)
     if need > len(tail):
         raise WalFileCorruptError("its footer is longer than the file")
-    footer, seal = tail[-need:], tail[-need - SEAL_BYTES : -need]
+    footer = tail[-need:]
+    seal = tail[-need - SEAL_BYTES : -need]
     sealed = seal.startswith(_SEAL_MARK)
     if sealed != (_SEAL_MARK in tail) or (
         sealed and seal[len(_SEAL_MARK) :] != hashlib.sha256(footer).digest()
@@ -244,7 +245,10 @@ ALL = RowSelection()
 
 def time_us(moment: datetime) -> int:
     """Microseconds since 1970, as files have times; a time without a zone is UTC's."""
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment.tzinfo:
+        aware = moment
+    else:
+        aware = moment.replace(tzinfo=UTC)
     return (aware - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -294,21 +298,21 @@ def groups(
     )
     known = () if info is None else info.groups
     spans = [known[place][:2] if known else _span(every[place]) for place in wanted]
-    start, stop = (
-        min((start for start, _ in spans), default=0),
-        max((stop for _, stop in spans), default=0),
-    )
+    start = min((start for start, _ in spans), default=0)
+    stop = max((stop for _, stop in spans), default=0)
     return Groups(wanted, len(every), start, stop)
 
 
 def _span(group: Any) -> tuple[int, int]:
     """Where a row group's pages begin and end in the file."""
-    starts, stops = [], []
+    starts = []
+    stops = []
     for place in range(group.num_columns):
         column = group.column(place)
-        start = (
-            column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-        )
+        if column.has_dictionary_page:
+            start = column.dictionary_page_offset
+        else:
+            start = column.data_page_offset
         starts.append(start)
         stops.append(start + column.total_compressed_size)
     return min(starts), max(stops)
@@ -341,8 +345,14 @@ def batches(
         wanted = groups(file.metadata, selection).wanted
         if not wanted:
             return
-        shown = None if columns is None else [name for name in SCHEMA.names if name in columns]
-        read = None if shown is None else sorted({*shown, *selection.columns})
+        if columns is None:
+            shown = None
+        else:
+            shown = [name for name in SCHEMA.names if name in columns]
+        if shown is None:
+            read = None
+        else:
+            read = sorted({*shown, *selection.columns})
         for batch in file.iter_batches(
             batch_size=GROUP_ROWS, row_groups=list(wanted), columns=read, use_threads=False
         ):
@@ -392,13 +402,14 @@ def _by_time(pc: Any, batch: pa.RecordBatch, selection: RowSelection) -> pa.Reco
 
 def _of_tables(pc: Any, batch: pa.RecordBatch, tables: Collection[tuple[str | None, str]]) -> Any:
     """Rows of these tables, and what concerns every table: gaps."""
-    schema, table = (
-        batch.column("schema").cast(pa.string()),
-        batch.column("table").cast(pa.string()),
-    )
+    schema = batch.column("schema").cast(pa.string())
+    table = batch.column("table").cast(pa.string())
     wanted = pc.equal(batch.column("operation").cast(pa.string()), "gap")
     for schema_name, name in tables:
         named = pc.equal(table, name)
-        both = named if schema_name is None else pc.and_(pc.equal(schema, schema_name), named)
+        if schema_name is None:
+            both = named
+        else:
+            both = pc.and_(pc.equal(schema, schema_name), named)
         wanted = pc.or_(wanted, pc.fill_null(both, False))
     return wanted

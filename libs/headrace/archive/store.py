@@ -112,9 +112,9 @@ class Store:
             ) from error
         # Azure has no way to ask for the last bytes: there the size is asked for first.
         self.tells_tail = not isinstance(self._store, AzureStore)
-        self._folder = (
-            Path(str(self._store.prefix)) if isinstance(self._store, LocalStore) else None
-        )
+        self._folder: Path | None = None
+        if isinstance(self._store, LocalStore):
+            self._folder = Path(str(self._store.prefix))
 
     def ask(self, request: Request) -> Any:
         """Carry a request out, blocking; what is not there is None."""
@@ -135,11 +135,10 @@ class Store:
             case Get(name, None):
                 return self._fetched(obstore.get(self._store, name))
             case Get(name, size):
-                whole = (
-                    None
-                    if self.tells_tail
-                    else self._metadata(obstore.head(self._store, name)).size
-                )
+                if self.tells_tail:
+                    whole = None
+                else:
+                    whole = self._metadata(obstore.head(self._store, name)).size
                 return self._fetched(
                     obstore.get(self._store, name, options=_tail(size or 0, whole))
                 )
@@ -284,11 +283,10 @@ class Store:
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise FileTakenError(f"{request} was written by somebody else") from error
         except _FAILURES as error:
-            where = (
-                f"{self.url}, listed"
-                if isinstance(request, Names)
-                else f"{self.url}/{getattr(request, 'name', '')}"
-            )
+            if isinstance(request, Names):
+                where = f"{self.url}, listed"
+            else:
+                where = f"{self.url}/{getattr(request, 'name', '')}"
             raise ArchiveUnreachableError(f"{where}: {_first_line(error)}") from error
 
 
@@ -325,4 +323,6 @@ def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if str(error).strip():
+        return str(error).strip().splitlines()[0]
+    return type(error).__name__

@@ -83,7 +83,9 @@ def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
     """
     mode = settings.ssl_mode
     if mode in {None, SslMode.DISABLE, SslMode.PREFER} or settings.ssl_root_cert is None:
-        return None if mode is None else str(mode)
+        if mode is None:
+            return None
+        return str(mode)
     try:
         context = ssl.create_default_context(cafile=settings.ssl_root_cert)
     except OSError as error:
@@ -313,7 +315,10 @@ class Destination:
             f"SELECT position, ordinal, stream_seq, open FROM {state} WHERE source = $1",  # noqa: S608  # checked names
             self._source,
         )
-        opened = None if row["open"] is None else Open(**json.loads(row["open"]))
+        if row["open"] is None:
+            opened = None
+        else:
+            opened = Open(**json.loads(row["open"]))
         self.state = TrailState(
             Position(row["position"], row["ordinal"]), row["stream_seq"], opened
         )

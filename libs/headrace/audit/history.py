@@ -81,14 +81,20 @@ async def row_at(
         if over or _is_anothers(json.loads(change["after"]), columns, key):
             break
         after = parse(change["after"])
-        new = after.keys() & unknown if latest is not None else after.keys()
-        unknown = unknown - new if latest is not None else set(change["unchanged"] or ())
+        new = set(after)
+        if latest is not None:
+            new &= unknown
+        if latest is not None:
+            unknown = unknown - new
+        else:
+            unknown = set(change["unchanged"] or ())
         values.update({name: after[name] for name in new})
         exact.update(
             {name: text for name, text in exact_of(change, "after").items() if name in new}
         )
         unsure.update(new if is_unsure(change) else ())
-        latest, oldest = latest or change, change if new else oldest
+        latest = latest or change
+        oldest = change if new else oldest
         if not unknown:
             break
     return TrailRow(
@@ -151,7 +157,10 @@ async def columns_by(
         arguments.append(value)
         return f"${len(arguments)}"
 
-    by = "" if change is None else f" AND ({earlier(place_of(change), argument)})"
+    if change is None:
+        by = ""
+    else:
+        by = f" AND ({earlier(place_of(change), argument)})"
     row = await connection.fetchrow(
         f"SELECT after::text AS after, unchanged FROM {table.quoted}"  # noqa: S608  # checked names
         f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
@@ -159,7 +168,9 @@ async def columns_by(
         "id DESC LIMIT 1",
         *arguments,
     )
-    return set() if row is None else set(json.loads(row["after"])) | set(row["unchanged"] or ())
+    if row is None:
+        return set()
+    return set(json.loads(row["after"])) | set(row["unchanged"] or ())
 
 
 async def later_change(
@@ -181,7 +192,10 @@ async def later_change(
         arguments.append(value)
         return f"${len(arguments)}"
 
-    moved = f"{_old_key([argument(column) for column in columns])} = $3" if columns else "false"
+    if columns:
+        moved = f"{_old_key([argument(column) for column in columns])} = $3"
+    else:
+        moved = "false"
     since = argument(change["position"])
     until = earlier(place_of(change), argument)
     found: Mapping[str, Any] | None = await connection.fetchrow(
@@ -216,8 +230,14 @@ async def _changes(
         arguments.append(value)
         return f"${len(arguments)}"
 
-    moved = f"{_old_key([argument(column) for column in columns])} = $3" if columns else "false"
-    until = f"committed_at <= {argument(at)}" if isinstance(at, datetime) else earlier(at, argument)
+    if columns:
+        moved = f"{_old_key([argument(column) for column in columns])} = $3"
+    else:
+        moved = "false"
+    if isinstance(at, datetime):
+        until = f"committed_at <= {argument(at)}"
+    else:
+        until = earlier(at, argument)
     if database is not None:
         until += f" AND database = {argument(database)}"
     return list(
@@ -234,7 +254,10 @@ async def _changes(
 def _old_key(columns: list[str]) -> str:
     """What `key_text` makes of the old row's key, in SQL."""
     values = [f"before ->> {column}" for column in columns]
-    text = values[0] if len(values) == 1 else f"array_to_json(ARRAY[{', '.join(values)}])::text"
+    if len(values) == 1:
+        text = values[0]
+    else:
+        text = f"array_to_json(ARRAY[{', '.join(values)}])::text"
     short = f"left(t, {KEY_CHARACTERS}) || '…#' || encode(sha256(convert_to(t, 'UTF8')), 'hex')"
     bounded = f"CASE WHEN octet_length(t) > {KEY_BYTES_MAX} THEN {short} ELSE t END"
     return f"(SELECT {bounded} FROM (SELECT {text}) AS k(t))"  # noqa: S608  # of arguments' numbers

@@ -81,7 +81,8 @@ class _Order:
         )
 
     def _names_it(self, reference: Reference, child: Change, parent: Change) -> bool:
-        row, named = self._before(child), self._before(parent)
+        row = self._before(child)
+        named = self._before(parent)
         if not row.keys() >= {*reference.columns} or not named.keys() >= {*reference.keys}:
             return True
         values = [row[name] for name in reference.columns]
@@ -90,7 +91,8 @@ class _Order:
     def _before(self, change: Change) -> dict[str, Any]:
         found = self._befores.get(str(change["id"]))
         if found is None:
-            found = self._befores[str(change["id"])] = json.loads(change["before"])
+            found = json.loads(change["before"])
+            self._befores[str(change["id"])] = found
         return found
 
 

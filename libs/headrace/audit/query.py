@@ -96,7 +96,8 @@ def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
     """The condition of what comes before a place; of one position, rows without an ordinal are the
     latest.
     """
-    lsn, change = argument(place.position), f"{argument(place.id)}::text::uuid"
+    lsn = argument(place.position)
+    change = f"{argument(place.id)}::text::uuid"
     if place.ordinal is None:
         here = f"ordinal IS NOT NULL OR id < {change}"
     else:

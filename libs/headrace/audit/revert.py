@@ -274,7 +274,9 @@ def _value(table: SourceTable, name: str, value: Any, exact: str | None) -> str:
 def _hex(value: Any) -> str:
     """bytea as PostgreSQL writes it; base64, from JSON events, has no backslash."""
     text = str(value)
-    return text if text.startswith("\\") else "\\x" + base64.b64decode(text).hex()
+    if text.startswith("\\"):
+        return text
+    return "\\x" + base64.b64decode(text).hex()
 
 
 def json_text(value: Any) -> str:
@@ -287,14 +289,20 @@ def json_text(value: Any) -> str:
         return f"{{{', '.join(fields)}}}"
     if isinstance(value, list):
         return f"[{', '.join(json_text(one) for one in value)}]"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Decimal):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _literal(text: str) -> str:
     """Read the same whatever standard_conforming_strings says to whoever runs it."""
     escaped = text.replace("'", "''")
-    return f"'{escaped}'" if "\\" not in text else " E'" + escaped.replace("\\", "\\\\") + "'"
+    if "\\" not in text:
+        return f"'{escaped}'"
+    return " E'" + escaped.replace("\\", "\\\\") + "'"
 
 
 def _named(names: Sequence[str]) -> str:
-    return f": {', '.join(names)}" if names else ""
+    if names:
+        return f": {', '.join(names)}"
+    return ""

@@ -42,7 +42,8 @@ COLUMNS = (
 )
 REDACTED = "[redacted]"
 # A B-tree's entry has at most 2,704 bytes.
-KEY_BYTES_MAX, KEY_CHARACTERS = 1000, 200
+KEY_BYTES_MAX = 1000
+KEY_CHARACTERS = 200
 _NULL = b"\\N"
 _LITERAL = frozenset("{[")
 _BINARY = frozenset({"bytea", "bytea[]"})
@@ -94,7 +95,8 @@ class TableBook:
         key = event.payload.get("key")
         if key is None:
             return False
-        names, key = (event.schema, event.table), tuple(key)
+        names = (event.schema, event.table)
+        key = tuple(key)
         noted = self.tables.get(names, _UNKNOWN)
         if noted.key == key:
             return False
@@ -123,7 +125,10 @@ class TableBook:
         """
         for names, noted in found.items():
             known = self.tables.get(names)
-            self.tables[names] = noted if known is None else replace(known, binary=noted.binary)
+            if known is None:
+                self.tables[names] = noted
+            else:
+                self.tables[names] = replace(known, binary=noted.binary)
 
 
 @dataclass(slots=True)
@@ -154,32 +159,40 @@ class RowMaker:
 
     def line(self, event: Event, queued_at: bytes) -> bytes:
         """A change's fields up to its context."""
-        payload, (lsn, seq), operation = event.payload, event.position, event.operation
+        payload = event.payload
+        (lsn, seq) = event.position
+        operation = event.operation
         if lsn != self._lsn:
             self._begin(lsn, payload["tx"])
         names = (event.schema, event.table)
         data = payload.get("data") or _NOTHING
         if operation == "INSERT":
-            before, after, unchanged = _NOTHING, data, payload.get("unchanged")
+            before = _NOTHING
+            after = data
+            unchanged = payload.get("unchanged")
         else:
             before, after, unchanged = _sides(
                 operation, data, payload.get("old"), payload.get("unchanged")
             )
         noted = self.book.tables.get(names, _UNKNOWN)
         if noted.binary:
-            before, after = _hexed(before, noted.binary), _hexed(after, noted.binary)
+            before = _hexed(before, noted.binary)
+            after = _hexed(after, noted.binary)
         hidden = self._hidden.get(names)
         if hidden is None:
-            hidden = self._hidden[names] = self.redact.hidden_columns(*names)
+            hidden = self.redact.hidden_columns(*names)
+            self._hidden[names] = hidden
         if hidden:
-            before, after = _redacted(before, hidden), _redacted(after, hidden)
+            before = _redacted(before, hidden)
+            after = _redacted(after, hidden)
         was, now = _NO_TEXTS
         if "exact" in payload or "exact_old" in payload:
             was, now = _exact_sides(payload, before, after, hidden)
         before_text = escaped_row(before, was) if before else EMPTY
         after_text = escaped_row(after, now) if after else EMPTY
         if b"\\u" in before_text or b"\\u" in after_text:
-            was, now = {**not_in_jsonb(before), **was}, {**not_in_jsonb(after), **now}
+            was = {**not_in_jsonb(before), **was}
+            now = {**not_in_jsonb(after), **now}
         key = payload.get("key")
         low = b"%016x" % (self._low | seq << 14)
         return b"%b%b-%b%b%b\t%b\t%b%b%d%b%b%b" % (
@@ -219,11 +232,13 @@ class RowMaker:
         names = (event.schema, event.table, event.operation)
         head = self._heads.get(names)
         if head is None:
-            operation = self.insert_as if event.operation == "INSERT" else event.operation
+            if event.operation == "INSERT":
+                operation = self.insert_as
+            else:
+                operation = event.operation
             fields = (self.database, event.schema, event.table, operation)
-            head = self._heads[names] = (
-                b"\t" + b"\t".join(escaped(one.encode()) for one in fields) + b"\t"
-            )
+            head = b"\t" + b"\t".join(escaped(one.encode()) for one in fields) + b"\t"
+            self._heads[names] = head
         return head
 
 
@@ -308,7 +323,9 @@ def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequenc
         return b"%d" % only
     found = {name: values[name] if name in values else before.get(name) for name in key}
     text = key_text(found, key)
-    return _NULL if text is None else escaped(text.encode(errors="replace"))
+    if text is None:
+        return _NULL
+    return escaped(text.encode(errors="replace"))
 
 
 def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
@@ -316,9 +333,10 @@ def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
     found = [values.get(name) for name in key]
     if not key or None in found:
         return None
-    text = (
-        _one(found[0]) if len(found) == 1 else orjson.dumps([_one(one) for one in found]).decode()
-    )
+    if len(found) == 1:
+        text = _one(found[0])
+    else:
+        text = orjson.dumps([_one(one) for one in found]).decode()
     raw = text.encode(errors="replace")
     if len(raw) > KEY_BYTES_MAX:
         return f"{text[:KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"
@@ -329,10 +347,14 @@ def _one(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
-        return "true" if value else "false"
+        if value:
+            return "true"
+        return "false"
     if isinstance(value, bytes):
         return "\\x" + value.hex()
-    return str(value) if isinstance(value, int | float) else orjson.dumps(value).decode()
+    if isinstance(value, int | float):
+        return str(value)
+    return orjson.dumps(value).decode()
 
 
 def _array(names: list[str]) -> bytes:

@@ -71,7 +71,8 @@ class Batch:
             size += len(line) + len(context) + 1
             if size >= bytes_max:
                 yield b"".join(held)
-                held, size = [], 0
+                held = []
+                size = 0
         if held:
             yield b"".join(held)
 
@@ -97,11 +98,9 @@ class Stitcher:
 
     def __post_init__(self) -> None:
         if self.open is not None:
-            self._lsn, self._first_at, self._several = (
-                self.open.lsn,
-                self.open.first_at,
-                self.open.several,
-            )
+            self._lsn = self.open.lsn
+            self._first_at = self.open.first_at
+            self._several = self.open.several
             self._set(self.open.context)
 
     @property
@@ -116,7 +115,9 @@ class Stitcher:
     @property
     def ready(self) -> Batch | None:
         """What `cut` would give out now."""
-        return self._whole if self._whole.position is not None else None
+        if self._whole.position is not None:
+            return self._whole
+        return None
 
     def add(self, event: Event, line: bytes | None) -> None:
         """The next event; `line` is its row, None for one that has none."""
@@ -137,7 +138,8 @@ class Stitcher:
             self._end()
             whole = self._whole
             whole.transactions += 1
-            whole.position, whole.stream_seq = event.position, event.stream_seq
+            whole.position = event.position
+            whole.stream_seq = event.stream_seq
         elif len(self._rows) >= self.whole_rows_max or self._bytes >= self.whole_bytes_max:
             self._part(event)
 
@@ -156,7 +158,8 @@ class Stitcher:
         place.
         """
         if self._whole.position is None:
-            self._whole.position, self._whole.stream_seq = batch.position, batch.stream_seq
+            self._whole.position = batch.position
+            self._whole.stream_seq = batch.stream_seq
             self._whole.open = batch.open
         self._whole.transactions += batch.transactions
 
@@ -164,7 +167,9 @@ class Stitcher:
         """All that may be committed now."""
         if self._whole.position is None:
             return None
-        batch, self._whole, self._whole_bytes = self._whole, Batch(), 0
+        batch = self._whole
+        self._whole = Batch()
+        self._whole_bytes = 0
         return batch
 
     def _begin(self, lsn: int) -> None:
@@ -176,11 +181,10 @@ class Stitcher:
 
     def _hear(self, event: Event) -> None:
         content = event.payload.get("content")
-        text = (
-            content.decode(errors="backslashreplace")
-            if isinstance(content, bytes)
-            else str(content)
-        )
+        if isinstance(content, bytes):
+            text = content.decode(errors="backslashreplace")
+        else:
+            text = str(content)
         if self._first_at is None:
             self._first_at = event.position.seq
         elif text != self._context:
@@ -193,7 +197,10 @@ class Stitcher:
 
     def _set(self, context: str | None) -> None:
         self._context = context
-        self._encoded = EMPTY if context is None else escaped(context_json(context))
+        if context is None:
+            self._encoded = EMPTY
+        else:
+            self._encoded = escaped(context_json(context))
 
     def _end(self) -> None:
         """Give the rows before the first message the only context there was, if there was one."""
@@ -201,7 +208,10 @@ class Stitcher:
             self._whole.open = None
             self._move(EMPTY)
             return
-        only = self._encoded if self._first_at is not None and not self._several else EMPTY
+        if self._first_at is not None and not self._several:
+            only = self._encoded
+        else:
+            only = EMPTY
         if (
             self.open is not None
             and self._context is not None
@@ -212,8 +222,10 @@ class Stitcher:
                 Patch(self._lsn, self._first_at, context_json(self._context))
             )
         self._move(only)
-        self.open, self._whole.open = None, None
-        self._first_at, self._several = None, False
+        self.open = None
+        self._whole.open = None
+        self._first_at = None
+        self._several = False
         self._set(None)
 
     def _part(self, event: Event) -> None:
@@ -221,8 +233,10 @@ class Stitcher:
         far is kept.
         """
         self._move(EMPTY)
-        self.open = self._whole.open = Open(self._lsn, self._context, self._first_at, self._several)
-        self._whole.position, self._whole.stream_seq = event.position, event.stream_seq
+        self.open = Open(self._lsn, self._context, self._first_at, self._several)
+        self._whole.open = self.open
+        self._whole.position = event.position
+        self._whole.stream_seq = event.stream_seq
 
     def _move(self, early: bytes) -> None:
         whole = self._whole
@@ -232,4 +246,6 @@ class Stitcher:
         else:
             whole.contexts += [early if one is None else one for one in self._contexts]
         self._whole_bytes += self._bytes
-        self._rows, self._contexts, self._bytes = [], [], 0
+        self._rows = []
+        self._contexts = []
+        self._bytes = 0

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from headrace.audit.settings import AuditSettings, Partitions
 
-STATE, TABLES, GAPS = "headrace_audit_state", "headrace_audit_tables", "headrace_audit_gaps"
+STATE = "headrace_audit_state"
+TABLES = "headrace_audit_tables"
+GAPS = "headrace_audit_gaps"
 
 _COLUMNS = """
     id uuid NOT NULL DEFAULT gen_random_uuid(),
@@ -118,7 +120,10 @@ class AuditTable:
     def create(self) -> str:
         """A new audit table. A partitioned table's keys must have the column it is partitioned by."""
         also = ", committed_at" if self.partitioned else ""
-        tail = " PARTITION BY RANGE (committed_at)" if self.partitioned else ""
+        if self.partitioned:
+            tail = " PARTITION BY RANGE (committed_at)"
+        else:
+            tail = ""
         return (
             f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
             + self.upgrade()

@@ -23,9 +23,11 @@ _NOT_JSONB = re.compile(r"\\u|[0-9][eE][+-]?[0-9]{4}|[0-9.]{16000}")
 _EXPONENT = re.compile(r"[0-9][eE]")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # Its digits before the point, and behind it.
-_NUMERIC_MOST, _NUMERIC_LEAST = 131_000, -16_000
+_NUMERIC_MOST = 131_000
+_NUMERIC_LEAST = -16_000
 # What bemi-sqlalchemy's comments end with, behind the context's own fields.
-_STATEMENT, _NESTED_MAX = ', "SQL":', 20
+_STATEMENT = ', "SQL":'
+_NESTED_MAX = 20
 TEXT_KEY = "_text"
 EMPTY = b"{}"
 
@@ -97,7 +99,9 @@ def context_json(text: str) -> bytes:
     if parsed is None:
         return EMPTY
     # The text itself, so that PostgreSQL reads its numbers to the last digit.
-    return _slowly(parsed) if b"\\u0000" in raw else raw
+    if b"\\u0000" in raw:
+        return _slowly(parsed)
+    return raw
 
 
 def _parsed(raw: bytes, text: str) -> Any:
@@ -136,11 +140,9 @@ def _salvaged(text: str) -> dict[str, Any] | None:
         except (orjson.JSONDecodeError, UnicodeEncodeError):
             continue
         rest = text[at + len(_STATEMENT) :].removeprefix(' "')
-        return (
-            {**fields, "SQL": rest.removesuffix("}").removesuffix('"')}
-            if isinstance(fields, dict)
-            else None
-        )
+        if isinstance(fields, dict):
+            return {**fields, "SQL": rest.removesuffix("}").removesuffix('"')}
+        return None
     return None
 
 
@@ -157,12 +159,15 @@ def escaped_row(values: Mapping[str, Any], exact: Mapping[str, str] | None = Non
     if exact:
         # Such a text may have line breaks between its tokens.
         return escaped(text)
-    return text.replace(b"\\", b"\\\\") if b"\\" in text else text
+    if b"\\" in text:
+        return text.replace(b"\\", b"\\\\")
+    return text
 
 
 def escaped(text: bytes) -> bytes:
     """A field of COPY's text format."""
-    text = text.replace(b"\\", b"\\\\") if b"\\" in text else text
+    if b"\\" in text:
+        text = text.replace(b"\\", b"\\\\")
     if b"\n" in text or b"\t" in text or b"\r" in text:
         text = text.replace(b"\n", b"\\n").replace(b"\t", b"\\t").replace(b"\r", b"\\r")
     return text
@@ -190,11 +195,17 @@ def _clean(value: object) -> object:
     if isinstance(value, str):
         return _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        if value > 0:
+            return "Infinity"
+        return "-Infinity"
     if isinstance(value, bytes):
         return _hex(value)
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Mapping):
         return {str(_clean(str(name))): _clean(one) for name, one in value.items()}
-    return [_clean(one) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_clean(one) for one in value]
+    return value

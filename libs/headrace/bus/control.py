@@ -86,7 +86,8 @@ def decode(data: bytes) -> Control:
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
         raise DecodeError(f"a malformed control message: {error}") from error
     for name in message.__slots__:
-        expected, value = _TYPES.get(name, int), getattr(message, name)
+        expected = _TYPES.get(name, int)
+        value = getattr(message, name)
         if type(value) is not expected:
             raise DecodeError(
                 f"a malformed control message: {name} is not of type {expected.__name__}"

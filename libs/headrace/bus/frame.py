@@ -156,8 +156,11 @@ def decode_open(frame: bytes) -> Opening:
 
 def decode_entries(frame: bytes) -> list[Entry]:
     entries: list[Entry] = []
-    add, head, overhead = entries.append, _ENTRY.unpack_from, _ENTRY.size
-    at, end = _HEADER.size, len(frame)
+    add = entries.append
+    head = _ENTRY.unpack_from
+    overhead = _ENTRY.size
+    at = _HEADER.size
+    end = len(frame)
     while at < end:
         if end - at < overhead:
             raise DecodeError("a frame ends inside an entry's head")

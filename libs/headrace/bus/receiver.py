@@ -97,18 +97,18 @@ class FrameReceiver:
 
     def _stale(self, head: Header, now: float) -> Received:
         # A wal-reader whose clock is behind must hear which epochs have been.
-        return (
-            self._break("an epoch below one already seen", now)
-            if head.kind is FrameKind.OPEN
-            else _NOTHING
-        )
+        if head.kind is FrameKind.OPEN:
+            return self._break("an epoch below one already seen", now)
+        return _NOTHING
 
     def _open(self, head: Header, opening: Opening, now: float) -> Received:
         if head.epoch == self.epoch:
             return _NOTHING
         if opening.sessions.get(self._confirmer) != self._session:
             return Received(reply=self.join())
-        self.epoch, self.seq, self.confirmed_lsn = head.epoch, 0, 0
+        self.epoch = head.epoch
+        self.seq = 0
+        self.confirmed_lsn = 0
         self._part = None
         self._broken = False
         self._heard_at = now
@@ -140,7 +140,8 @@ class FrameReceiver:
         if len(self._part) < part.total:
             # The rest may wait for the credit of this one.
             return Received(confirm=True)
-        message, self._part = bytes(self._part), None
+        message = bytes(self._part)
+        self._part = None
         return Received(entries=((part.lsn, message),))
 
     def _break(self, reason: str, now: float, epoch: int | None = None) -> Received:

@@ -114,7 +114,9 @@ class FrameSender:
         known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
         least = min(known.values())
         late = [name for name, lsn in known.items() if lsn == least]
-        return late[0] if len(late) == 1 < len(known) else None
+        if len(late) == 1 < len(known):
+            return late[0]
+        return None
 
     @property
     def has_credit(self) -> bool:
@@ -131,7 +133,8 @@ class FrameSender:
 
     def begin(self, opening: Opening, *, clock_ns: int, now: float) -> bytes:
         """Begin a new epoch, above every one that anyone has named; the OPEN frame to send first."""
-        self.epoch = self._highest_epoch = self._next_epoch(clock_ns)
+        self.epoch = self._next_epoch(clock_ns)
+        self._highest_epoch = self.epoch
         self.seq = 0
         self.in_flight_bytes = 0
         self._sent.clear()
@@ -143,7 +146,8 @@ class FrameSender:
             confirmer.settled = False
         self._floor_lsn = 0
         for hold in self._holds.values():
-            hold.slot_s, hold.left_lsn = 0.0, 0
+            hold.slot_s = 0.0
+            hold.left_lsn = 0
         self._opened_at = now
         self.open = True
         return frame.encode_open(self.epoch, opening)
@@ -151,7 +155,9 @@ class FrameSender:
     def _next_epoch(self, clock_ns: int) -> int:
         least = max(clock_ns, self._highest_epoch + 1)
         epoch = (least >> LIFE_BITS << LIFE_BITS) | self._life
-        return epoch if epoch >= least else epoch + (1 << LIFE_BITS)
+        if epoch >= least:
+            return epoch
+        return epoch + (1 << LIFE_BITS)
 
     def close(self) -> None:
         """The replication stream ended: what was packed is void, a new epoch must begin."""
@@ -226,7 +232,8 @@ class FrameSender:
 
     def tick(self, now: float) -> list[str]:
         """Let go of the optional confirmers that held the others up for too long; their names."""
-        since, self._ticked_at = min(TICK_S_MAX, now - self._ticked_at), now
+        since = min(TICK_S_MAX, now - self._ticked_at)
+        self._ticked_at = now
         late = []
         for name in sorted(self._awaited - self._required):
             hold = self._holds[name]
@@ -281,7 +288,9 @@ class FrameSender:
             self._await(join.confirmer)
             self._confirmers[join.confirmer] = _Confirmer(join.session)
             self.open = False
-            return Action.NONE if self.missing else Action.OPEN
+            if self.missing:
+                return Action.NONE
+            return Action.OPEN
         follows = not self.open or join.epoch == self.epoch or now - self._opened_at < JOIN_GRACE_S
         if follows or self.missing or not self._may_interrupt(join.confirmer, now):
             return Action.NONE
@@ -293,7 +302,9 @@ class FrameSender:
             return self._on_join(Join(restart.confirmer, restart.session, restart.epoch), now)
         if not self._may_interrupt(restart.confirmer, now):
             return Action.NONE
-        return Action.OPEN if self.open and restart.epoch >= self.epoch else Action.NONE
+        if self.open and restart.epoch >= self.epoch:
+            return Action.OPEN
+        return Action.NONE
 
     def _on_confirm(self, confirm: Confirm) -> None:
         known = self._confirmers.get(confirm.confirmer)

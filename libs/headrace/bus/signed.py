@@ -24,11 +24,9 @@ def signature(token: str, *parts: object) -> str:
 
 def command(token: str | None, what: str, slot: str, now: float) -> bytes:
     """The payload of a command that takes effect at once, such as a stop."""
-    body = (
-        {"at": now}
-        if token is None
-        else {"at": now, "signature": signature(token, what, slot, now)}
-    )
+    body: dict[str, object] = {"at": now}
+    if token is not None:
+        body["signature"] = signature(token, what, slot, now)
     return bytes(msgpack.packb(body))
 
 
@@ -36,7 +34,8 @@ def is_obeyed(token: str | None, what: str, slot: str, data: bytes, now: float) 
     """Whether a service with this token does what the payload says."""
     try:
         body = msgpack.unpackb(data)
-        at, given = body["at"], body.get("signature", "")
+        at = body["at"]
+        given = body.get("signature", "")
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException):
         # An answer of the server that somebody sent astray is no command.
         return False
@@ -48,9 +47,9 @@ def is_obeyed(token: str | None, what: str, slot: str, data: bytes, now: float) 
 def signed(token: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
     """A record that is kept, with its signature."""
     plain = dict(record)
-    return (
-        plain if token is None else {**plain, "signature": signature(token, *sorted(plain.items()))}
-    )
+    if token is None:
+        return plain
+    return {**plain, "signature": signature(token, *sorted(plain.items()))}
 
 
 def is_signed(token: str | None, record: Mapping[str, Any]) -> bool:

@@ -33,5 +33,8 @@ async def behind(js: JetStreamContext, stream: str, settled_seq: int) -> Behind:
     except NotFoundError:
         # Discarded since the stream was asked: nothing is left to wait for.
         return Behind()
-    age_s = (datetime.now(UTC) - oldest).total_seconds() if oldest is not None else 0.0
+    if oldest is not None:
+        age_s = (datetime.now(UTC) - oldest).total_seconds()
+    else:
+        age_s = 0.0
     return Behind(state.last_seq - settled_seq, round(max(0.0, age_s), 3))

@@ -82,7 +82,9 @@ def _event(payload: object, subject: str, stream_seq: int, *, batch: bool, close
     if not isinstance(payload, dict):
         raise DecodeError(f"a message on {subject} that is not an event")
     get = payload.get
-    source, schema, table = str(get("source", "")), str(get("schema", "")), str(get("table", ""))
+    source = str(get("source", ""))
+    schema = str(get("schema", ""))
+    table = str(get("table", ""))
     position = events.position_of(payload)
     lane = f"{source}/{schema}.{table}" if batch else source
     operation = str(get("operation", ""))

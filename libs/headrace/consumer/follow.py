@@ -167,11 +167,8 @@ class Consumer:
         So are those given out before it and not said to be done yet, if they are named.
         """
         assert self._current is event, "done() must name the event that was given out last"
-        advancing = (
-            event
-            if event.advances
-            else next((one for one in reversed(with_those_before) if one.advances), None)
-        )
+        done = (event, *reversed(with_those_before))
+        advancing = next((one for one in done if one.advances), None)
         if advancing is not None:
             mark = Watermark(
                 advancing.position, event.stream_seq if event.closes else self._seen_seq
@@ -263,7 +260,8 @@ class Consumer:
         Messages before a hole are read first: a reader that records the loss and continues after it
         then has everything before it.
         """
-        first, last = messages[0][0], messages[-1][0]
+        first = messages[0][0]
+        last = messages[-1][0]
         at = first - 1 if self._read_seq is None else self._read_seq
         if last <= at:
             return len(messages)
@@ -420,7 +418,9 @@ async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int 
     except NotFoundError:
         return None
     await js.delete_consumer(stream, durable)
-    return int(info.ack_floor.stream_seq) if info.ack_floor else 0
+    if info.ack_floor:
+        return int(info.ack_floor.stream_seq)
+    return 0
 
 
 def _takes_all(subscription: Subscription, info: StreamInfo) -> bool:
@@ -447,4 +447,6 @@ def _before_start(subscription: Subscription, info: StreamInfo, *, is_new: bool)
     """
     if subscription.start_seq is not None:
         return subscription.start_seq - 1
-    return int(info.state.last_seq) if is_new and subscription.start is Start.NEW else None
+    if is_new and subscription.start is Start.NEW:
+        return int(info.state.last_seq)
+    return None

@@ -36,12 +36,14 @@ log = logs.logger("consumer")
 MESSAGES_MAX = 4000
 BYTES_MAX = 4 << 20
 # What is read at a time.
-READ_MESSAGES, READ_BYTES = 500, 1 << 20
+READ_MESSAGES = 500
+READ_BYTES = 1 << 20
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
 SILENCE_S = 2.5 * HEARTBEAT_S
 LOOK_S = 1.0
-RETRY_S, RETRY_S_MAX = 0.1, 2.0
+RETRY_S = 0.1
+RETRY_S_MAX = 2.0
 TROUBLE_S = 10.0
 INACTIVE_S = 60.0
 ACK_WAIT_S = 300.0
@@ -143,7 +145,8 @@ class Pull:
         size = max(self.bytes_max, 2 * (self.client.max_payload + _OVERHEAD_BYTES))
         self._room = Room(self.messages_max, size)
         if self.start_seq is not None:
-            self._received = self._done = self.start_seq - 1
+            self._received = self.start_seq - 1
+            self._done = self._received
 
     @property
     def has_more(self) -> bool:
@@ -170,7 +173,8 @@ class Pull:
         """Some of what has come, in order; empty where nothing came in time."""
         if not self._held:
             await self._wait(wait_s)
-        held, size = self._held, 0
+        held = self._held
+        size = 0
         found: list[Delivered] = []
         while held and len(found) < READ_MESSAGES and size < READ_BYTES:
             found.append(held.popleft())
@@ -212,7 +216,9 @@ class Pull:
         except NotFoundError:
             return None
         given = info.delivered.consumer_seq if info.delivered else 0
-        return int(info.num_pending or 0) if given == self._given and not self._held else None
+        if given == self._given and not self._held:
+            return int(info.num_pending or 0)
+        return None
 
     async def _wait(self, wait_s: float) -> None:
         deadline = time.monotonic() + wait_s
@@ -321,7 +327,8 @@ class Pull:
         self._reconnects = self.client.stats["reconnects"]
         self._listening = await bulk.listen(self.client, self._inbox, self._hear)
         await self._js.add_consumer(self.stream, config=self._config())
-        self._given, self._doubt = 0, None
+        self._given = 0
+        self._doubt = None
         self._replies.clear()
         self._room.forget()
         await self._ask()
@@ -340,17 +347,21 @@ class Pull:
             metadata={_READER: self._inbox},
         )
         if start := self._start():
-            config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, start
+            config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
+            config.opt_start_seq = start
         return config
 
     def _start(self) -> int:
         """The first sequence to be given; 0 for the first there is."""
         if not self._stored:
             return self.start_seq or 0
-        return min(self._done + 1, self._received) if self.durable else self._received
+        if self.durable:
+            return min(self._done + 1, self._received)
+        return self._received
 
     async def _leave(self) -> None:
-        listening, self._listening = self._listening, None
+        listening = self._listening
+        self._listening = None
         if listening is not None:
             with contextlib.suppress(NatsError, OSError):
                 await listening.end()
@@ -375,7 +386,8 @@ class Pull:
         self._check_connection()
         self._heard_at = time.monotonic()
         before = len(self._held)
-        came, size = self._given, 0
+        came = self._given
+        size = 0
         try:
             for subject, reply, header, payload in arrivals:
                 if self._doubt is not None:
@@ -386,7 +398,8 @@ class Pull:
                     self._take(subject, reply, payload, header)
                 else:
                     self._room.arrived(self._given - came, size)
-                    came, size = self._given, 0
+                    came = self._given
+                    size = 0
                     self._answered(header)
         except DecodeError as error:
             self._suspect(str(error))
@@ -403,7 +416,8 @@ class Pull:
         if self.durable is not None:
             self._replies.append((stream_seq, reply))
         if stream_seq > self._received:
-            self._received, self._stored = stream_seq, stored
+            self._received = stream_seq
+            self._stored = stored
             self._held.append((stream_seq, subject, payload, header))
             self._room.hold(1, len(payload))
         elif stream_seq == self._received and stored != self._stored != b"":

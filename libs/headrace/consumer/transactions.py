@@ -97,7 +97,8 @@ class Transactions:
         self._open.append(event)
 
     def _take(self, *, ends: bool) -> Transaction:
-        events, self._open = tuple(self._open), []
+        events = tuple(self._open)
+        self._open = []
         return Transaction(events, ends)
 
 

@@ -42,10 +42,14 @@ class Lists:
             nonlocal unclear
             found = self.element(value)
             unclear = unclear or isinstance(found, Inexact) or value.lstrip()[:1] == b"["
-            return found.native if isinstance(found, Inexact) else found
+            if isinstance(found, Inexact):
+                return found.native
+            return found
 
         array = parse_array(literal, document if self.documents else self.element, self.delimiter)
-        return Inexact(array, text(literal)) if unclear else array
+        if unclear:
+            return Inexact(array, text(literal))
+        return array
 
 
 def parse_array(
@@ -90,7 +94,9 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
     """Each token is one element with the braces around it; `path` is the lists that are open."""
     outer: list[Any] = []
     path: list[list[Any]] = [outer]
-    depth, at, more = 0, 0, True
+    depth = 0
+    at = 0
+    more = True
     match = _tokens(delimiter).match
     while more:
         token = match(body, at)
@@ -110,7 +116,8 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
             else element(_ESCAPE.sub(rb"\1", quoted))
         )
         del path[depth - closed :]
-        at, more = token.end(), bool(token["mark"])
+        at = token.end()
+        more = bool(token["mark"])
     if len(path) != 1 or len(outer) != 1:
         raise DecodeError("an array's literal is not one pair of braces")
     result: list[Any] = outer[0]

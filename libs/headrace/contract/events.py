@@ -105,7 +105,9 @@ def complete_before(header: bytes) -> int:
     it has none.
     """
     found = _COMPLETE.search(header) or _FLOOR.search(header)
-    return int(found[1]) if found else 0
+    if found:
+        return int(found[1])
+    return 0
 
 
 def as_bridge(payload: Payload) -> Payload:
@@ -153,8 +155,13 @@ def pieces(payload: Payload, holes: Collection[str], encoding: Encoding) -> list
     Whoever writes values between the pieces, in the order of the keys, has the bytes of the whole
     payload.
     """
-    write, json_ = writer(encoding), encoding is Encoding.JSON
-    cut, piece = [], b"{" if json_ else bytes(msgpack.Packer().pack_map_header(len(payload)))
+    write = writer(encoding)
+    json_ = encoding is Encoding.JSON
+    cut = []
+    if json_:
+        piece = b"{"
+    else:
+        piece = bytes(msgpack.Packer().pack_map_header(len(payload)))
     for index, (key, value) in enumerate(payload.items()):
         piece += (b"," if json_ and index else b"") + write(key) + (b":" if json_ else b"")
         if key in holes:

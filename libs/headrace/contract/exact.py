@@ -35,7 +35,9 @@ class Inexact:
 
 def native(value: object) -> object:
     """A converter's value without what it loses."""
-    return value.native if isinstance(value, Inexact) else value
+    if isinstance(value, Inexact):
+        return value.native
+    return value
 
 
 class ExactText(str):
@@ -52,7 +54,9 @@ def row(payload: Mapping[str, Any]) -> Row:
 def old_row(payload: Mapping[str, Any]) -> Row | None:
     """The `old` of an event."""
     old = payload.get("old")
-    return None if old is None else _merged(old, payload.get("exact_old"))
+    if old is None:
+        return None
+    return _merged(old, payload.get("exact_old"))
 
 
 def rows(payload: Mapping[str, Any]) -> Sequence[Row]:

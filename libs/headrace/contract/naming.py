@@ -53,7 +53,9 @@ def table_token(schema: str, table: str) -> str:
     name = _encode_part(table)
     if schema != PUBLIC:
         return f"{_encode_part(schema)}{_SEPARATOR}{name}"
-    return f"=5F{name[1:]}" if name in RESERVED_TOKENS else name
+    if name in RESERVED_TOKENS:
+        return f"=5F{name[1:]}"
+    return name
 
 
 def split_table_token(token: str) -> tuple[str, str]:

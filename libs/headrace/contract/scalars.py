@@ -84,7 +84,9 @@ def number(value: bytes) -> float:
 def number_or_name(value: bytes) -> float | str:
     """A float, where JSON has a form for it; else `NaN`, `Infinity` or `-Infinity`."""
     result = number(value)
-    return result if math.isfinite(result) else text(value)
+    if math.isfinite(result):
+        return result
+    return text(value)
 
 
 def money(value: bytes) -> str:

@@ -19,7 +19,8 @@ from headrace.errors import DecodeError
 
 Change = dict[str, Any]
 
-_VARCHAR, _VARBIT = 1043, 1562
+_VARCHAR = 1043
+_VARBIT = 1562
 _WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
 
 
@@ -110,11 +111,10 @@ class TableShape:
             else column
             for column in self.columns
         )
-        key = (
-            known.primary_key
-            if {column.name for column in columns}.issuperset(known.primary_key)
-            else ()
-        )
+        if {column.name for column in columns}.issuperset(known.primary_key):
+            key = known.primary_key
+        else:
+            key = ()
         return replace(
             self, primary_key=self.primary_key or key, membership=known.membership, columns=columns
         )
@@ -332,11 +332,9 @@ def _renames(
 
 def _given(column: ColumnShape) -> Change:
     """The value that all rows have in this column which were there before it."""
-    return (
-        {}
-        if column.fill is None
-        else {"filled": column.fill.value, "filled_text": column.fill.text}
-    )
+    if column.fill is None:
+        return {}
+    return {"filled": column.fill.value, "filled_text": column.fill.text}
 
 
 def _accounted(old: TableShape, new: TableShape) -> bool:
@@ -361,7 +359,10 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
     by_name = {column.name: column for column in old.columns}
     pairs = {}
     for column in new.columns:
-        before = by_number.get(column.number) if column.number else None
+        if column.number:
+            before = by_number.get(column.number)
+        else:
+            before = None
         namesake = by_name.get(column.name)
         if (
             before is None

@@ -27,12 +27,16 @@ class Name:
     quoted: bool = False
 
     def matches(self, name: str) -> bool:
-        return name == self.text if self.quoted else fnmatchcase(name, self.text)
+        if self.quoted:
+            return name == self.text
+        return fnmatchcase(name, self.text)
 
 
 def listed(text: str) -> tuple[str, ...]:
     """The parts of a list that commas separate, outside quotes."""
-    parts, part, inside = [], "", False
+    parts = []
+    part = ""
+    inside = False
     for character in text:
         if character == "," and not inside:
             parts.append(part.strip())
@@ -76,7 +80,9 @@ def column_named(pattern: str, schema: str, table: str) -> str | None:
         )
     owner, name = _owner_and_name(names[:-1], pattern)
     its = (schema == PUBLIC if owner is None else owner.matches(schema)) and name.matches(table)
-    return names[-1].text if its else None
+    if its:
+        return names[-1].text
+    return None
 
 
 def _owner_and_name(names: list[Name], text: str) -> tuple[Name | None, Name]:
@@ -86,12 +92,16 @@ def _owner_and_name(names: list[Name], text: str) -> tuple[Name | None, Name]:
     if len(names) > 2 and any(name.quoted for name in names):
         raise _refusal(text)
     # Without quotes the first dot separates, as it always did.
-    rest = names[1] if len(names) == 2 else Name(".".join(name.text for name in names[1:]))
+    if len(names) == 2:
+        rest = names[1]
+    else:
+        rest = Name(".".join(name.text for name in names[1:]))
     return names[0], rest
 
 
 def _names(text: str) -> list[Name]:
-    names, place = [], 0
+    names = []
+    place = 0
     while True:
         found = _PART.match(text, place)
         if found is None:

@@ -151,7 +151,10 @@ def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Convert
         return _array_converter(
             element_oid, ";" if element_oid == type_oids.BOX else ",", options, resolve
         )
-    info = None if type_oid in _CONVERTERS[options.encoding] else resolve(type_oid)
+    if type_oid in _CONVERTERS[options.encoding]:
+        info = None
+    else:
+        info = resolve(type_oid)
     if info is not None and info.kind == TypeKind.DOMAIN:
         return converter(info.base_oid, options, resolve)
     if info is not None and info.kind == TypeKind.ARRAY:

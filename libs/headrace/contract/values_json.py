@@ -35,7 +35,8 @@ from headrace.errors import DecodeError
 NESTING_MAX = 500
 """Half of what MessagePack's and JSON's readers in Python take, since the event around it nests too."""
 
-_INT64_MIN, _UINT64_MAX = -(2**63), 2**64 - 1
+_INT64_MIN = -(2**63)
+_UINT64_MAX = 2**64 - 1
 _INT_DIGITS_MAX = 20
 
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
@@ -48,14 +49,17 @@ def native_json(value: bytes) -> object:
     if _too_deep(value):
         return _as_text(value)
     document = _same_when_written(value)
-    return _looked_at(text(value)) if document is None else document
+    if document is None:
+        return _looked_at(text(value))
+    return document
 
 
 def embedded_json(value: bytes) -> object:
     """What orjson writes for it: the text as it is, or a string where it is nested too deeply."""
     if _too_deep(value):
         return _as_text(value)
-    checked, embedded = text(value), orjson.Fragment(value)
+    checked = text(value)
+    embedded = orjson.Fragment(value)
     if _same_when_written(value) is None and isinstance(_looked_at(checked), Inexact):
         return Inexact(embedded, checked)
     return embedded
@@ -74,13 +78,17 @@ def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
     documents = _same_when_written(whole)
     if not isinstance(documents, list) or len(documents) != len(values):
         return None
-    return documents if documents.count(None) == values.count(None) else None
+    if documents.count(None) == values.count(None):
+        return documents
+    return None
 
 
 def exact_numbers(value: bytes) -> object:
     """A JSON text, with the numbers that 64 bits or a double can't hold as strings of their digits."""
     document = _same_when_written(value)
-    return _Look().read(value.decode()) if document is None else document
+    if document is None:
+        return _Look().read(value.decode())
+    return document
 
 
 def _as_text(value: bytes) -> Inexact:
@@ -97,7 +105,9 @@ def _same_when_written(value: bytes) -> object:
         written = orjson.dumps(document)
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
         return None
-    return document if written.translate(None, _SPACES) == value.translate(None, _SPACES) else None
+    if written.translate(None, _SPACES) == value.translate(None, _SPACES):
+        return document
+    return None
 
 
 class _Look:
@@ -142,7 +152,9 @@ def _looked_at(source: str) -> object:
         return Inexact(source, source)
     if _SURROGATE.search(source) and not _is_utf8(document):
         return Inexact(source, source)
-    return Inexact(document, source) if look.lost or document is None else document
+    if look.lost or document is None:
+        return Inexact(document, source)
+    return document
 
 
 def _no_constant(name: str) -> object:
@@ -168,7 +180,9 @@ def _exact_number(digits: str) -> float | str:
     number = float(digits)
     if number == 0:
         mantissa = digits.lower().partition("e")[0]
-        return number if not mantissa.strip("-0.") else digits
+        if not mantissa.strip("-0."):
+            return number
+        return digits
     if number in (float("inf"), float("-inf")) or Decimal(repr(number)) != Decimal(digits):
         return digits
     return number
@@ -188,7 +202,9 @@ def _prints_as(number: float | str, digits: str) -> bool:
 
 def _scale(digits: str) -> int:
     exponent = Decimal(digits).as_tuple().exponent
-    return max(0, -exponent) if isinstance(exponent, int) else 0
+    if isinstance(exponent, int):
+        return max(0, -exponent)
+    return 0
 
 
 def _too_deep(value: bytes) -> bool:

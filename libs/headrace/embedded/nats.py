@@ -165,7 +165,10 @@ class EmbeddedNats(EmbeddedServer):
         else:
             for name, value in self._config.items():
                 merge = isinstance(value, Mapping) and name in options
-                options[name] = {**options[name], **value} if merge else value
+                if merge:
+                    options[name] = {**options[name], **value}
+                else:
+                    options[name] = value
         lines = [f"{name}: {json.dumps(value)}" for name, value in options.items()]
         return "\n".join([*lines, text, ""])
 

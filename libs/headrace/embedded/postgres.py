@@ -97,16 +97,18 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def dsn(self, dbname: str = "postgres", user: str = SUPERUSER) -> str:
         """Return the address of a database, as libpq and asyncpg take it."""
-        secret = (
-            f":{quote(self._password, safe='')}"
-            if self._password is not None and user == SUPERUSER
-            else ""
-        )
+        if self._password is not None and user == SUPERUSER:
+            secret = f":{quote(self._password, safe='')}"
+        else:
+            secret = ""
         return f"postgresql://{quote(user, safe='')}{secret}@{LOOPBACK}:{self._port}/{quote(dbname, safe='')}"
 
     def environment(self, dbname: str = "postgres") -> dict[str, str]:
         """Return libpq's variables for a child process."""
-        secret = {} if self._password is None else {"PGPASSWORD": self._password}
+        if self._password is None:
+            secret = {}
+        else:
+            secret = {"PGPASSWORD": self._password}
         return {
             "PGHOST": LOOPBACK,
             "PGPORT": str(self._port),

@@ -90,7 +90,10 @@ def tied(
     """Return a command that ends with the thread that starts it, and runs under the account, if one
     is named.
     """
-    identity = ("-1", "-1") if account is None else (str(account.uid), str(account.gid))
+    if account is None:
+        identity = ("-1", "-1")
+    else:
+        identity = (str(account.uid), str(account.gid))
     prefix = [
         sys.executable,
         "-I",
@@ -124,7 +127,9 @@ def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[b
 
 def ended_by(status: int) -> str:
     """An exit status in words; negative for a signal."""
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"status {status}"
 
 
 def run_to_end(launch: Launch, *, timeout_s: float) -> int:
@@ -162,7 +167,10 @@ class ServerProcess:
     @property
     def ending(self) -> str:
         """How it ended; empty while it runs, and of one that was never started or was stopped."""
-        status = None if self._process is None else self._process.poll()
+        if self._process is None:
+            status = None
+        else:
+            status = self._process.poll()
         if status is None:
             return ""
         return ended_by(status)
@@ -245,13 +253,16 @@ class ServerProcess:
         again.
         """
         assert self._log is not None, "it was started"
-        said, deadline = 0, time.monotonic() + timeout_s
+        said = 0
+        deadline = time.monotonic() + timeout_s
         while not ready():
             if not self.running:
                 raise self._ended(port)
-            size, now = self._log.stat().st_size, time.monotonic()
+            size = self._log.stat().st_size
+            now = time.monotonic()
             if size != said:
-                said, deadline = size, now + timeout_s
+                said = size
+                deadline = now + timeout_s
             if now > deadline:
                 raise ServerStartError(
                     f"{self._name} was not ready, and said nothing for {timeout_s:g} s: "
@@ -309,7 +320,9 @@ def _holder(lock: int) -> tuple[int, int]:
     starting.
     """
     words = os.pread(lock, 100, 0).split()
-    return (int(words[0]), int(words[1])) if len(words) == 2 else (0, 0)
+    if len(words) == 2:
+        return (int(words[0]), int(words[1]))
+    return (0, 0)
 
 
 def _is_alive(pid: int) -> bool:

@@ -159,7 +159,9 @@ class EmbeddedServer(ABC):
     def _kept_port(self) -> int:
         kept = self.folder / "port"
         text = kept.read_text().strip() if kept.exists() else ""
-        return int(text) if text.isdigit() else 0
+        if text.isdigit():
+            return int(text)
+        return 0
 
     async def _in_thread(self, verb: Callable[[], None]) -> None:
         task = asyncio.create_task(asyncio.to_thread(verb), name=f"embedded {self.kind}")

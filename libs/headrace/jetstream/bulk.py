@@ -70,7 +70,8 @@ def _sid(subscription: Subscription) -> bytes:
 def _parser(client: Client) -> BulkParser:
     parser = client._ps  # noqa: SLF001  # there is no public way to see bytes
     if not isinstance(parser, BulkParser):
-        parser = client._ps = BulkParser(client, parser)  # noqa: SLF001  # as above
+        parser = BulkParser(client, parser)
+        client._ps = parser  # noqa: SLF001  # as above
     return parser
 
 
@@ -107,8 +108,11 @@ class BulkParser(Parser):
         self._held += len(data)
         if self._held < self._wanted:
             return
-        data = data if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces, self._held, self._wanted = [], 0, 0
+        if len(self._pieces) > 1:
+            data = b"".join(self._pieces)
+        self._pieces = []
+        self._held = 0
+        self._wanted = 0
         try:
             await self._parse(data)
         except (ValueError, IndexError) as error:
@@ -117,11 +121,9 @@ class BulkParser(Parser):
     def _take_over(self, before: Parser) -> bytes:
         """Its state, and the bytes that it has not used; it is never asked again."""
         self._before = None
-        self.state, self.needed, self.header_needed = (
-            before.state,
-            before.needed,
-            before.header_needed,
-        )
+        self.state = before.state
+        self.needed = before.needed
+        self.header_needed = before.header_needed
         self.msg_arg = before.msg_arg
         if self.state == AWAITING_CONTROL_LINE:
             return bytes(before.buf)
@@ -130,14 +132,17 @@ class BulkParser(Parser):
 
     async def _parse(self, data: bytes) -> None:
         """Hand on every command that is whole, and keep the rest."""
-        at, life = 0, self._life
+        at = 0
+        life = self._life
         while at < len(data):
             at = self._hear(data, at)
             if at == len(data):
                 return
             end = _end(data, at)
             if end > len(data):
-                self._pieces, self._held, self._wanted = [data[at:]], len(data) - at, end - at
+                self._pieces = [data[at:]]
+                self._held = len(data) - at
+                self._wanted = end - at
                 return
             await super().parse(data[at:end])
             if self._life != life:
@@ -150,7 +155,9 @@ class BulkParser(Parser):
         """Give the listeners all that comes for them from here on, up to what is another's or not
         whole; its place.
         """
-        listeners, find, size = self.listeners, data.find, len(data)
+        listeners = self.listeners
+        find = data.find
+        size = len(data)
         heard: list[Arrival] = []
         of = b""
         while (line := find(_CRLF, at)) >= 0:
@@ -163,9 +170,16 @@ class BulkParser(Parser):
                 break
             if words[2] != of:
                 self._give(of, heard)
-                heard, of = [], words[2]
-            cut = begin + int(words[-2]) if words[0] == b"HMSG" else begin
-            reply = words[3] if len(words) == _MESSAGES[words[0]] else b""
+                heard = []
+                of = words[2]
+            if words[0] == b"HMSG":
+                cut = begin + int(words[-2])
+            else:
+                cut = begin
+            if len(words) == _MESSAGES[words[0]]:
+                reply = words[3]
+            else:
+                reply = b""
             heard.append((words[1], reply, data[begin:cut], data[cut:end]))
             at = end + 2
         self._give(of, heard)
@@ -184,5 +198,8 @@ def _end(data: bytes, at: int) -> int:
     if line < 0:
         return len(data) + 1
     words = data[at:line].split()
-    body = int(words[-1]) + len(_CRLF) if words and words[0] in _MESSAGES else 0
+    if words and words[0] in _MESSAGES:
+        body = int(words[-1]) + len(_CRLF)
+    else:
+        body = 0
     return line + len(_CRLF) + body

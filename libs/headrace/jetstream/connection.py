@@ -30,7 +30,8 @@ from headrace.timing.backoff import Backoff
 
 log = logs.logger("nats")
 
-CONNECT_RETRY_S, CONNECT_RETRY_S_MAX = 0.2, 5.0
+CONNECT_RETRY_S = 0.2
+CONNECT_RETRY_S_MAX = 5.0
 _SCHEMES = ("nats", "tls", "ws", "wss")
 
 
@@ -65,7 +66,10 @@ class NatsUnreachableError(HeadraceError):
 
 def servers(settings: NatsSettings) -> list[str]:
     """The URLs to connect to."""
-    raw = settings.url.split(",") if settings.url else [settings.host]
+    if settings.url:
+        raw = settings.url.split(",")
+    else:
+        raw = [settings.host]
     urls = [url.strip() for url in raw if url.strip()]
     if not urls:
         raise SettingError("NATS_URL names no server", remedy="Set it to nats://host:4222.")

@@ -37,14 +37,18 @@ _GIB = 1024 * _MIB
 # The account's limit is reached, no peer has room, or the server does not.
 _NO_ROOM = frozenset({10002, 10005, 10023, 10047})
 _REFUSED = "permissions violation"
-_PAUSE_S, _PAUSE_S_MAX = 0.1, 5.0
+_PAUSE_S = 0.1
+_PAUSE_S_MAX = 5.0
 # No answer may be a server that starts, or rights that are missing: it is asked again so often.
 SILENT_MAX = 3
 
 
 def declared(settings: StreamSettings) -> list[StreamConfig]:
     """Every stream (a KV bucket is one too) of the suite."""
-    discard = DiscardPolicy.NEW if settings.retention is Retention.STRICT else DiscardPolicy.OLD
+    if settings.retention is Retention.STRICT:
+        discard = DiscardPolicy.NEW
+    else:
+        discard = DiscardPolicy.OLD
     common = StreamConfig(
         storage=StorageType.FILE, num_replicas=settings.replicas, allow_direct=True
     )
@@ -156,7 +160,8 @@ async def ensure_patiently(scope: Scope, js: JetStreamContext, settings: StreamS
 
 
 def _report(scope: Scope, error: HeadraceError) -> None:
-    part, other = "jetstream", "stream"
+    part = "jetstream"
+    other = "stream"
     if isinstance(error, NoRoomError):
         part, other = other, part
     scope.health.block(part, str(error))
@@ -207,7 +212,8 @@ def _unknown_to_old_server(error: APIError) -> bool:
 
 
 def _explained(error: Exception, config: StreamConfig, js: JetStreamContext) -> HeadraceError:
-    name, subjects = config.name, ",".join(config.subjects or [])
+    name = config.name
+    subjects = ",".join(config.subjects or [])
     command = f"nats stream add {name} --subjects '{subjects}' --defaults"
     if isinstance(error, NoRespondersError | ServiceUnavailableError):
         return JetStreamError(

@@ -67,10 +67,16 @@ def status(header: bytes) -> Status | None:
 
     def count(name: str) -> int | None:
         value = fields.get(name, "")
-        return int(value) if value.isdigit() else None
+        if value.isdigit():
+            return int(value)
+        return None
 
-    messages, size = count("Nats-Pending-Messages"), count("Nats-Pending-Bytes")
-    pending = None if messages is None or size is None else (messages, size)
+    messages = count("Nats-Pending-Messages")
+    size = count("Nats-Pending-Bytes")
+    if messages is None or size is None:
+        pending = None
+    else:
+        pending = (messages, size)
     return Status(
         int(code) if code.isdigit() else 0, text.strip(), pending, count("Nats-Last-Consumer")
     )
@@ -99,7 +105,9 @@ class Room:
         if self._one_of_any_size:
             if self.asked or self.held:
                 return None
-            self._one_of_any_size, self._is_alone, self.asked = False, True, 1
+            self._one_of_any_size = False
+            self._is_alone = True
+            self.asked = 1
             return 1, 0
         if self._is_alone and (self.asked or self.held):
             return None
@@ -136,10 +144,15 @@ class Room:
 
     def forget(self) -> None:
         """Nothing that was asked for will come."""
-        self.asked = self.asked_bytes = 0
-        self._one_of_any_size = self._is_alone = False
+        self.asked = 0
+        self.asked_bytes = 0
+        self._one_of_any_size = False
+        self._is_alone = False
 
     def _less(self, messages: int, size: int) -> None:
         self.asked = max(0, self.asked - messages)
         # Bytes are promised with messages: where none is to come, neither are they.
-        self.asked_bytes = max(0, self.asked_bytes - size) if self.asked else 0
+        if self.asked:
+            self.asked_bytes = max(0, self.asked_bytes - size)
+        else:
+            self.asked_bytes = 0

@@ -88,7 +88,8 @@ class Stretch:
         """Give the consumer up: a stream may have no more than 1,000, and one that is shared is
         read often.
         """
-        listening, self._listening = self._listening, None
+        listening = self._listening
+        self._listening = None
         if listening is None or not self.client.is_connected:
             return
         with contextlib.suppress(NatsError, OSError):
@@ -114,7 +115,9 @@ class Stretch:
             await self._asked({"batch": 1}, last_seq)
 
     async def _asked(self, request: dict[str, int], last_seq: int) -> None:
-        self._wanted, self._last_seq, self._too_small = request["batch"], last_seq, False
+        self._wanted = request["batch"]
+        self._last_seq = last_seq
+        self._too_small = False
         self._news.clear()
         self._requests += 1
         self._reply = f"{self._inbox}.{self._requests}".encode()

@@ -64,10 +64,11 @@ class Cell:
         except KeyNotFoundError as missing:
             # A deleted key has a revision of its own, which the next write must name.
             entry_of_deletion = getattr(missing, "entry", None)
-            self.value, self.revision = (
-                None,
-                (entry_of_deletion.revision or 0) if entry_of_deletion else 0,
-            )
+            self.value = None
+            if entry_of_deletion:
+                self.revision = entry_of_deletion.revision or 0
+            else:
+                self.revision = 0
             return None
         self.revision = entry.revision or 0
         self.value = self._read(entry.value or b"")
@@ -137,7 +138,9 @@ async def suite_identity(state: KeyValue) -> str:
 async def known_identity(state: KeyValue) -> str:
     """The suite's identity; empty while none was made."""
     kept = await Cell(state, _IDENTITY).read()
-    return "" if kept is None else _known(kept)
+    if kept is None:
+        return ""
+    return _known(kept)
 
 
 def _known(kept: Mapping[str, Any]) -> str:
@@ -155,7 +158,8 @@ class Lease:
         self._holder = holder
         self._ttl_s = ttl_s
         # The holder's last sign of life as seen here.
-        self._revision, self._since = -1, 0.0
+        self._revision = -1
+        self._since = 0.0
 
     async def acquire(self, scope: Scope) -> bool:
         """Wait until the lease is ours; False when the service is stopping instead."""
@@ -179,7 +183,8 @@ class Lease:
         """Take the lease if nobody holds it, or its holder was silent for its whole time."""
         current = await self._cell.read()
         if self._cell.revision != self._revision:
-            self._revision, self._since = self._cell.revision, time.monotonic()
+            self._revision = self._cell.revision
+            self._since = time.monotonic()
         ours = current is not None and current.get("holder") == self._holder
         if current is not None and not ours and time.monotonic() - self._since < self._ttl_s:
             return False

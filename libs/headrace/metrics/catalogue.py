@@ -11,10 +11,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 EVERY = "every service"
-READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
-SCHEMAS, ARCHIVER, TELEMETRY = "schema-publisher", "archiver", "telemetry"
+READER = "wal-reader"
+PUBLISHER = "publisher"
+RESPONDER = "snapshot-responder"
+SCHEMAS = "schema-publisher"
+ARCHIVER = "archiver"
+TELEMETRY = "telemetry"
 AUDIT = "audit-writer"
-MIRROR, VERIFY = "mirror", "verify"
+MIRROR = "mirror"
+VERIFY = "verify"
 SERVICES = (READER, PUBLISHER, RESPONDER, SCHEMAS, ARCHIVER, AUDIT, TELEMETRY, MIRROR, VERIFY)
 
 _KIB = 1024

@@ -133,7 +133,8 @@ def observe(stats: Stats, key: str, value: float) -> None:
     bounds = _BY_KEY[key].bounds
     held = stats.get(key)
     if not isinstance(held, list):
-        held = stats[key] = [0.0] * (len(bounds) + 2)
+        held = [0.0] * (len(bounds) + 2)
+        stats[key] = held
     held[0] += value
     held[1 + bisect_left(bounds, value)] += 1
 
@@ -147,9 +148,12 @@ def quantile(figure: str, held: Value | None, share: float) -> float | None:
     """About below which value this share of a histogram's observations was; None without any."""
     if not isinstance(held, list) or not (total := sum(held[1:])):
         return None
-    bounds, seen, floor = _BY_KEY[figure].bounds, 0.0, 0.0
+    bounds = _BY_KEY[figure].bounds
+    seen = 0.0
+    floor = 0.0
     for bound, number in zip(bounds, held[1:], strict=False):
         if number and seen + number >= share * total:
             return floor + (bound - floor) * (share * total - seen) / number
-        seen, floor = seen + number, bound
+        seen = seen + number
+        floor = bound
     return floor

@@ -69,7 +69,8 @@ class Assembly:
         """
         if not self._changed and below == self._below:
             return []
-        self._changed, self._below = False, below
+        self._changed = False
+        self._below = below
         found: list[Event] = []
         for source, events in list(self._pending.items()):
             end = self._whole.get(source, 0)

@@ -58,7 +58,8 @@ log = logs.logger("mirror")
 
 CATCH_UP_EVENTS = 1000
 PEEK_S = 0.2
-PAUSE_S, PAUSE_S_MAX = 0.5, 15.0
+PAUSE_S = 0.5
+PAUSE_S_MAX = 15.0
 # What the stream has and its reader never gives out would be waited for without end.
 STUCK_S = 60.0
 
@@ -178,7 +179,10 @@ class Bootstrap:
         self._asked_seq = int((await self._js.stream_info(self._streams.cdc)).state.last_seq)
         snapshot = await self._snapshots.take(self._token, self._progress)
         place = await self._snapshots.place(snapshot)
-        first = await self._snapshots.chunk(snapshot, 0) if snapshot.batch_count else []
+        if snapshot.batch_count:
+            first = await self._snapshots.chunk(snapshot, 0)
+        else:
+            first = []
         table, version = await self._shape(list(first[0]) if first else None)
         marks = {SEEN: Watermark(stream_seq=place)}
         run = BootstrapRun(
@@ -231,7 +235,9 @@ class Bootstrap:
         except NotFoundError:
             return None
         payload: Mapping[str, Any] = decode(message.data or b"")
-        return payload if payload["columns"] else None
+        if payload["columns"]:
+            return payload
+        return None
 
     async def _in_bucket(self) -> Mapping[str, Any] | None:
         try:
@@ -333,11 +339,10 @@ class Bootstrap:
                 raise AgainError(found.why)
             steps += found[0]
             run = found[1]
-        last = (
-            max(event.stream_seq for event in events if event.closes)
-            if any(e.closes for e in events)
-            else 0
-        )
+        if any(e.closes for e in events):
+            last = max(event.stream_seq for event in events if event.closes)
+        else:
+            last = 0
         seen = max(last, run.marks[SEEN].stream_seq)
         run = replace(run, marks={**marks, SEEN: Watermark(stream_seq=seen)})
         await self._write(steps, run)

@@ -128,7 +128,9 @@ class Changes:
             self._book.want(state.schema, state.name, "it took another shape since it was parked")
         if state.phase is Phase.LOADED:
             return self._staged(event, state)
-        return self._reshape(event, state) if state.phase is Phase.FOLLOWING else []
+        if state.phase is Phase.FOLLOWING:
+            return self._reshape(event, state)
+        return []
 
     def _follow_name(self, event: Event, before: TableState, schema: str, name: str) -> None:
         known = self._book.tables.get(table_token(schema, name))
@@ -148,23 +150,25 @@ class Changes:
         return [DropTable(table) for table in tables if table is not None]
 
     def _reshape(self, event: Event, state: TableState) -> list[Step]:
-        live, version = state.live, int(event.payload["version"])
+        live = state.live
+        version = int(event.payload["version"])
         if live is None or (
             event.position.lsn < state.since and not outdated(live, state.version, event)
         ):
             return []
-        change = (
-            reshaped(live, event.payload)
-            if event.position.lsn >= state.since
-            else Resync("an older shape")
-        )
+        if event.position.lsn >= state.since:
+            change = reshaped(live, event.payload)
+        else:
+            change = Resync("an older shape")
         if isinstance(change, Resync):
             self._copy([state], change.why, event)
             return []
         self._book.put(
             replace(state, version=version, live=live if change is None else change.after)
         )
-        return [] if change is None else [change]
+        if change is None:
+            return []
+        return [change]
 
     def _gap(self, event: Event) -> None:
         """Whatever was not copied after the gap has lost changes."""
@@ -174,11 +178,20 @@ class Changes:
             self.diverged.add(event.source)
         concerned = []
         for state in self._book.tables.values():
-            reached = state.run.lsn if state.run is not None else state.since
-            source = state.run.source if state.run is not None else state.source
+            if state.run is not None:
+                reached = state.run.lsn
+            else:
+                reached = state.since
+            if state.run is not None:
+                source = state.run.source
+            else:
+                source = state.source
             # Where LSNs mean something else, only what was wanted because of the gap is known to be
             # copied after it.
-            is_older = event.stream_seq > state.diverged_seq if diverged else reached < up_to
+            if diverged:
+                is_older = event.stream_seq > state.diverged_seq
+            else:
+                is_older = reached < up_to
             if state.phase in _FILLED and source == event.source and is_older:
                 concerned.append(state)
         self._copy(concerned, "a gap in the stream", event, event.stream_seq if diverged else 0)
@@ -197,9 +210,14 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
         return [], run
     if event.operation != SCHEMA:
         step = row_steps(event, table)
-        return step if isinstance(step, Resync) else ([step], run)
+        if isinstance(step, Resync):
+            return step
+        return ([step], run)
     # What goes is forgotten by the follower, in its place.
-    change = reshaped(table, event.payload) if gone(event.payload) is None else None
+    if gone(event.payload) is None:
+        change = reshaped(table, event.payload)
+    else:
+        change = None
     if isinstance(change, Resync):
         return change
     version = int(event.payload["version"])

@@ -112,7 +112,9 @@ def is_portable(data_type: str) -> bool:
 
 def as_bytes(value: Any) -> bytes:
     """bytea: bin in MessagePack, base64 in JSON."""
-    return value if isinstance(value, bytes) else base64.b64decode(value)
+    if isinstance(value, bytes):
+        return value
+    return base64.b64decode(value)
 
 
 def as_json(value: Any) -> str:
@@ -133,7 +135,9 @@ def as_json(value: Any) -> str:
 
 
 def _without_power(match: re.Match[str]) -> str:
-    return match[0] if match[0].startswith('"') else format(Decimal(match[0]), "f")
+    if match[0].startswith('"'):
+        return match[0]
+    return format(Decimal(match[0]), "f")
 
 
 def array_literal(value: list[Any], element: Callable[[Any], str]) -> str:

@@ -47,7 +47,8 @@ SPILL_BYTES = 32 * 1024 * 1024
 IDLE_S = 1.0
 # How soon to look for the end of a transaction that may be of tables not followed; longer each time
 # in vain.
-LOOK_S, LOOK_S_MAX = 0.002, 0.25
+LOOK_S = 0.002
+LOOK_S_MAX = 0.25
 HOLD_LOOK_S = 0.2
 # While a loaded table waits for the others to come to its snapshot.
 LOADED_LOOK_S = 0.1
@@ -172,7 +173,8 @@ class Follower:
     async def _follow(self, stopping: asyncio.Event) -> None:
         self._begin()
         filters = self._filters()
-        durable, start_seq = f"mirror-{self._book.identity}", self._book.seen_seq + 1
+        durable = f"mirror-{self._book.identity}"
+        start_seq = self._book.seen_seq + 1
         subscription = Subscription(
             self._streams.cdc,
             filters,
@@ -180,7 +182,10 @@ class Follower:
             start_seq=start_seq,
             state_bucket=self._streams.state,
         )
-        self._book.subscribed = None if self._every_table else frozenset(self._book.tables)
+        if self._every_table:
+            self._book.subscribed = None
+        else:
+            self._book.subscribed = frozenset(self._book.tables)
         async with follow(self._client, subscription, await self._marks()) as consumer:
             log.info("following", tables=len(self._book.tables), stream_seq=self._book.seen_seq)
             while not stopping.is_set():
@@ -197,7 +202,8 @@ class Follower:
 
     async def _marks(self) -> MemoryWatermarks:
         """Where the consumer begins, and what it can tell by that the stream is what was read."""
-        marks, seen_seq = MemoryWatermarks(), self._book.seen_seq
+        marks = MemoryWatermarks()
+        seen_seq = self._book.seen_seq
         for lane, mark in self._book.lanes.items():
             capped = Watermark(mark.position, min(mark.stream_seq, seen_seq))
             await marks.save(lane, capped)
@@ -237,7 +243,9 @@ class Follower:
     def _patience_s(self, *, looks: bool, waits: bool) -> float:
         if looks:
             return self._look_s
-        return LOADED_LOOK_S if waits else IDLE_S
+        if waits:
+            return LOADED_LOOK_S
+        return IDLE_S
 
     async def _look_ahead(self, given_seq: int) -> None:
         """Find the end of a transaction among what is not for this mirror."""
@@ -246,7 +254,10 @@ class Follower:
             for event in events:
                 self._assembly.precede(event)
                 self._assembly.follow(event)
-        self._look_s = LOOK_S if self._ahead.at > before else min(2 * self._look_s, LOOK_S_MAX)
+        if self._ahead.at > before:
+            self._look_s = LOOK_S
+        else:
+            self._look_s = min(2 * self._look_s, LOOK_S_MAX)
 
     @property
     def _bound(self) -> int | None:
@@ -256,7 +267,9 @@ class Follower:
         lsn = self._hold.lsn
         if lsn is None or self._spilled or self._book.awaited:
             return None
-        return lsn if self._hold.stops(lsn) else None
+        if self._hold.stops(lsn):
+            return lsn
+        return None
 
     def _must_wait(self, event: Event | None) -> bool:
         bound = self._bound
@@ -292,7 +305,10 @@ class Follower:
         """What is open of a source when a gap comes never ends: the tables that it concerns are
         copied again.
         """
-        lsn = None if gap.payload["reason"] == DIVERGED else parse_lsn(str(gap.payload["up_to"]))
+        if gap.payload["reason"] == DIVERGED:
+            lsn = None
+        else:
+            lsn = parse_lsn(str(gap.payload["up_to"]))
         self._assembly.tear(gap.source, lsn)
         spilled = self._spilled.get(gap.source)
         if spilled is not None and (lsn is None or spilled < lsn):
@@ -305,7 +321,8 @@ class Follower:
         self._ready = []
         part = self._assembly.part()
         self._large_bytes = 0
-        source, lsn = part[0].source, part[0].position.lsn
+        source = part[0].source
+        lsn = part[0].position.lsn
         # Arrays of several tables may bring an earlier transaction after a later one.
         self._spilled[source] = max(lsn, self._spilled.get(source, 0))
         await self._write(part)
@@ -318,7 +335,10 @@ class Follower:
         count(self._stats, "mirror_events", len(events))
         for event in events:
             mark = self._lanes.get(event.source, Watermark())
-            position = mark.position if is_outside(event) else max(mark.position, event.position)
+            if is_outside(event):
+                position = mark.position
+            else:
+                position = max(mark.position, event.position)
             self._lanes[event.source] = Watermark(position, max(mark.stream_seq, event.stream_seq))
 
     async def _do(self, steps: Sequence[Step], last_seq: int) -> None:
@@ -338,13 +358,17 @@ class Follower:
     async def _flush(self, consumer: Consumer) -> None:
         """Commit all transactions that are here whole, with how far that is."""
         first = self._assembly.first_seq
-        seen_seq = consumer.seen_seq if first is None else min(consumer.seen_seq, first - 1)
+        if first is None:
+            seen_seq = consumer.seen_seq
+        else:
+            seen_seq = min(consumer.seen_seq, first - 1)
         idle = not self._ready and not self._writing and not await self._to_show(consumer)
         if idle and (
             time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq
         ):
             return
-        events, self._ready = self._ready, []
+        events = self._ready
+        self._ready = []
         await self._write(events)
         self._spilled = {
             one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)
@@ -390,7 +414,9 @@ class Follower:
         reached = [state for state in self._book.loaded if await self._has_reached(state, consumer)]
         if all(state in reached for state in self._book.awaited):
             return reached
-        return None if self._book.is_moving else []
+        if self._book.is_moving:
+            return None
+        return []
 
     async def _has_reached(self, state: TableState, consumer: Consumer) -> bool:
         """Whether everything is applied that committed before a table's snapshot."""
@@ -425,7 +451,8 @@ class Follower:
     async def _drop_lanes(self) -> None:
         """Positions of a source whose log is another one now would skip what is new."""
         async with self._book.lock:
-            gone, self._changes.diverged = self._changes.diverged, set()
+            gone = self._changes.diverged
+            self._changes.diverged = set()
             lanes = self._book.lanes.items()
             self._book.keep_lanes(
                 {

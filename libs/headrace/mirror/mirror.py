@@ -38,7 +38,8 @@ from headrace.timing.waits import wait_for
 log = logs.logger("mirror")
 
 BOOTSTRAPS_MAX = 4
-PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
+PAUSE_S = 0.2
+PAUSE_S_MAX = 5.0
 # A life as long as this was no failed start.
 LIVED_S = 30.0
 # A table without rows may never be in the stream.
@@ -124,7 +125,10 @@ class Mirror:
                 raise error
             else:
                 self.trouble = describe(error)
-                self.trouble_with = "target" if isinstance(error, TargetError) else "stream"
+                if isinstance(error, TargetError):
+                    self.trouble_with = "target"
+                else:
+                    self.trouble_with = "stream"
                 log.warning("mirror_waits", error=type(error).__name__, reason=self.trouble)
 
     async def _live(self, stopping: asyncio.Event) -> None:
@@ -168,7 +172,9 @@ class Mirror:
             for token, reason in self.parked.items():
                 self.book.want(*split_table_token(token), f"parked: {reason}")
         await self.book.commit()
-        self._fell_behind, self._broken, self._has_begun = False, set(), True
+        self._fell_behind = False
+        self._broken = set()
+        self._has_begun = True
 
     async def _last_seq(self) -> int:
         try:
@@ -217,10 +223,12 @@ class Mirror:
     async def _bootstrap(self, token: str, room: asyncio.Semaphore) -> None:
         async with room:
             run = self.book.tables[token].run
-            progress = self.progress[token] = BootstrapProgress(rows_loaded=run.rows if run else 0)
+            progress = BootstrapProgress(rows_loaded=run.rows if run else 0)
+            self.progress[token] = progress
 
             def tell(rows: int, rows_estimated: int) -> None:
-                progress.rows, progress.rows_estimated = rows, rows_estimated
+                progress.rows = rows
+                progress.rows_estimated = rows_estimated
                 is_loading = self.book.tables[token].phase is Phase.LOADING
                 if is_loading and rows >= progress.rows_loaded:
                     count(self.stats, "mirror_rows", rows - progress.rows_loaded)
@@ -238,25 +246,29 @@ class Mirror:
         """See how far the mirror is behind the stream, also while its target is away; and where its
         tables are.
         """
-        following, unfollowed = len(self.following), len(self.unfollowed)
-        self.stats["mirror_tables"], self.stats["mirror_unfollowed"] = following, unfollowed
+        following = len(self.following)
+        unfollowed = len(self.unfollowed)
+        self.stats["mirror_tables"] = following
+        self.stats["mirror_unfollowed"] = unfollowed
         self.stats["mirror_bootstrapping"] = len(self.progress)
         self.stats["mirror_parked"] = len(self.parked)
         self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
         standing = bool(self.awaited)
-        self._stood_since = (self._stood_since or time.monotonic()) if standing else 0.0
-        self.stats["mirror_standing_seconds"] = (
-            round(time.monotonic() - self._stood_since, 1) if standing else 0.0
-        )
+        if standing:
+            self._stood_since = self._stood_since or time.monotonic()
+        else:
+            self._stood_since = 0.0
+        if standing:
+            self.stats["mirror_standing_seconds"] = round(time.monotonic() - self._stood_since, 1)
+        else:
+            self.stats["mirror_standing_seconds"] = 0.0
         if self.book.lanes and self._client.is_connected:
             with contextlib.suppress(NatsError, OSError):
                 found = await behind(
                     self._client.jetstream(), self._streams.cdc, self.book.seen_seq
                 )
-                self.stats["mirror_behind_messages"], self.stats["mirror_behind_seconds"] = (
-                    found.messages,
-                    found.age_s,
-                )
+                self.stats["mirror_behind_messages"] = found.messages
+                self.stats["mirror_behind_seconds"] = found.age_s
 
     @property
     def unfollowed(self) -> list[str]:

@@ -35,7 +35,8 @@ log = logs.logger("mirror")
 
 FORMAT = 1
 ABOUT = "mirror"
-LANE, TABLE = "lane ", "table "
+LANE = "lane "
+TABLE = "table "
 STALE_ROWS = "stale"
 _STALE_COLUMNS = ("schema_name", "table_name", "lsn", "reason")
 # Of a mirror with fresh tables: those that show an older moment than the others.
@@ -63,11 +64,9 @@ class FormatError(TargetError):
 
 def seen_by(lanes: Marks) -> int:
     """Everything of the stream up to this sequence is applied."""
-    return (
-        lanes[SEEN].stream_seq
-        if SEEN in lanes
-        else max((mark.stream_seq for mark in lanes.values()), default=0)
-    )
+    if SEEN in lanes:
+        return lanes[SEEN].stream_seq
+    return max((mark.stream_seq for mark in lanes.values()), default=0)
 
 
 def has_passed(lanes: Marks, event: Event) -> bool:
@@ -151,7 +150,8 @@ class Book:
 
     async def open(self) -> None:
         """Read what the target holds; anything not committed is forgotten."""
-        self.lock, self.subscribed = asyncio.Lock(), frozenset()
+        self.lock = asyncio.Lock()
+        self.subscribed = frozenset()
         self.identity = ""
         await self.roll_back()
         for token in self.tables:
@@ -161,7 +161,10 @@ class Book:
         """Forget what was not committed."""
         marks = await self.target.load()
         self._changed = {}
-        self._stale = json.loads(marks[STALE_ROWS]) if STALE_ROWS in marks else None
+        if STALE_ROWS in marks:
+            self._stale = json.loads(marks[STALE_ROWS])
+        else:
+            self._stale = None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
         self._sort()
         self.identity = identity_of(marks) or self.identity or uuid.uuid4().hex
@@ -210,7 +213,10 @@ class Book:
         """Keep at hand what is asked with every event."""
         states = list(self.tables.values())
         self.loaded = [state for state in states if state.phase is Phase.LOADED]
-        awaited = [] if self.fresh else [state for state in states if state.awaited]
+        if self.fresh:
+            awaited = []
+        else:
+            awaited = [state for state in states if state.awaited]
         self.awaited = [state for state in awaited if state.phase in _COPIED]
         self.is_moving = any(state.phase is Phase.FOLLOWING for state in states)
         self.stands = self.is_moving and any(
@@ -236,7 +242,8 @@ class Book:
         # copy.
         is_shown = state.live is not None and state.phase is not Phase.PARKED
         awaited = not self.fresh and (awaited or state.awaited or is_shown)
-        until, diverged_seq = self._until(state, lsn), max(diverged_seq, state.diverged_seq)
+        until = self._until(state, lsn)
+        diverged_seq = max(diverged_seq, state.diverged_seq)
         self.put(
             replace(
                 state,
@@ -352,7 +359,10 @@ class Book:
     def _keep_stale(self, rows: list[list[str]] | None) -> None:
         if rows != self._stale:
             self._stale = rows
-            self._changed[STALE_ROWS] = None if rows is None else json.dumps(rows)
+            if rows is None:
+                self._changed[STALE_ROWS] = None
+            else:
+                self._changed[STALE_ROWS] = json.dumps(rows)
 
     async def write(self, steps: Sequence[Step]) -> None:
         """Only with the lock held."""
@@ -369,5 +379,6 @@ class Book:
     async def commit(self) -> None:
         """Only with the lock held."""
         await self.write(self._stale_steps())
-        changed, self._changed = self._changed, {}
+        changed = self._changed
+        self._changed = {}
         await self.target.commit(changed)

@@ -95,14 +95,19 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
         for change in payload["changes"]
         if "filled" in change and change["column"] in types and change["column"] not in kept
     }
-    return None if after == table else AlterTable(table, after, renamed, filled)
+    if after == table:
+        return None
+    return AlterTable(table, after, renamed, filled)
 
 
 def _is_newly_known(before: Column, after: Column | None) -> bool:
     """Whether text in the contract's form would have to become another type, or the other way
     round.
     """
-    kinds = {kind_of(before.data_type), kind_of(after.data_type)} if after is not None else set()
+    if after is not None:
+        kinds = {kind_of(before.data_type), kind_of(after.data_type)}
+    else:
+        kinds = set()
     return ValueKind.UNKNOWN in kinds and len(kinds) > 1
 
 
@@ -149,7 +154,9 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
     where = _identified(event, table)
     if where is None:
         return Resync("a row that names no key")
-    return DeleteRow(table, where) if event.operation == "DELETE" else UpdateRow(table, where, row)
+    if event.operation == "DELETE":
+        return DeleteRow(table, where)
+    return UpdateRow(table, where, row)
 
 
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
@@ -158,7 +165,8 @@ def _identified(event: Event, table: Table) -> dict[str, Any] | None:
     Never the primary key out of a whole old row: one that is deferrable may be two rows' within a
     transaction.
     """
-    old, row = exact.old_row(event.payload), exact.row(event.payload)
+    old = exact.old_row(event.payload)
+    row = exact.row(event.payload)
     if old is not None:
         return dict(old) or None
     # What PostgreSQL sends no old values for did not change: the replica identity, and not always

@@ -83,7 +83,8 @@ class PostgresTarget:
     async def load(self) -> dict[str, str]:
         await self.close()
         async with _explained():
-            self._connection = connection = await _connect(self._url, "headrace mirror")
+            connection = await _connect(self._url, "headrace mirror")
+            self._connection = connection
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
             await connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {SCHEMA}.marks (key text PRIMARY KEY, value text)"
@@ -141,7 +142,8 @@ class PostgresTarget:
 
     async def close(self) -> None:
         if self._connection is not None:
-            connection, self._connection = self._connection, None
+            connection = self._connection
+            self._connection = None
             with contextlib.suppress(psycopg.Error):
                 await connection.close()
 
@@ -269,7 +271,8 @@ class _Writer:
                 await self._swap(table)
 
     async def flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         if not waiting:
             return
         async with self._connection.pipeline():
@@ -346,7 +349,9 @@ class _Writer:
         await self._index(live)
 
     async def _alter(self, step: AlterTable) -> None:
-        before, after, renamed = step.before, step.after, step.renamed
+        before = step.before
+        after = step.after
+        renamed = step.renamed
         name = table_name(after)
         await self._drop_indexes(before)
         for new, old in renamed.items():
@@ -356,7 +361,8 @@ class _Writer:
         for lost in sorted(there.keys() - {column.name for column in after.columns}):
             await self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
         for column in after.columns:
-            kind, known = type_in(column.data_type), there.get(column.name)
+            kind = type_in(column.data_type)
+            known = there.get(column.name)
             if known is None:
                 await self._add(name, quoted(column.name), kind, step.filled.get(column.name))
             elif type_in(known.data_type) != kind:
@@ -429,11 +435,15 @@ def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
 
 def type_in(data_type: str) -> str:
     """The column's type in the mirror."""
-    return data_type if is_portable(data_type) else "text"
+    if is_portable(data_type):
+        return data_type
+    return "text"
 
 
 def _bool(value: Any) -> str:
-    return "t" if value else "f"
+    if value:
+        return "t"
+    return "f"
 
 
 def _bytea(value: Any) -> str:
@@ -447,7 +457,9 @@ def _any(value: Any) -> str:
         return as_json(value)
     if isinstance(value, list):
         return array_literal(value, _any)
-    return _bytea(value) if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes):
+        return _bytea(value)
+    return str(value)
 
 
 _TEXTS: Mapping[ValueKind, Callable[[Any], str]] = {

@@ -17,7 +17,8 @@ from headrace import log as logs
 
 log = logs.logger("mirror")
 
-LOOK_S, LOOK_S_MAX = 0.2, 5.0
+LOOK_S = 0.2
+LOOK_S_MAX = 5.0
 # A server that refuses says nothing, and the follower waits.
 READ_S = 2.0
 
@@ -37,7 +38,8 @@ class Reach:
         """
         known = self._known.get(source, (0, 0))
         if known[0] < lsn and time.monotonic() - self._looked_at.get(source, 0.0) >= self._look_s:
-            known = self._known[source] = await self._read(source) or known
+            known = await self._read(source) or known
+            self._known[source] = known
             self._looked_at[source] = time.monotonic()
         return known[0] >= lsn and known[1] <= stream_seq
 

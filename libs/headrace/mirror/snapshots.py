@@ -206,7 +206,8 @@ class _Request:
             )
         else:
             answer = decode(message.data)
-            self.snapshot_id, self.status = str(answer["snapshot_id"]), str(answer["status"])
+            self.snapshot_id = str(answer["snapshot_id"])
+            self.status = str(answer["status"])
             self.refusal = _refusal(self.token, answer)
         self.heard_at = time.monotonic()
         self.news.set()
@@ -214,7 +215,8 @@ class _Request:
     async def progressed(self, message: Msg) -> None:
         self.heard_at = time.monotonic()
         body = decode(message.data)
-        rows, estimated = int(body["rows"]), int(body["rows_estimated"])
+        rows = int(body["rows"])
+        estimated = int(body["rows_estimated"])
         if rows >= estimated and (done := int(body.get("tasks_done", 0))):
             # A table that was never analyzed: as many rows for each task as there were so far.
             estimated = rows * int(body["tasks"]) // done
@@ -243,11 +245,9 @@ def _refusal(token: str, answer: Mapping[str, Any]) -> HeadraceError | None:
         return None
     reason = str(answer.get("reason")).rstrip(".")
     # Without an id nobody has judged it.
-    return (
-        SnapshotRefusedError(f"no snapshot of {token}: {reason}")
-        if answer.get("snapshot_id")
-        else SnapshotError(reason)
-    )
+    if answer.get("snapshot_id"):
+        return SnapshotRefusedError(f"no snapshot of {token}: {reason}")
+    return SnapshotError(reason)
 
 
 async def _unsubscribed(subscription: Subscription) -> None:

@@ -78,7 +78,9 @@ def table_name(table: Table) -> str:
 
 
 def _plain_name(schema: str, name: str) -> str:
-    return name if schema == "public" else f"{schema}.{name}"
+    if schema == "public":
+        return name
+    return f"{schema}.{name}"
 
 
 def _folded(name: str) -> str:
@@ -277,7 +279,9 @@ class _Writer:
         self._index(live)
 
     def _alter(self, step: AlterTable) -> None:
-        before, after, renamed = step.before, step.after, step.renamed
+        before = step.before
+        after = step.after
+        renamed = step.renamed
         name = table_name(after)
         self._drop_indexes(before)
         for new, old in renamed.items():
@@ -310,15 +314,14 @@ class _Writer:
         """The statement on one row with these values."""
         row_id = _row_id(table)
         named, rest = split(table, where)
-        what, given = row_id, _stored(table, named)
+        what = row_id
+        given = _stored(table, named)
         if rest:
             # By its key where that is one row's; a deferrable key may be several rows' within a
             # transaction.
             whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
-            what, given = (
-                f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END",
-                [*_stored(table, rest), *given],
-            )
+            what = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END"
+            given = [*_stored(table, rest), *given]
         found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"  # noqa: S608  # quoted
         done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
@@ -356,13 +359,17 @@ def _same(value: Any) -> Any:
 def _float(value: Any) -> Any:
     number = float(value)
     # SQLite makes NULL of NaN.
-    return "NaN" if math.isnan(number) else number
+    if math.isnan(number):
+        return "NaN"
+    return number
 
 
 def _any(value: Any) -> Any:
     if isinstance(value, list):
         return as_list(value)
-    return as_json(value) if isinstance(value, dict | ExactText) else value
+    if isinstance(value, dict | ExactText):
+        return as_json(value)
+    return value
 
 
 _STORED: Mapping[ValueKind, Callable[[Any], Any]] = {

@@ -65,14 +65,19 @@ class Table:
         """What finds a row and is worth an index; empty where only the whole row does."""
         if self.primary_key and set(self.primary_key) <= {column.name for column in self.columns}:
             return self.primary_key
-        return self.identity if len(self.identity) < len(self.columns) else ()
+        if len(self.identity) < len(self.columns):
+            return self.identity
+        return ()
 
     @property
     def finders(self) -> tuple[tuple[str, ...], ...]:
         """What changes name their rows by and is worth an index: the key, and a replica identity
         beside it.
         """
-        by_index = self.identity if 0 < len(self.identity) < len(self.columns) else ()
+        if 0 < len(self.identity) < len(self.columns):
+            by_index = self.identity
+        else:
+            by_index = ()
         return tuple(dict.fromkeys(names for names in (self.key, by_index) if names))
 
     def type_of(self, name: str) -> str:
@@ -134,7 +139,10 @@ class TableState:
     def decode(cls, text: str) -> TableState:
         body = json.loads(text)
         body["live"] = _table(body["live"])
-        body["run"] = None if body["run"] is None else _run(body["run"])
+        if body["run"] is None:
+            body["run"] = None
+        else:
+            body["run"] = _run(body["run"])
         body["phase"] = Phase(body["phase"])
         return cls(**body)
 

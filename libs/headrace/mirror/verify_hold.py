@@ -70,7 +70,8 @@ class VerifyHold:
     async def _heard(self, message: Msg) -> None:
         try:
             body = json.loads(message.data)
-            lsn, for_s = body["lsn"], float(body["for_s"])
+            lsn = body["lsn"]
+            for_s = float(body["for_s"])
         except (ValueError, KeyError, TypeError) as error:
             log.warning("hold_not_understood", error=type(DecodeError(str(error))).__name__)
             return

@@ -65,9 +65,10 @@ def decode(data: bytes) -> PgoutputMessage:
             f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early"
         ) from error
     if end != len(data):
-        fault = (
-            "ends too early" if end > len(data) else f"has {len(data) - end} bytes after its end"
-        )
+        if end > len(data):
+            fault = "ends too early"
+        else:
+            fault = f"has {len(data) - end} bytes after its end"
         raise DecodeError(f"pgoutput message {data[:1]!r} of {len(data)} bytes {fault}")
     return message
 

@@ -251,7 +251,8 @@ def _table_facts(
     known: dict[int, TypeInfo],
     xid: int,
 ) -> tuple[TableFacts, bool]:
-    next_xid, key_by = rows[0]["next_xid"], rows[0]["key_defined_by"]
+    next_xid = rows[0]["next_xid"]
+    key_by = rows[0]["key_defined_by"]
     facts = TableFacts(
         primary_key=tuple(rows[0]["primary_key"] or ()),
         key_is_later=key_by is not None and follows(key_by, xid, next_xid),

@@ -67,7 +67,10 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
     """The suite's error for a refusal of the server."""
     text = " ".join(message.split()).removeprefix("FATAL:").strip().removesuffix(".")
     if sqlstate is None or sqlstate in _PASSING:
-        remedy = _CERTIFICATE_REMEDY if sqlstate is None and "certificate" in text.lower() else None
+        if sqlstate is None and "certificate" in text.lower():
+            remedy = _CERTIFICATE_REMEDY
+        else:
+            remedy = None
         return PostgresUnreachableError(
             f"PostgreSQL at {where(settings)} can't be used now: {text}", remedy=remedy
         )
@@ -93,7 +96,8 @@ def _check_channel_binding() -> None:
 NO_TIME_LIMITS: Final[Mapping[str, str]] = MappingProxyType(
     {"idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0"}
 )
-NO_TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT_SINCE = "SET transaction_timeout = 0", 17
+NO_TRANSACTION_TIMEOUT = "SET transaction_timeout = 0"
+_TRANSACTION_TIMEOUT_SINCE = 17
 
 
 def has_transaction_timeout(major_version: int) -> bool:

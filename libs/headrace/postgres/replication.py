@@ -252,7 +252,9 @@ class ReplicationConnection:
     async def slot_reader(self, slot: str) -> SlotReader | None:
         """Which connection holds the slot; None when none does."""
         rows = await self._query(slot_reader.QUERY + quote_literal(slot))
-        return SlotReader.of(rows[0]) if rows else None
+        if rows:
+            return SlotReader.of(rows[0])
+        return None
 
     async def end_backend(self, pid: int) -> None:
         """End another connection of our role."""
@@ -431,7 +433,8 @@ class ReplicationConnection:
         await self._ready(self._loop.add_writer, self._loop.remove_writer)
 
     async def _ready(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
-        future = self._waiting = self._loop.create_future()
+        future = self._loop.create_future()
+        self._waiting = future
         socket = self._pg.socket
         add(socket, _resolve, future)
         try:
@@ -501,7 +504,9 @@ def _state_of_refusal(text: str) -> str | None:
         if words in text:
             return state
     if "does not exist" in text:
-        return "3D000" if "database" in text else "28000"
+        if "database" in text:
+            return "3D000"
+        return "28000"
     return None
 
 
@@ -511,7 +516,9 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    return None if value is None else value.decode()
+    if value is None:
+        return None
+    return value.decode()
 
 
 def _message(data: bytes) -> Message:

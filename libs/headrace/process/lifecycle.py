@@ -32,7 +32,9 @@ log = logs.logger("lifecycle")
 # seventh of the time.
 _COLLECT_AFTER = 50_000
 
-EXIT_ERROR, EXIT_CRASH, EXIT_LATE = 1, 70, 75
+EXIT_ERROR = 1
+EXIT_CRASH = 70
+EXIT_LATE = 75
 
 
 @dataclass(slots=True)
@@ -127,7 +129,9 @@ def _report(service: str, errors: list[BaseException], tell: Callable[[str], Non
             log.error("service_failed", error=type(error).__name__, reason=str(error))
         else:
             log.crash("service_crashed", error, service=service)
-    return EXIT_ERROR if all(isinstance(error, HeadraceError) for error in errors) else EXIT_CRASH
+    if all(isinstance(error, HeadraceError) for error in errors):
+        return EXIT_ERROR
+    return EXIT_CRASH
 
 
 async def _supervised(service: str, process: ProcessSettings, main: Main) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 
 # From glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 KEPT_BYTES = 8 << 20
 # What is larger comes from the kernel by itself, and goes back at once.
 PIECE_BYTES = 4 << 20

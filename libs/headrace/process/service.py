@@ -19,7 +19,9 @@ from headrace.suite.services import SERVICES
 
 def http_port(service: str, process: ProcessSettings) -> int:
     """The port of a service: the one that is set, else its own."""
-    return SERVICES[service].port if process.http_port is None else process.http_port
+    if process.http_port is None:
+        return SERVICES[service].port
+    return process.http_port
 
 
 async def on_the_bus(
@@ -33,7 +35,10 @@ async def on_the_bus(
     `extend` adds routes of its own to that port. The service stops when its work is done. Told to
     stop before NATS was ever there, it ends like any other.
     """
-    scope.health.traces.every = settings.otel.trace_every if settings.otel.endpoint else 0
+    if settings.otel.endpoint:
+        scope.health.traces.every = settings.otel.trace_every
+    else:
+        scope.health.traces.every = 0
     port = http_port(scope.service, settings.process)
     app = application(scope.health, settings.source.slot)
     if extend is not None:

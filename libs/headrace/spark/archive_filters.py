@@ -48,12 +48,21 @@ def narrowed(selection: RowSelection, filters: Iterable[Any]) -> RowSelection:
 def _narrowed(selection: RowSelection, column: str, asked: Any) -> RowSelection:
     if column == "table":
         return _of_tables(selection, [value for value in _values(asked) if isinstance(value, str)])
-    bounds = _bounds(asked) if column in {"commit_lsn", "commit_time"} else None
+    if column in {"commit_lsn", "commit_time"}:
+        bounds = _bounds(asked)
+    else:
+        bounds = None
     if bounds is None:
         return selection
-    end = None if bounds.most is None or bounds.most > _MOST else bounds.most + 1
+    if bounds.most is None or bounds.most > _MOST:
+        end = None
+    else:
+        end = bounds.most + 1
     if column == "commit_lsn":
-        after = None if bounds.least is None else (bounds.least - 1, 1 << 62)
+        if bounds.least is None:
+            after = None
+        else:
+            after = (bounds.least - 1, 1 << 62)
         return replace(
             selection,
             after=max(filter(None, (selection.after, after)), default=None),
@@ -78,7 +87,9 @@ def _of_tables(selection: RowSelection, names: list[str]) -> RowSelection:
         return replace(selection, tables=tuple((None, name) for name in names))
     both = tuple(table for table in selection.tables if table[1] in names)
     # Of none, nothing is asked: that is Spark's to find out, since here it would mean all.
-    return replace(selection, tables=both) if both else selection
+    if both:
+        return replace(selection, tables=both)
+    return selection
 
 
 def _values(asked: Any) -> Sequence[Any]:
@@ -86,7 +97,9 @@ def _values(asked: Any) -> Sequence[Any]:
     kind = type(asked).__name__
     if kind in _TO_EQUAL:
         return (asked.value,)
-    return tuple(asked.value) if kind == "In" else ()
+    if kind == "In":
+        return tuple(asked.value)
+    return ()
 
 
 def _bounds(asked: Any) -> Bounds | None:
@@ -94,13 +107,20 @@ def _bounds(asked: Any) -> Bounds | None:
     values = [_number(value) for value in _values(asked)]
     known = [value for value in values if value is not None]
     if values:
-        return Bounds(min(known), max(known)) if len(known) == len(values) else None
-    value, made = _number(getattr(asked, "value", None)), _ORDERED.get(type(asked).__name__)
-    return None if value is None or made is None else made(value)
+        if len(known) == len(values):
+            return Bounds(min(known), max(known))
+        return None
+    value = _number(getattr(asked, "value", None))
+    made = _ORDERED.get(type(asked).__name__)
+    if value is None or made is None:
+        return None
+    return made(value)
 
 
 def _number(value: object) -> int | None:
     """A value as files have it: LSNs are numbers, times are microseconds."""
     if isinstance(value, datetime):
         return time_us(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return None

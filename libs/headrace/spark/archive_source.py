@@ -52,7 +52,8 @@ _SPARK = pa.schema(
 )
 FILES_PER_TASK = 16
 # A task's files are as large together; fewer, where cores would have nothing to do.
-TASK_BYTES, TASK_BYTES_MIN = 32 * 1024 * 1024, 512 * 1024
+TASK_BYTES = 32 * 1024 * 1024
+TASK_BYTES_MIN = 512 * 1024
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -85,13 +86,15 @@ class SourceOptions:
             for name, value in options.items()
             if name.startswith("store.")
         }
-        tables, columns = _listed(options, "tables"), _listed(options, "columns") or NAMES
+        tables = _listed(options, "tables")
+        columns = _listed(options, "columns") or NAMES
         unknown = [name for name in columns if name not in NAMES]
         if unknown:
             raise ArchiveError(
                 f"an archive has no column {unknown[0]}", remedy=f"It has {', '.join(NAMES)}."
             )
-        lsn, moment = options.get("fromlsn"), options.get("fromtime")
+        lsn = options.get("fromlsn")
+        moment = options.get("fromtime")
         return cls(
             options["path"],
             WalReaderOptions(tables=tables, raise_at_gap=gaps == "fail", store_options=store),
@@ -121,7 +124,9 @@ def _listed(options: Mapping[str, str], name: str) -> tuple[str, ...]:
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:
-    return int(options[name]) if name in options else None
+    if name in options:
+        return int(options[name])
+    return None
 
 
 class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no types that mypy is given
@@ -138,7 +143,10 @@ class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no t
 
     def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always that of `schema`
         # Without pushdown, Spark refuses a reader that could take filters.
-        kind = FilteringReader if _PUSHING in sys.modules else ArchiveReader
+        if _PUSHING in sys.modules:
+            kind = FilteringReader
+        else:
+            kind = ArchiveReader
         return kind(SourceOptions.parse(dict(self.options)))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: ARG002, N802  # Spark's name
@@ -227,7 +235,8 @@ class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
 
     def partitions(self) -> list[FilesPartition]:
         reader = self._options.wal_reader()
-        first, stop = self._first_id(reader), self._options.to_id
+        first = self._first_id(reader)
+        stop = self._options.to_id
         if stop is not None and stop > first:
             listed = reader.list(first, stop)
             stop = listed[-1][0] + 1 if listed else first
@@ -253,7 +262,8 @@ class FilteringReader(ArchiveReader):
         """The first file that may have what is wanted, never one before the place that was asked
         for.
         """
-        asked, first = self._selection, super()._first_id(reader)
+        asked = self._selection
+        first = super()._first_id(reader)
         if asked.after is None and asked.from_time_us is None:
             return first
         found, _ = reader.run(

@@ -55,7 +55,10 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
             F.expr("map_filter(row, (name, text) -> NOT text <=> chr(0))").alias("row"),
             unknown,
         )
-    wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if isinstance(schema, str):
+        wanted = StructType.fromDDL(schema)
+    else:
+        wanted = schema
     return folded.select(*(_value(field.name, field.dataType) for field in wanted.fields))
 
 
@@ -77,7 +80,8 @@ def _canonical(column: Any) -> Any:
 def _steps(at: Any) -> Any:
     """A change as steps: where the key changed, the old row goes first. An array of structs."""
     texts = F.from_json("exact", f"struct<after: {_MAP}, before: {_MAP}>")
-    key, before = F.from_json("key", _MAP), _exactly(F.from_json("before", _MAP), texts["before"])
+    key = F.from_json("key", _MAP)
+    before = _exactly(F.from_json("before", _MAP), texts["before"])
     names = F.map_keys(key)
     old_key = F.map_filter(
         F.from_json("before", _MAP), lambda name, _: F.array_contains(names, name)
@@ -168,7 +172,8 @@ def _resolver() -> Any:
             if not any(batch.column("moved").to_pylist()):
                 yield batch.select(["key", "row"])
                 continue
-            keys, rows = [], []
+            keys = []
+            rows = []
             for key, move, row in zip(
                 *(batch.column(name).to_pylist() for name in ("key", "move", "row")), strict=True
             ):

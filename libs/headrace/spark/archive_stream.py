@@ -50,15 +50,22 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         most = self._options.files_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxFiles(most)
+        if most is None:
+            return ReadAllAvailable()
+        return ReadMaxFiles(most)
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         listed = self._files().list()
-        return {"id": listed[-1].next_id} if listed else None
+        if listed:
+            return {"id": listed[-1].next_id}
+        return None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         listed = self._files().list()
-        self._target = listed[-1].next_id if listed else self._options.first_id(self._files())
+        if listed:
+            self._target = listed[-1].next_id
+        else:
+            self._target = self._options.first_id(self._files())
 
     def partitions(self, start: Offset, end: Offset) -> list[FilesPartition]:
         if start["id"] >= end["id"]:

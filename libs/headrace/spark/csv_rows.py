@@ -89,7 +89,9 @@ class CsvRows:
 
 
 def _only_chunk(column: Array) -> Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return column.combine_chunks()
 
 
 def _row_maker(names: Sequence[str]) -> Callable[..., list[Row]]:
@@ -139,9 +141,9 @@ def iso_timestamps(column: Array, converter: Converter) -> Array | None:
     if pc.all(plain).as_py() is False:
         return None
     with_t = pc.binary_replace_slice(column, 10, 11, "T")
-    return (
-        pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced) if ending else with_t
-    )
+    if ending:
+        return pc.binary_replace_slice(with_t, -len(ending), _TO_THE_END, replaced)
+    return with_t
 
 
 def _timestamps(converter: Converter) -> Reader:
@@ -161,7 +163,9 @@ def _timestamps(converter: Converter) -> Reader:
 
 
 def _ends(array: Array, ending: str) -> Array:
-    return pc.ends_with(array, ending) if ending else pc.invert(pc.ends_with(array, " BC"))
+    if ending:
+        return pc.ends_with(array, ending)
+    return pc.invert(pc.ends_with(array, " BC"))
 
 
 def _one_by_one(converter: Converter) -> Reader:

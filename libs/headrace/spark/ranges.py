@@ -30,7 +30,10 @@ class PageRange:
 
     def sql(self) -> str:
         """The condition that selects its rows by a TID range scan."""
-        upper = "" if self.end is None else f" AND ctid < '({self.end},0)'::pg_catalog.tid"
+        if self.end is None:
+            upper = ""
+        else:
+            upper = f" AND ctid < '({self.end},0)'::pg_catalog.tid"
         return f"ctid >= '({self.first},0)'::pg_catalog.tid{upper}"
 
 

@@ -170,5 +170,7 @@ def _is_name(column: object) -> bool:
 
 def _literal(value: Scalar) -> str:
     if isinstance(value, bool):
-        return "'t'" if value else "'f'"
+        if value:
+            return "'t'"
+        return "'f'"
     return quote_literal(str(value))

@@ -48,7 +48,8 @@ log = logs.logger("snapshot")
 LOCK_TIMEOUT_S = 10
 ATTEMPTS = 3
 _APPLICATION = "headrace snapshot"
-_TOO_LARGE_MAX, _TOO_LARGE_PAUSE_S = 10, 0.2
+_TOO_LARGE_MAX = 10
+_TOO_LARGE_PAUSE_S = 0.2
 
 # The relations that hold the table's rows, with their files in the snapshot and now: they differ
 # after a rewrite.
@@ -135,7 +136,9 @@ class HeldSnapshot:
 
 def display_name(table: PublishedTable) -> str:
     """A table as `available_tables` lists it."""
-    return table.name if table.schema == "public" else f"{table.schema}.{table.name}"
+    if table.schema == "public":
+        return table.name
+    return f"{table.schema}.{table.name}"
 
 
 async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedTable:
@@ -411,7 +414,10 @@ async def _locked_storages(
 async def _columns(
     connection: asyncpg.Connection, table: PublishedTable, request: SnapshotRequest
 ) -> tuple[PlannedColumn, ...]:
-    wanted = set(table.columns) if request.columns is None else set(request.columns)
+    if request.columns is None:
+        wanted = set(table.columns)
+    else:
+        wanted = set(request.columns)
     rows = await connection.fetch(_COLUMN_TYPES, table.relation_id)
     return tuple(
         PlannedColumn(row["name"], row["type_oid"]) for row in rows if row["name"] in wanted

@@ -128,11 +128,9 @@ def column_kinds(plan: SnapshotPlan) -> list[tuple[str, pa.DataType]]:
 
 
 def _typed(rows: CsvRows, place: int, column: Any, kind: pa.DataType) -> Any:
-    return (
-        column.cast(kind)
-        if pa.types.is_integer(kind)
-        else pa.array(rows.values(place, column), kind)
-    )
+    if pa.types.is_integer(kind):
+        return column.cast(kind)
+    return pa.array(rows.values(place, column), kind)
 
 
 def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:

@@ -63,9 +63,9 @@ async def place_of(
     applied = [lanes[lane].position for lane in (state.source, table_lane) if lane in lanes]
     if state.since > lsn or max(applied, default=ORIGIN).lsn >= lsn:
         return MirrorProgress.PAST
-    return (
-        MirrorProgress.BEHIND if await _lacks(stream, lanes, state, lsn) else MirrorProgress.THERE
-    )
+    if await _lacks(stream, lanes, state, lsn):
+        return MirrorProgress.BEHIND
+    return MirrorProgress.THERE
 
 
 async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:

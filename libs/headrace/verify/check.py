@@ -154,7 +154,8 @@ class Verifier:
 
     async def _compare(self, token: str, deadline: float) -> Verdict:
         async with self.target.reading() as reading:
-            state, identity = state_of(reading.marks, token), identity_of(reading.marks)
+            state = state_of(reading.marks, token)
+            identity = identity_of(reading.marks)
             waits = awaits(reading.marks)
         if state is None or identity is None or state.phase is Phase.GONE:
             return Verdict(token, 0, why="the mirror has no such table")
@@ -228,23 +229,24 @@ class Verifier:
         raise NotThereError(f"the mirror's {token} is {place} and did not come to the source's LSN")
 
     def _stream(self) -> Stream:
-        js, names = self.client.jetstream(), self.settings.streams
+        js = self.client.jetstream()
+        names = self.settings.streams
         return Stream(js, names.cdc, DictionaryReader(js, names.state))
 
     async def _rows(self, held: HeldSnapshot, reading: TargetReading, token: str) -> Verdict:
         state = state_of(reading.marks, token)
         assert state is not None
         assert state.live is not None
-        ours, theirs = {c.name for c in state.live.columns}, {c.name for c in held.columns}
+        ours = {c.name for c in state.live.columns}
+        theirs = {c.name for c in held.columns}
         if ours != theirs:
-            lacks, has = (
-                ", ".join(sorted(theirs - ours)) or "none",
-                ", ".join(sorted(ours - theirs)) or "none",
-            )
+            lacks = ", ".join(sorted(theirs - ours)) or "none"
+            has = ", ".join(sorted(ours - theirs)) or "none"
             return Verdict(
                 token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}"
             )
-        names, key = [column.name for column in state.live.columns], state.live.key
+        names = [column.name for column in state.live.columns]
+        key = state.live.key
         async with source.in_snapshot(self.settings, held) as connection:
             types = await types_of(connection, relation_of(state.schema, state.name))
             relations = [f"ONLY {storage.relation}" for storage in held.storages]

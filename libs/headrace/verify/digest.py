@@ -65,7 +65,9 @@ class Digests:
 
 
 def key_of(row: Row, places: Sequence[int]) -> Row:
-    return tuple(row[place] for place in places) if places else row
+    if places:
+        return tuple(row[place] for place in places)
+    return row
 
 
 def range_of(key: Row) -> int:
@@ -89,8 +91,10 @@ def differences(
     source: Iterable[Row], mirror: Iterable[Row], places: Sequence[int], names: Sequence[str]
 ) -> list[Difference]:
     """What is wrong with the mirror's rows, of those given."""
-    wanted, there = Counter(source), Counter(mirror)
-    missing, extra = list((wanted - there).elements()), list((there - wanted).elements())
+    wanted = Counter(source)
+    there = Counter(mirror)
+    missing = list((wanted - there).elements())
+    extra = list((there - wanted).elements())
     by_key: dict[Row, list[Row]] = {}
     for row in extra:
         by_key.setdefault(key_of(row, places), []).append(row)

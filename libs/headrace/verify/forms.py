@@ -42,7 +42,9 @@ def in_postgres(source: SqlType, mirror: str, *, lists: bool) -> Form | None:
         return None
     # A type of the source's own: text there, in the contract's form.
     if source.element is not None:
-        return _array(source, in_contract) if lists else None
+        if lists:
+            return _array(source, in_contract)
+        return None
     return in_contract(source)
 
 
@@ -87,11 +89,15 @@ def _bytes(text: str) -> bytes:
 def _float(text: Any) -> Any:
     number = float(text)
     # NaN equals nothing, and SQLite keeps its name; neither target has to keep the sign of a zero.
-    return "NaN" if math.isnan(number) else number + 0.0
+    if math.isnan(number):
+        return "NaN"
+    return number + 0.0
 
 
 def _stored_float(value: Any) -> Any:
-    return value + 0.0 if isinstance(value, float) else value
+    if isinstance(value, float):
+        return value + 0.0
+    return value
 
 
 def _timestamp(text: str) -> str:
@@ -104,7 +110,9 @@ def _timestamp(text: str) -> str:
 
 def _time_with_zone(text: str) -> str:
     match = _TIME_WITH_ZONE.fullmatch(text)
-    return text if match is None else f"{match[1]}{match[2] or ':00'}"
+    if match is None:
+        return text
+    return f"{match[1]}{match[2] or ':00'}"
 
 
 def _money(text: str) -> str:
@@ -123,7 +131,8 @@ def meaning(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    depth = deepest = 0
+    depth = 0
+    deepest = 0
     for token in _TOKENS.finditer(value):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
         deepest = max(deepest, depth)
@@ -183,13 +192,17 @@ def _array(source: SqlType, of: Callable[[SqlType], Form | None]) -> Form:
     """Nested lists, of PostgreSQL's literal or of JSON; a list has no bounds, so they are left out."""
     element = source.element
     assert element is not None
-    form, delimiter = of(element) or same, element.delimiter
+    form = of(element) or same
+    delimiter = element.delimiter
 
     def listed(value: Any) -> Any:
         if not isinstance(value, str):
             return value
         literal = _BOUNDS.sub("", value, count=1)
-        items = parsed(literal, delimiter) if literal.startswith("{") else json.loads(value)
+        if literal.startswith("{"):
+            items = parsed(literal, delimiter)
+        else:
+            items = json.loads(value)
         return _mapped(items, form)
 
     return listed
@@ -200,7 +213,9 @@ def _mapped(items: Any, form: Form) -> Any:
         return tuple(_mapped(item, form) for item in items)
     if isinstance(items, dict | list):
         items = json.dumps(items)
-    return None if items is None else form(items)
+    if items is None:
+        return None
+    return form(items)
 
 
 def parsed(literal: str, delimiter: str) -> list[Any]:

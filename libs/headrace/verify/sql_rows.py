@@ -84,7 +84,8 @@ class SqlRows:
             raise self.error_of(error) from error
 
     def _hashes(self, relation: str) -> str:
-        row, key = _hash(self.names), _hash(self.key or self.names)
+        row = _hash(self.names)
+        key = _hash(self.key or self.names)
         return f"SELECT {row} AS hash, {key} AS key_hash FROM {relation} WHERE {self.where}"  # noqa: S608  # quoted
 
 

@@ -139,7 +139,9 @@ def _time(text: str | None) -> datetime | None:
     if not text:
         return None
     time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    if time.tzinfo:
+        return time
+    return time.replace(tzinfo=UTC)
 
 
 def _document(row: Mapping[str, Any]) -> dict[str, Any]:

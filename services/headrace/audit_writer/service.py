@@ -38,14 +38,18 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("audit-writer")
 
 SERVICE = "audit-writer"
-BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
+BACKOFF_S = 0.2
+BACKOFF_S_MAX = 5.0
 EXPIRE_S = 600.0
 LOOK_S = 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
     audit = load_audit(os.environ)
-    trail = Trail(scope.health, settings) if audit.health_ready else None
+    if audit.health_ready:
+        trail = Trail(scope.health, settings)
+    else:
+        trail = None
 
     async def work(client: Client) -> None:
         if trail is not None:
@@ -162,7 +166,10 @@ class AuditWriter:
         if self._client.is_closed:
             raise link.BusClosedError("the NATS client gave up") from error
         stream = isinstance(error, NatsError | APIError | StreamMissingError)
-        message = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) else str(error)
+        if isinstance(error, asyncpg.PostgresError):
+            message = str(error.args[0])
+        else:
+            message = str(error)
         if not message and isinstance(error, TimeoutError):
             message = "it did not answer in time"
         self._scope.health.block(
@@ -174,17 +181,16 @@ class AuditWriter:
         """See now and then how far the trail is behind the stream, also while its destination is
         away.
         """
-        stats, stream = self._scope.health.stats, self._settings.streams.cdc
+        stats = self._scope.health.stats
+        stream = self._settings.streams.cdc
         while not self._scope.stopping.is_set():
             if self._session is not None and self._client.is_connected:
                 with contextlib.suppress(NatsError, OSError):
                     found = await behind(
                         self._client.jetstream(), stream, self._session.settled_seq
                     )
-                    stats["audit_behind_messages"], stats["audit_behind_seconds"] = (
-                        found.messages,
-                        found.age_s,
-                    )
+                    stats["audit_behind_messages"] = found.messages
+                    stats["audit_behind_seconds"] = found.age_s
             await self._scope.pause(LOOK_S)
 
     async def expire(self, keep_days: int) -> None:

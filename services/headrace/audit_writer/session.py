@@ -32,10 +32,14 @@ log = logs.logger("audit-writer")
 WAIT_S = 0.5
 # Where nothing of what came is audited, the place is kept this often; where all of it was the
 # audit's own doing, rarely, since to keep it is a change itself.
-IDLE_S, OWN_S = 10.0, 600.0
-_GAP, _SCHEMA = "GAP", "SCHEMA"
+IDLE_S = 10.0
+OWN_S = 600.0
+_GAP = "GAP"
+_SCHEMA = "SCHEMA"
 # What a table's changes are: the audit's own doing, rows of the trail, or neither.
-_OWN, _WANTED, _OTHER = "own", "wanted", "other"
+_OWN = "own"
+_WANTED = "wanted"
+_OTHER = "other"
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "TRUNCATE"})
 
 
@@ -102,7 +106,9 @@ class Session:
     def settled_seq(self) -> int:
         """Everything of the stream up to here is in the trail, or has no row in it."""
         kept = self.destination.state.stream_seq
-        return kept if self._writing or self.stitcher.rows else max(kept, self._read_seq)
+        if self._writing or self.stitcher.rows:
+            return kept
+        return max(kept, self._read_seq)
 
     async def _read(self, consumer: Consumer) -> None:
         while not self.scope.stopping.is_set():
@@ -120,7 +126,8 @@ class Session:
     @property
     def _full(self) -> bool:
         # Only rows that can be committed make room: a batch without any may be given back instead.
-        stitcher, settings = self.stitcher, self.settings
+        stitcher = self.stitcher
+        settings = self.settings
         if stitcher.ready is None or not stitcher.ready.lines:
             return False
         return stitcher.rows >= settings.batch_rows_max or stitcher.size >= settings.batch_bytes_max
@@ -143,7 +150,8 @@ class Session:
             what = self._what.get(table)
             if what is None or what is _OWN:
                 # Which tables are the audit's own may change with a month.
-                what = self._what[table] = self._what_is(*table)
+                what = self._what_is(*table)
+                self._what[table] = what
             if what is not _OWN:
                 self._foreign = True
             wanted = what is _WANTED
@@ -166,7 +174,9 @@ class Session:
     def _what_is(self, relation: int, schema: str, table: str) -> str:
         if (relation, schema, table) in self.destination.own:
             return _OWN
-        return _WANTED if self.selection.wants(schema, table) else _OTHER
+        if self.selection.wants(schema, table):
+            return _WANTED
+        return _OTHER
 
     def _gap(self, event: Event) -> None:
         payload = event.payload
@@ -197,7 +207,9 @@ class Session:
         self._writing = True
         await self.destination.write(batch, self._learned_by(batch))
         self._writing = False
-        self._kept_at, self._foreign, self.worked = time.monotonic(), False, True
+        self._kept_at = time.monotonic()
+        self._foreign = False
+        self.worked = True
         self._tell(batch)
         # What came meanwhile may be whole already, with nobody to say so again.
         self._news.set()

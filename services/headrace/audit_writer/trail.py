@@ -19,7 +19,8 @@ from headrace.settings import Settings
 
 FEEDERS = ("wal-reader", "publisher")
 # As telemetry has it: a report or two may be lost.
-SILENT_S_MIN, SILENT_REPORTS = 5.0, 3
+SILENT_S_MIN = 5.0
+SILENT_REPORTS = 3
 
 
 class Trail:

@@ -27,7 +27,8 @@ _DENIED_REMEDY = (
 
 TICK_S = 0.02
 _STATEMENTS_MAX = 2000
-_UPDATE_SHARE, _DELETE_SHARE = 0.25, 0.1
+_UPDATE_SHARE = 0.25
+_DELETE_SHARE = 0.1
 _KEPT_ROWS_MAX = 100_000
 
 _PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = $1 AND schemaname = 'public' AND tablename = $2"

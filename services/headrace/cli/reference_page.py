@@ -59,7 +59,10 @@ def _services() -> Iterator[str]:
 
 
 def _flag(action: argparse.Action) -> str:
-    value = f" {action.metavar}" if isinstance(action.metavar, str) else ""
+    if isinstance(action.metavar, str):
+        value = f" {action.metavar}"
+    else:
+        value = ""
     return f"{', '.join(action.option_strings)}{value}"
 
 

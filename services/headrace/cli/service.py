@@ -115,7 +115,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # Parsed first: `--help` needs no event loop.
     flags = vars(parser(name).parse_args(arguments))
     for dest, kind, _ in _CHOICES.values():
-        flags[dest] = None if flags[dest] is None else kind(flags[dest])
+        if flags[dest] is None:
+            flags[dest] = None
+        else:
+            flags[dest] = kind(flags[dest])
     from headrace.process import lifecycle
 
     try:

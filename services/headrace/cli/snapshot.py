@@ -76,7 +76,10 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
         print(json.dumps(facts))
         return
     screen = session.Screen()
-    chunks = "1 chunk" if made.batch_count == 1 else f"{made.batch_count:,} chunks"
+    if made.batch_count == 1:
+        chunks = "1 chunk"
+    else:
+        chunks = f"{made.batch_count:,} chunks"
     screen.made("snapshot", table, f"{made.row_count:,} rows in {chunks} at LSN {facts['lsn']}")
     screen.kept("chunks", settings.streams.init, str(facts["subject"]))
 

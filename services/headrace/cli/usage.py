@@ -61,7 +61,9 @@ def refusal(error: BadParameter) -> str:
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not found:
         return error.message
-    kind, value, bounds = found[0].get("type"), found[0].get("input"), found[0].get("ctx", {})
+    kind = found[0].get("type")
+    value = found[0].get("input")
+    bounds = found[0].get("ctx", {})
     if kind in ("int_parsing", "int_from_float", "int_parsing_size"):
         return f"{value!r} is not a whole number."
     if kind == "float_parsing":
@@ -75,14 +77,19 @@ def refusal(error: BadParameter) -> str:
 
 def _place(command: Any) -> int:
     panel = getattr(command, "rich_help_panel", None)
-    return _ORDER.index(panel) if panel in _ORDER else len(_ORDER)
+    if panel in _ORDER:
+        return _ORDER.index(panel)
+    return len(_ORDER)
 
 
 def placeholder(option: TyperOption) -> str:
     """What stands for the option's value."""
     if option.metavar is not None or option.is_flag:
         return option.metavar or ""
-    choices = option.type_descriptor.choices if option.type_descriptor.is_choice else None
+    if option.type_descriptor.is_choice:
+        choices = option.type_descriptor.choices
+    else:
+        choices = None
     if choices:
         return "|".join(str(one.value if isinstance(one, Enum) else one) for one in choices)
     return max(option.opts, key=len).removeprefix("--").replace("-", "_").upper()

@@ -54,7 +54,8 @@ class SchemaBucket:
 
     def forget(self) -> None:
         """Read the bucket anew before the next comparison."""
-        self._kv, self._seen = None, None
+        self._kv = None
+        self._seen = None
 
     async def sync(self, tables: Iterable[TableSchema], told: Mapping[str, int]) -> None:
         """Make the bucket say what the tables are; `told` are the versions that schema events gave,
@@ -154,7 +155,10 @@ def _stored(entry: KeyValue.Entry) -> Stored:
     revision = entry.revision or 0
     if entry.operation in _DELETIONS or not entry.value:
         return Stored(None, Encoding.MSGPACK, revision)
-    encoding = Encoding.JSON if entry.value[:1] == b"{" else Encoding.MSGPACK
+    if entry.value[:1] == b"{":
+        encoding = Encoding.JSON
+    else:
+        encoding = Encoding.MSGPACK
     try:
         decoded = decode(entry.value)
     except DecodeError:

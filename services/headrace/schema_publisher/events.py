@@ -69,7 +69,8 @@ class SchemaEvents:
             event = decode(message.data)
             if event["source"] != self._settings.source.slot:
                 return
-            token, version = table_token(event["schema"], event["table"]), int(event["version"])
+            token = table_token(event["schema"], event["table"])
+            version = int(event["version"])
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             log.warning("schema_event_ignored", subject=message.subject, reason=str(error))
             return

@@ -66,7 +66,9 @@ class Stored:
     @property
     def version(self) -> int:
         version = self.value.get("version") if self.value else None
-        return version if isinstance(version, int) else 0
+        if isinstance(version, int):
+            return version
+        return 0
 
 
 ABSENT = Stored(None, Encoding.MSGPACK, 0)
@@ -85,7 +87,9 @@ def version_of(stored: Stored, content: Payload, told: int | None) -> int:
     """
     if told is not None:
         return told
-    return stored.version + 1 if changed(stored, content) else stored.version
+    if changed(stored, content):
+        return stored.version + 1
+    return stored.version
 
 
 def value(content: Payload, version: int, timestamp: int) -> Payload:

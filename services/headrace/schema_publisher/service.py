@@ -29,7 +29,8 @@ from headrace.timing.waits import wait_for
 log = logs.logger("schema-publisher")
 
 SERVICE = "schema-publisher"
-BACKOFF_S, BACKOFF_S_MAX = 0.2, 5.0
+BACKOFF_S = 0.2
+BACKOFF_S_MAX = 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
@@ -93,7 +94,10 @@ class SchemaPublisher:
             and not is_busy
         ):
             raise error
-        part = "postgres" if isinstance(error, PostgresError | asyncpg.PostgresError) else "schemas"
+        if isinstance(error, PostgresError | asyncpg.PostgresError):
+            part = "postgres"
+        else:
+            part = "schemas"
         self._scope.health.block(part, describe(error))
         if part == "schemas":
             self._bucket.forget()

@@ -53,7 +53,8 @@ class Throttle:
             return 0.0
         turn = self._turns.get(chunk)
         if turn is None:
-            turn = self._turns[chunk] = max(now, self._free_at)
+            turn = max(now, self._free_at)
+            self._turns[chunk] = turn
             self._free_at = turn + size / self.bytes_per_s
         if turn <= now:
             del self._turns[chunk]
@@ -112,11 +113,10 @@ class TicketOffice:
         if not self._open:
             return False
         known = self.numbers.has(page_range, index)
-        wait_s = (
-            0.0
-            if known
-            else self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
-        )
+        if known:
+            wait_s = 0.0
+        else:
+            wait_s = self.throttle.wait_s((self.subject, page_range, index), size, time.monotonic())
         if wait_s > 0:
             return float(wait_s)
         return self.numbers.number(page_range, index, rows, size)

@@ -107,7 +107,9 @@ class ChunkCutter:
 
     def feed(self, block: Block) -> Iterator[Chunk]:
         """Chunks that these rows complete."""
-        offsets, ends, at = block.offsets, block.ends, 0
+        offsets = block.offsets
+        ends = block.ends
+        at = 0
         while at < len(offsets) - 1:
             fitting = bisect_right(ends, ends[at] + self.bytes_max - self._bytes, at) - 1
             end = min(fitting, at + self.rows_max - self._rows)
@@ -125,7 +127,10 @@ class ChunkCutter:
         """What is left of the range."""
         if self._rows:
             yield Chunk(self._rows, b"".join(self._parts), exact=self._exact)
-            self._parts, self._exact, self._rows, self._bytes = [], {}, 0, 0
+            self._parts = []
+            self._exact = {}
+            self._rows = 0
+            self._bytes = 0
 
     def _take(self, block: Block, at: int, end: int) -> None:
         self._parts.append(block.data[block.offsets[at] : block.offsets[end]])
@@ -154,7 +159,9 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
         packer.pack("data")
         packer.pack_array_header(chunk.rows)
         payload = b"".join((packer.bytes(), chunk.body))
-    return zstandard.ZstdCompressor(ZSTD_LEVEL).compress(payload) if zstd else payload
+    if zstd:
+        return zstandard.ZstdCompressor(ZSTD_LEVEL).compress(payload)
+    return payload
 
 
 def key_only(chunk: Chunk, key: Collection[str], encoding: Encoding) -> Chunk:

@@ -82,7 +82,8 @@ def _session(settings: Settings, folder: Path) -> Any:
         # Empty, it is unset to us and a server without a name to pyspark.
         os.environ.pop("SPARK_REMOTE", None)
         os.environ.update(java_for_spark(folder).environment())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415  # without the extra there must be an answer, too
     except ImportError as error:
@@ -232,11 +233,10 @@ def describe(error: BaseException) -> str:
         return str(error)
     text = str(error)
     found = _PYTHON_ERROR.findall(text)
-    line = (
-        f"{found[-1][0]}: {found[-1][1]}"
-        if found
-        else (text.strip().splitlines() or [type(error).__name__])[0]
-    )
+    if found:
+        line = f"{found[-1][0]}: {found[-1][1]}"
+    else:
+        line = (text.strip().splitlines() or [type(error).__name__])[0]
     return f"Spark: {line}"[:ERROR_CHARS_MAX]
 
 

@@ -83,14 +83,18 @@ class SparkDriver:
     @property
     def pid(self) -> int | None:
         """The child's, while it runs."""
-        return self._child.process.pid if self._child is not None and self._child.usable else None
+        if self._child is not None and self._child.usable:
+            return self._child.process.pid
+        return None
 
     @property
     def state(self) -> str:
         """One of `SPARK_STATES`."""
         if self._child is None or not self._child.usable:
             return "stopped"
-        return "running" if self._child.ready.done() else "starting"
+        if self._child.ready.done():
+            return "running"
+        return "starting"
 
     async def started(self) -> None:
         """Return when there is a driver that takes plans; an unused one is stopped as ever."""

@@ -18,7 +18,8 @@ from headrace.settings import Settings
 
 log = logs.logger("snapshot-responder")
 
-HAND_ON_S, HAND_ON_S_MAX = 0.02, 5.0
+HAND_ON_S = 0.02
+HAND_ON_S_MAX = 5.0
 
 
 class Neighbours:

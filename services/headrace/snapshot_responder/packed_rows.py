@@ -34,7 +34,8 @@ Packing = Callable[[Array], Pieces]
 Matrix = np.ndarray[Any, np.dtype[np.uint8]]
 
 _NIL: Final = b"\xc0"
-_FALSE, _TRUE = b"\xc2", b"\xc3"
+_FALSE = b"\xc2"
+_TRUE = b"\xc3"
 _FLOAT64: Final = 0xCB
 _NUMBER_BYTES: Final = 8
 _INT64: Final = 0xD3
@@ -48,7 +49,8 @@ _INTEGER_KINDS: Final = (
 )
 # Documents that are read together: one that needs a closer look takes the block's others with it.
 _TOGETHER: Final = 1024
-_ARRAY_SHORT, _ARRAY_HEAD = 16, 3
+_ARRAY_SHORT = 16
+_ARRAY_HEAD = 3
 _SHORT: Final = 256
 _MEDIUM: Final = 65536
 
@@ -76,7 +78,10 @@ class PackedRows:
             for pack, column in zip(self._packings, columns, strict=True)
             for piece in pack(column)
         ]
-        rows = pc.binary_join_element_wise(*pieces, _EMPTY) if len(pieces) > 1 else pieces[0]
+        if len(pieces) > 1:
+            rows = pc.binary_join_element_wise(*pieces, _EMPTY)
+        else:
+            rows = pieces[0]
         _, offsets, body = rows.buffers()
         starts = np.frombuffer(offsets, np.int32, len(rows) + 1).tolist()
         return Block.of(memoryview(body).cast("B"), starts, dict(self._exact), Encoding.MSGPACK)
@@ -92,7 +97,9 @@ class PackedRows:
         makers: dict[Converter, Callable[[bytes], Packing]]
         makers = {scalars.integer: _integers, scalars.number: _floats, scalars.boolean: _booleans}
         plain = makers.get(converter)
-        return one_by_one if plain is None else plain(prefix)
+        if plain is None:
+            return one_by_one
+        return plain(prefix)
 
     def _one_by_one(self, prefix: bytes, place: int) -> Packing:
         """For types with no rule for whole columns, and for values that are no common ones."""
@@ -179,11 +186,10 @@ def _texts(prefix: bytes) -> Packing:
     def packed(column: Array) -> Pieces:
         lengths = pc.binary_length(column)
         longest = pc.max(lengths).as_py() or 0
-        values = (
-            column.cast(pa.binary()).fill_null(_EMPTY)
-            if column.null_count
-            else column.cast(pa.binary())
-        )
+        if column.null_count:
+            values = column.cast(pa.binary()).fill_null(_EMPTY)
+        else:
+            values = column.cast(pa.binary())
         if longest >= _MEDIUM:
             # Head by head: a text may be a hundred million characters, of which there must be no
             # more copies.
@@ -217,11 +223,9 @@ def _text_head(length: int) -> bytes:
         return bytes([0xA0 | length])
     if length < _SHORT:
         return bytes([0xD9, length])
-    return (
-        b"\xda" + length.to_bytes(2, "big")
-        if length < _MEDIUM
-        else b"\xdb" + length.to_bytes(4, "big")
-    )
+    if length < _MEDIUM:
+        return b"\xda" + length.to_bytes(2, "big")
+    return b"\xdb" + length.to_bytes(4, "big")
 
 
 def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Packing:
@@ -229,7 +233,9 @@ def _timestamps(prefix: bytes, converter: Converter, otherwise: Packing) -> Pack
 
     def packed(column: Array) -> Pieces:
         iso = iso_timestamps(column, converter)
-        return otherwise(column) if iso is None else texts(iso)
+        if iso is None:
+            return otherwise(column)
+        return texts(iso)
 
     return packed
 
@@ -261,7 +267,8 @@ def _integers(prefix: bytes) -> Packing:
         sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
         for least, end, marker, size in _INTEGER_KINDS:
             within = (values >= least) & (values < end)
-            markers[within], sizes[within] = marker, size
+            markers[within] = marker
+            sizes[within] = size
         fixed = sizes == 0
         markers[fixed] = values[fixed] & 0xFF
         return [_numbers(prefix, markers, values.astype(">i8"), sizes, column)]
@@ -277,8 +284,11 @@ def _numbers(
     """
     if column.null_count:
         null = column.is_null().to_numpy(zero_copy_only=False)
-        markers[null], sizes[null] = _NIL[0], 0
-    rows, fixed, size = len(values), len(prefix) + 1, int(sizes.max(initial=0))
+        markers[null] = _NIL[0]
+        sizes[null] = 0
+    rows = len(values)
+    fixed = len(prefix) + 1
+    size = int(sizes.max(initial=0))
     matrix = np.empty((rows, fixed + size), np.uint8)
     matrix[:, : fixed - 1] = np.frombuffer(prefix, np.uint8)
     matrix[:, fixed - 1] = markers

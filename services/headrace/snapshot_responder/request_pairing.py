@@ -40,7 +40,9 @@ class Answer:
         The outcome may be an equal request's, whose snapshot is older than what this one noted of
         the stream's end.
         """
-        return replace(self, status="joined") if self.status == "accepted" else self
+        if self.status == "accepted":
+            return replace(self, status="joined")
+        return self
 
 
 @dataclass(slots=True)

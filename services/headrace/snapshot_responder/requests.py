@@ -52,7 +52,8 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("snapshot-responder")
 
 PAIRING_PATIENCE_S = 5.0
-RETRY_S, RETRY_S_MAX = 0.5, 10.0
+RETRY_S = 0.5
+RETRY_S_MAX = 10.0
 ACK_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 30.0
 _JUDGED_MAX = 4096
@@ -177,7 +178,8 @@ class Desk:
         self._judged[sequence] = None
         if len(self._judged) > _JUDGED_MAX:
             del self._judged[next(iter(self._judged))]
-        inbox, keep = _inbox(message), sequence > self._deaf_until
+        inbox = _inbox(message)
+        keep = sequence > self._deaf_until
         if inbox or not again:
             reply = self._pairing.decided(
                 _view(message), answer, time.monotonic(), keep=keep and not inbox
@@ -212,7 +214,8 @@ class Desk:
         """Whether a request of the subject has still to be judged, because those before it take
         their time.
         """
-        js, sequence = self._client.jetstream(), 0
+        js = self._client.jetstream()
+        sequence = 0
         with contextlib.suppress(NotFoundError):
             while True:
                 message = await js.get_msg(
@@ -254,7 +257,8 @@ class Desk:
         """End the token's snapshots, or the one that is named; the answer comes when nothing of
         them comes any more.
         """
-        token, wanted = _token(message.subject), _named(message.data)
+        token = _token(message.subject)
+        wanted = _named(message.data)
         found = [
             running
             for running in self._running.values()
@@ -324,7 +328,10 @@ class Desk:
 
     async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
         count(self._scope.health.stats, "snapshots_requested")
-        available = error.available if isinstance(error, TableRefusedError) else ()
+        if isinstance(error, TableRefusedError):
+            available = error.available
+        else:
+            available = ()
         snapshot_id = new_snapshot_id()
         count(self._scope.health.stats, "snapshots_failed")
         await self._results.fail(token, table, snapshot_id, str(error), available)
@@ -342,17 +349,20 @@ class Desk:
             and not await self._interrupted(message, request, cell)
         ):
             return None
-        attempt = 1 if before is None else int(before["attempt"]) + int(before["running"])
-        snapshot_id = (
-            str(before["snapshot_id"]) if before and not before["running"] else new_snapshot_id()
-        )
+        if before is None:
+            attempt = 1
+        else:
+            attempt = int(before["attempt"]) + int(before["running"])
+        if before and not before["running"]:
+            snapshot_id = str(before["snapshot_id"])
+        else:
+            snapshot_id = new_snapshot_id()
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
         await _note(running, running_now=False)
         count(self._scope.health.stats, "snapshots_requested")
         self._running[snapshot_id] = running
-        running.task = task = self._scope.tasks.create_task(
-            self._serve(running), name=f"snapshot-{snapshot_id}"
-        )
+        task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
+        running.task = task
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         log.info("snapshot_accepted", snapshot_id=snapshot_id, token=request.token, attempt=attempt)
@@ -361,13 +371,20 @@ class Desk:
     async def _interrupted(self, message: Msg, request: SnapshotRequest, cell: Cell) -> bool:
         """End what an earlier responder began; whether another attempt is due."""
         assert cell.value is not None
-        snapshot_id, attempt = str(cell.value["snapshot_id"]), int(cell.value["attempt"])
+        snapshot_id = str(cell.value["snapshot_id"])
+        attempt = int(cell.value["attempt"])
         completed = await self._results.completed(request.token, snapshot_id)
         cancelled = bool(cell.value.get("cancelled"))
         last = cancelled or attempt >= self._settings.snapshot.attempts_max
         if not completed:
-            then = "no further attempt is made" if last else "it begins again under a new id"
-            reason = _CANCELLED if cancelled else f"interrupted at attempt {attempt}; {then}"
+            if last:
+                then = "no further attempt is made"
+            else:
+                then = "it begins again under a new id"
+            if cancelled:
+                reason = _CANCELLED
+            else:
+                reason = f"interrupted at attempt {attempt}; {then}"
             await self._results.fail(request.token, request.table, snapshot_id, reason)
             failpoint("responder.told_interrupted")
             await self._results.purge(request.token, snapshot_id)
@@ -423,7 +440,10 @@ class Desk:
             running.cancelled = False
             return
         count(self._scope.health.stats, "snapshots_failed")
-        begun = 0 if running.snapshot is None else len(running.snapshot.numbers)
+        if running.snapshot is None:
+            begun = 0
+        else:
+            begun = len(running.snapshot.numbers)
         await self._results.purge(request.token, running.snapshot_id, begun)
         await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
 
@@ -431,7 +451,7 @@ class Desk:
         """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
         backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while True:
-            running.snapshot = snapshot = Snapshot(
+            snapshot = Snapshot(
                 self._settings,
                 self._client,
                 self._driver,
@@ -439,6 +459,7 @@ class Desk:
                 running.snapshot_id,
                 self._throttle,
             )
+            running.snapshot = snapshot
             try:
                 rows = await snapshot.run()
             except PostgresUnreachableError as error:
@@ -453,7 +474,10 @@ class Desk:
     async def _give_up(self, running: Running, error: Exception) -> None:
         running.failed = True
         count(self._scope.health.stats, "snapshots_failed")
-        available = error.available if isinstance(error, TableRefusedError) else ()
+        if isinstance(error, TableRefusedError):
+            available = error.available
+        else:
+            available = ()
         request = running.request
         reason = describe(error)
         await self._results.fail(

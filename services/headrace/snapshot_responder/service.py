@@ -32,7 +32,8 @@ log = logs.logger("snapshot-responder")
 SERVICE = "snapshot-responder"
 DURABLE = "headrace-snapshot-responder"
 FETCH_WAIT_S = 5.0
-BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+BACKOFF_S = 0.1
+BACKOFF_S_MAX = 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:

@@ -161,7 +161,8 @@ class Snapshot:
                 return
 
     def _told(self, done: int, tasks: int) -> None:
-        self.tasks_done, self.tasks = done, tasks
+        self.tasks_done = done
+        self.tasks = tasks
 
     @contextlib.asynccontextmanager
     async def _progress(self) -> AsyncIterator[None]:
@@ -202,7 +203,10 @@ class Snapshot:
     async def _publish_meta(self, held: HeldSnapshot) -> None:
         body = self._meta(held)
         bridge = self.settings.delivery.compat is Compat.BRIDGE
-        told = {key: body[key] for key in _BRIDGE_META} if bridge else body
+        if bridge:
+            told = {key: body[key] for key in _BRIDGE_META}
+        else:
+            told = body
         await self._stored(encode(told, self.settings.format.encoding))
         log.info(
             "snapshot_completed",
@@ -213,7 +217,8 @@ class Snapshot:
         """Until it is known to be there: after an answer that was lost, an error would contradict
         what was read.
         """
-        results, js = Results(self.client, self.settings), self.client.jetstream()
+        results = Results(self.client, self.settings)
+        js = self.client.jetstream()
         headers: dict[str, Any] = {Header.MSG_ID: f"{self.snapshot_id}-meta"}
         while True:
             try:

@@ -106,11 +106,14 @@ def run_task(packed_plan: bytes, task: int) -> TaskResult:
 
 
 def _first_leaf(error: BaseException) -> BaseException:
-    return _first_leaf(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+    if isinstance(error, BaseExceptionGroup):
+        return _first_leaf(error.exceptions[0])
+    return error
 
 
 async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
-    chunks = rows = 0
+    chunks = 0
+    rows = 0
     async with _connected(plan, settings) as (connection, client):
         for page_range in plan.tasks[task]:
             copy = RangeCopy(plan, page_range, client)
@@ -126,7 +129,8 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
                 ) from error
             except asyncpg.PostgresError as error:
                 raise explained(error.sqlstate, str(error), settings.postgres) from error
-            chunks, rows = chunks + copy.chunks, rows + copy.rows
+            chunks = chunks + copy.chunks
+            rows = rows + copy.rows
     return TaskResult(chunks, rows)
 
 
@@ -151,7 +155,8 @@ async def _connected(
 
 def _encoder(plan: SnapshotPlan) -> Callable[[bytes], Block]:
     """What makes encoded rows of COPY's CSV."""
-    names, converters = [column.name for column in plan.columns], plan.converters()
+    names = [column.name for column in plan.columns]
+    converters = plan.converters()
     if plan.encoding is Encoding.MSGPACK:
         return PackedRows(names, converters).block
     read = CsvRows(names, converters).rows
@@ -167,7 +172,8 @@ class RangeCopy:
     """One range, from COPY to acknowledged chunks."""
 
     def __init__(self, plan: SnapshotPlan, page_range: PageRange, client: Client) -> None:
-        self.chunks = self.rows = 0
+        self.chunks = 0
+        self.rows = 0
         self._plan = plan
         self._range = page_range
         self._client = client
@@ -214,11 +220,14 @@ class RangeCopy:
             await self._begin(chunk)
 
     def _taken(self) -> bytes:
-        received, self._received, self._received_bytes = self._received, [], 0
+        received = self._received
+        self._received = []
+        self._received_bytes = 0
         return b"".join(received)
 
     async def _begin(self, chunk: Chunk) -> None:
-        index, self._begun = self._begun, self._begun + 1
+        index = self._begun
+        self._begun = self._begun + 1
         if chunk.large:
             # Not beside others: a row may take all the memory there is for several.
             async with self._room:

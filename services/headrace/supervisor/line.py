@@ -44,18 +44,25 @@ class Line:
                 *(f"{name}={value}" for name, value in self.fields.items() if name != "reason"),
             ]
         )
-        return f"{head}: {self.fields['reason']}" if "reason" in self.fields else head
+        if "reason" in self.fields:
+            return f"{head}: {self.fields['reason']}"
+        return head
 
     @property
     def failure(self) -> str:
         """Why the service ended, if this line tells it."""
-        return self.fields.get("reason", "") if self.event == FAILED else ""
+        if self.event == FAILED:
+            return self.fields.get("reason", "")
+        return ""
 
 
 def parse(text: str) -> Line:
     """Take a line apart."""
     plain = _COLOUR.sub("", text.rstrip())
-    found = _json_fields(plain) if plain.startswith("{") else _logfmt_fields(plain)
+    if plain.startswith("{"):
+        found = _json_fields(plain)
+    else:
+        found = _logfmt_fields(plain)
     if "level" not in found or "event" not in found:
         return Line(plain)
     rest = {name: value for name, value in found.items() if name not in _HEAD}

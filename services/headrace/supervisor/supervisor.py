@@ -24,7 +24,8 @@ from headrace.supervisor.process import Service, ServiceProcess
 from headrace.timing.backoff import Backoff
 from headrace.timing.waits import wait_for
 
-BACKOFF_S, BACKOFF_S_MAX = 0.5, 30.0
+BACKOFF_S = 0.5
+BACKOFF_S_MAX = 30.0
 STEADY_S = 60.0
 READY_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
@@ -78,7 +79,9 @@ class Supervisor:
     def pid(self, name: str) -> int | None:
         """The process id of a service that runs."""
         process = self._kept[name].process
-        return process.pid if process else None
+        if process:
+            return process.pid
+        return None
 
     def url(self, name: str) -> str:
         """Where a service answers."""
@@ -160,7 +163,8 @@ class Supervisor:
 
     async def _run_once(self, kept: _Kept) -> int:
         name = kept.service.name
-        process = kept.process = await ServiceProcess.start(kept.service)
+        process = await ServiceProcess.start(kept.service)
+        kept.process = process
         if self._stopping.is_set():
             process.terminate()
         try:
@@ -204,4 +208,6 @@ async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
     if body.get("service") != kept.service.name:
         return f"another program answers on port {kept.service.http_port}"
     kept.was_ready = answer.status == 200
-    return "" if kept.was_ready else "; ".join(map(str, body["reasons"].values())) or "not ready"
+    if kept.was_ready:
+        return ""
+    return "; ".join(map(str, body["reasons"].values())) or "not ready"

@@ -37,7 +37,8 @@ class History:
 
     def take(self, suite: SuiteStatus, now: float) -> None:
         """Keep how the suite is now."""
-        totals, publisher = suite.totals(now), suite.member(PUBLISHER, now)
+        totals = suite.totals(now)
+        publisher = suite.member(PUBLISHER, now)
         recent = self._recent(publisher.stats.get("ack_lag_seconds") if publisher else None)
         slot = suite.watch.slot if suite.watch.reachable else None
         self._samples.append(
@@ -55,7 +56,10 @@ class History:
         """What came to the histogram lately; all of it where its process began anew."""
         if not isinstance(held, list):
             return None
-        before = self._buckets[0] if self._buckets else [0.0] * len(held)
+        if self._buckets:
+            before = self._buckets[0]
+        else:
+            before = [0.0] * len(held)
         self._buckets.append(list(held))
         # A publisher that began anew counts from zero: a difference means nothing across that.
         if sum(held[1:]) < sum(before[1:]):
@@ -65,7 +69,9 @@ class History:
 
     @property
     def latest(self) -> Sample | None:
-        return self._samples[-1] if self._samples else None
+        if self._samples:
+            return self._samples[-1]
+        return None
 
     def columns(self, after: float) -> dict[str, list[Any]]:
         """What is younger than that, figure by figure, oldest first."""

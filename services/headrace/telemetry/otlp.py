@@ -79,7 +79,9 @@ def _attributes(values: Mapping[str, int | float | str]) -> list[KeyValue]:
 def _value(value: float | str) -> AnyValue:
     if isinstance(value, str):
         return AnyValue(string_value=value)
-    return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(double_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    return AnyValue(double_value=value)
 
 
 def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | None:
@@ -124,7 +126,11 @@ def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | No
 
 
 def _unit(key: str) -> str:
-    return "s" if key.endswith("_seconds") else "By" if key.endswith("_bytes") else ""
+    if key.endswith("_seconds"):
+        return "s"
+    if key.endswith("_bytes"):
+        return "By"
+    return ""
 
 
 def _span(span: Span) -> trace_pb2.Span:

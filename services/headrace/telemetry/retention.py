@@ -32,7 +32,8 @@ class StreamView:
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> StreamView:
-        config, state = info["config"], info["state"]
+        config = info["config"]
+        state = info["state"]
         return cls(
             name=config["name"],
             messages=state["messages"],
@@ -49,7 +50,9 @@ class StreamView:
     @property
     def message_bytes(self) -> float:
         """The average message."""
-        return self.bytes / self.messages if self.messages else 0.0
+        if self.messages:
+            return self.bytes / self.messages
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,10 @@ class Standing:
         one = config.get("filter_subject") or (filters[0] if len(filters) == 1 else ">")
         asked = config.get("ack_policy", "explicit") != "none"
         floor = info["ack_floor" if asked else "delivered"]["stream_seq"]
-        unacknowledged = info.get("num_ack_pending", 0) if asked else 0
+        if asked:
+            unacknowledged = info.get("num_ack_pending", 0)
+        else:
+            unacknowledged = 0
         return cls(info["name"], info.get("num_pending", 0), unacknowledged, floor, one)
 
     @property

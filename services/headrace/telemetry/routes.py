@@ -74,7 +74,8 @@ class Routes:
         return web.json_response({"status": "ok"})
 
     async def status(self, _: web.Request) -> web.Response:
-        now, watch = time.monotonic(), self._suite.watch
+        now = time.monotonic()
+        watch = self._suite.watch
         return _json(
             {
                 **self._suite.totals(now).status(),
@@ -125,10 +126,8 @@ class Routes:
             return _refusal(503, f"no answer about stream {name}", _remedy(client, subject))
         body = orjson.loads(answer.data)
         if "error" in body:
-            code, reason = (
-                body["error"].get("code"),
-                body["error"].get("description", "unknown error"),
-            )
+            code = body["error"].get("code")
+            reason = body["error"].get("description", "unknown error")
             return _refusal(
                 404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init."
             )
@@ -139,7 +138,8 @@ class Routes:
         if isinstance(client, web.Response):
             return client
         log.info("stop_requested", by="POST /shutdown", peer=request.remote)
-        slot, token = self._settings.source.slot, self._settings.process.shutdown_token
+        slot = self._settings.source.slot
+        token = self._settings.process.shutdown_token
         await client.publish(subjects.stop(slot), link.stop_command(slot, token))
         async with asyncio.timeout(self._settings.nats.flush_timeout_s):
             await client.flush()
@@ -189,11 +189,10 @@ class Routes:
         ):
             return None
         if not is_loopback(self._settings.process.http_host):
-            remedy = (
-                "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>."
-                if token
-                else "Set HEADRACE_SHUTDOWN_TOKEN."
-            )
+            if token:
+                remedy = "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>."
+            else:
+                remedy = "Set HEADRACE_SHUTDOWN_TOKEN."
             return _refusal(401 if token else 403, "whoever acts needs the token", remedy)
         if "Origin" in request.headers:
             # A page in this machine's browser reaches loopback too.
@@ -202,7 +201,9 @@ class Routes:
 
     @property
     def _connected(self) -> Client | None:
-        return self.client if self.client is not None and self.client.is_connected else None
+        if self.client is not None and self.client.is_connected:
+            return self.client
+        return None
 
 
 def is_loopback(host: str) -> bool:

@@ -106,11 +106,10 @@ class SlotWatch:
             self._safe.add(now, slot.safe_bytes)
             # A slot that nobody reads loses room as fast as WAL is written, even before a segment
             # is full.
-            pace = (
-                -self._safe.per_second
-                if slot.active
-                else max(-self._safe.per_second, self._written.per_second)
-            )
+            if slot.active:
+                pace = -self._safe.per_second
+            else:
+                pace = max(-self._safe.per_second, self._written.per_second)
             loss_s = seconds_left(slot.safe_bytes, pace)
         paced = replace(slot, wal_rate_bytes=round(self._written.per_second, 1), loss_s=loss_s)
         return replace(paced, alarm=alarm(paced, self._settings.watch))
@@ -122,11 +121,21 @@ class SlotWatch:
             log.info("slot_visible", slot=self._settings.source.slot)
 
     def _figures(self) -> None:
-        stats, watch = self._scope.health.stats, self._suite.watch
+        stats = self._scope.health.stats
+        watch = self._suite.watch
         stats["pg_reachable"] = int(watch.reachable)
-        stats["slot_active"] = int(watch.slot.active) if watch.slot else 0
-        stats["lag_bytes"] = watch.slot.lag_bytes if watch.slot else 0
-        stats["retained_bytes"] = watch.slot.retained_bytes if watch.slot else 0
+        if watch.slot:
+            stats["slot_active"] = int(watch.slot.active)
+        else:
+            stats["slot_active"] = 0
+        if watch.slot:
+            stats["lag_bytes"] = watch.slot.lag_bytes
+        else:
+            stats["lag_bytes"] = 0
+        if watch.slot:
+            stats["retained_bytes"] = watch.slot.retained_bytes
+        else:
+            stats["retained_bytes"] = 0
         if not watch.reachable:
             return
         status = watch.slot.wal_status if watch.slot else "missing"
@@ -145,7 +154,8 @@ class SlotWatch:
             stats["slot_loss_seconds"] = round(watch.slot.loss_s, 1)
 
     def _judge(self) -> None:
-        slot, watch = self._suite.watch.slot, self._settings.watch
+        slot = self._suite.watch.slot
+        watch = self._settings.watch
         if slot is None or not self._suite.watch.reachable:
             return
         said: dict[str, object] = {
@@ -182,8 +192,12 @@ def alarm(slot: SlotView, watch: WatchSettings) -> str:
     if slot.lag_bytes >= watch.wal_critical_bytes:
         return "critical"
     near = slot.loss_s is not None and slot.loss_s <= watch.wal_loss_warning_s
-    return "warning" if near or slot.lag_bytes >= watch.wal_warning_bytes else "ok"
+    if near or slot.lag_bytes >= watch.wal_warning_bytes:
+        return "warning"
+    return "ok"
 
 
 def _left_alone(slot: SlotView | None) -> SlotView | None:
-    return None if slot is None else replace(slot, active=False)
+    if slot is None:
+        return None
+    return replace(slot, active=False)

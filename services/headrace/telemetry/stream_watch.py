@@ -70,7 +70,8 @@ class StreamWatch:
         except (StreamUnreadableError, NatsError, TimeoutError, ValueError, KeyError) as error:
             log.debug("streams_not_visible", reason=describe(error))
             return
-        self._suite.streams, self._suite.consumers = tuple(views), tuple(consumers)
+        self._suite.streams = tuple(views)
+        self._suite.consumers = tuple(consumers)
         _figures(self._scope.health.stats, views, consumers)
         self._tell(consumers)
 
@@ -96,7 +97,10 @@ class StreamWatch:
                 return sorted(found, key=lambda standing: standing.floor_seq)[:CONSUMERS_MAX]
 
     async def _consumer(self, stream: StreamView, standing: Standing) -> ConsumerView:
-        age_s = await self._oldest_age_s(stream, standing) if standing.behind else 0.0
+        if standing.behind:
+            age_s = await self._oldest_age_s(stream, standing)
+        else:
+            age_s = 0.0
         return judge(stream, standing, age_s, self._pace.per_second)
 
     async def _oldest_age_s(self, stream: StreamView, standing: Standing) -> float:

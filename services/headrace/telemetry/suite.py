@@ -18,7 +18,9 @@ from headrace.telemetry.retention import ConsumerView, StreamView
 
 # Names of services, and no import of them: what each one counts is known here by its metric's name
 # alone.
-READER, PUBLISHER, RESPONDER = "wal-reader", "publisher", "snapshot-responder"
+READER = "wal-reader"
+PUBLISHER = "publisher"
+RESPONDER = "snapshot-responder"
 INSTANCES_MAX = 64
 SILENT_REPORTS = 5
 SILENT_S_MIN = 3.0
@@ -69,7 +71,9 @@ class Member:
     def state(self) -> str:
         if not self.live:
             return "silent"
-        return "ready" if self.stats.get("ready") else "not ready"
+        if self.stats.get("ready"):
+            return "ready"
+        return "not ready"
 
 
 @dataclass(slots=True)
@@ -109,7 +113,8 @@ class SuiteStatus:
 
     def totals(self, now: float) -> SuiteTotals:
         members = self.members(now)
-        reader, publisher = members.get(READER), members.get(PUBLISHER)
+        reader = members.get(READER)
+        publisher = members.get(PUBLISHER)
         slot = self.watch.slot
         confirmed = max(_whole(reader, "confirmed_lsn"), slot.confirmed_lsn if slot else 0)
         return SuiteTotals(
@@ -214,8 +219,10 @@ class SuiteTotals:
 
 def summary(suite: SuiteStatus, now: float) -> str:
     """The line that ends telemetry's stdout."""
-    totals, members = suite.totals(now), suite.members(now)
-    publisher, responder = members.get(PUBLISHER), members.get(RESPONDER)
+    totals = suite.totals(now)
+    members = suite.members(now)
+    publisher = members.get(PUBLISHER)
+    responder = members.get(RESPONDER)
     return (
         f"SUMMARY uptime={totals.uptime_s} wal_messages={totals.wal_messages} "
         f"cdc_events={totals.cdc_events} "
@@ -233,4 +240,6 @@ def _works(report: Report) -> bool:
 
 def _whole(member: Member | None, key: str) -> int:
     value = member.stats.get(key, 0) if member else 0
-    return int(value) if isinstance(value, int | float) else 0
+    if isinstance(value, int | float):
+        return int(value)
+    return 0

@@ -29,10 +29,15 @@ class Trend:
         """The change, up or down; 0 while too little was seen."""
         if not self._samples:
             return 0.0
-        (began, first), (ended, last) = self._samples[0], self._samples[-1]
-        return (last - first) / (ended - began) if ended - began >= SPAN_S_MIN else 0.0
+        (began, first) = self._samples[0]
+        (ended, last) = self._samples[-1]
+        if ended - began >= SPAN_S_MIN:
+            return (last - first) / (ended - began)
+        return 0.0
 
 
 def seconds_left(amount: float, per_second: float) -> float | None:
     """When an amount is used up at this pace; None: never."""
-    return max(0.0, amount) / per_second if per_second > 0 else None
+    if per_second > 0:
+        return max(0.0, amount) / per_second
+    return None

@@ -29,8 +29,10 @@ class Holding:
     def restarted(self, name: str, reason: str) -> None:
         """A confirmer begins again."""
         if name in self._required and name != self._publisher:
-            self._name, self._reason = name, reason
-            self._restarts, self._calm = self._restarts + 1, 0
+            self._name = name
+            self._reason = reason
+            self._restarts = self._restarts + 1
+            self._calm = 0
 
     def look(self, now: float, lsn: int, holder: str | None, *, settled: bool) -> str | None:
         """Who holds the slot at this LSN for too long, and why as far as it said so; None for
@@ -38,18 +40,21 @@ class Holding:
 
         `holder` alone is behind the others; `settled`: everybody has confirmed what there is.
         """
-        self._calm = self._calm + 1 if holder is None and settled else 0
+        if holder is None and settled:
+            self._calm = self._calm + 1
+        else:
+            self._calm = 0
         if lsn > self._lsn or holder == self._publisher or self._calm >= CALM_LOOKS:
-            self._lsn, self._since, self._name, self._restarts, self._reason = (
-                max(lsn, self._lsn),
-                now,
-                None,
-                0,
-                "",
-            )
+            self._lsn = max(lsn, self._lsn)
+            self._since = now
+            self._name = None
+            self._restarts = 0
+            self._reason = ""
         if holder not in {None, self._publisher}:
             self._name = holder
         late = now - self._since > self._patience_s
         if self._name is None or not (late or self._restarts >= RESTARTS_MAX):
             return None
-        return f"{self._name} ({self._reason})" if self._reason else self._name
+        if self._reason:
+            return f"{self._name} ({self._reason})"
+        return self._name

@@ -50,10 +50,12 @@ from headrace.wal_reader.transfers import Transfers
 log = logs.logger("wal-reader")
 
 SERVICE = "wal-reader"
-PUBLISHER, ARCHIVER = "publisher", "archiver"
+PUBLISHER = "publisher"
+ARCHIVER = "archiver"
 HELLO_INTERVAL_S = 0.5
 PING_INTERVAL_S = 0.5
-BACKOFF_S, BACKOFF_S_MAX = 0.2, 10.0
+BACKOFF_S = 0.2
+BACKOFF_S_MAX = 10.0
 STANDBY_POLL_S = 0.5
 STATUS_BYTES_MAX = 1024 * 1024
 # Part of the shutdown's time in which what is in flight may still be confirmed.
@@ -318,7 +320,8 @@ class SlotReader:
         self._epochs += 1
         # From here PostgreSQL sends everything again, keepalives too: on another timeline even LSNs
         # that go back.
-        self._told = self._received = slot.confirmed_lsn
+        self._told = slot.confirmed_lsn
+        self._received = self._told
         self._scope.health.started()
         self._scope.health.unblock("postgres")
         log.info("epoch_opened", epoch=self._sender.epoch, confirmed=format_lsn(slot.confirmed_lsn))

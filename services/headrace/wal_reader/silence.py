@@ -25,7 +25,8 @@ log = logs.logger("wal-reader")
 APPLICATION = "headrace wal-reader probe"
 # From then on PostgreSQL is asked to answer, and so long that may take before its walsender is
 # looked at.
-ASK_AFTER_S, ANSWER_S = 3.0, 7.0
+ASK_AFTER_S = 3.0
+ANSWER_S = 7.0
 PROBE_INTERVAL_S = 5.0
 # A slot is taken from its walsender when the confirmers ask for frames and get none for so long.
 STALE_S = 8.0
@@ -40,7 +41,8 @@ class Silence:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._application = ""
-        self._heard_at = self._probed_at = time.monotonic()
+        self._heard_at = time.monotonic()
+        self._probed_at = self._heard_at
         self._asked_at: float | None = None
 
     def begin(self, application: str) -> None:
@@ -107,7 +109,8 @@ class StaleSlot:
 
     def __init__(self, settings: Settings) -> None:
         self._slot = settings.source.slot
-        self._fed_at = self._asked_at = 0.0
+        self._fed_at = 0.0
+        self._asked_at = 0.0
         self._busy_since: float | None = None
         self._foreign: tuple[SlotReader, float] | None = None
         # Empty with a publisher that is older than the identity.

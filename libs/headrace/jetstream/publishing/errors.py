@@ -9,10 +9,14 @@ from collections.abc import Mapping
 
 from headrace.errors import HeadraceError
 
-_WRONG_LAST_ID, _WRONG_LAST_SEQ = 10070, 10071
+_WRONG_LAST_ID = 10070
+_WRONG_LAST_SEQ = 10071
 CHAIN_CODES = frozenset({_WRONG_LAST_ID, _WRONG_LAST_SEQ, 10164})
-_ACCOUNT_LIMIT, _INSUFFICIENT_RESOURCES, _INSUFFICIENT_MEMORY = 10002, 10023, 10028
-_INSUFFICIENT_STORAGE, _STORE_FAILED = 10047, 10077
+_ACCOUNT_LIMIT = 10002
+_INSUFFICIENT_RESOURCES = 10023
+_INSUFFICIENT_MEMORY = 10028
+_INSUFFICIENT_STORAGE = 10047
+_STORE_FAILED = 10077
 _FULL_CODES = frozenset(
     {
         _INSUFFICIENT_RESOURCES,
@@ -62,4 +66,6 @@ def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
     # room.
     if error.get("err_code") == _TOO_LARGE or "too large" in text:
         return MessageTooLargeError(text)
-    return StreamFullError(text) if error.get("err_code") in _FULL_CODES else IngestError(text)
+    if error.get("err_code") in _FULL_CODES:
+        return StreamFullError(text)
+    return IngestError(text)

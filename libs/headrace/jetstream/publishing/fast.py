@@ -63,7 +63,10 @@ from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
 
-_START, _APPEND, _END, _END_BARE = 0, 1, 2, 3
+_START = 0
+_APPEND = 1
+_END = 2
+_END_BARE = 3
 _UNKNOWN_BATCH = 10208
 # The server never acknowledges less often.
 _FLOW_MAX = 500
@@ -109,7 +112,8 @@ class FastIngest(Pipe):
         self._unsent: list[Message] = []
         self._sent: deque[Message] = deque()
         self._pending_bytes = 0
-        self._own_seq, self._own_id = 0, ""
+        self._own_seq = 0
+        self._own_id = ""
         # The batch: its first message is stored behind `_base`; `_number` of its messages are sent,
         # `_kept` stored.
         self._batches = 0
@@ -273,7 +277,8 @@ class FastIngest(Pipe):
         """
         if not self._open:
             if self._unsent and turns.others_write:
-                self._broken = self._over = True
+                self._broken = True
+                self._over = True
             return False
         return turns.is_over
 
@@ -282,15 +287,25 @@ class FastIngest(Pipe):
         if not self._sent:
             self._heard_at = time.monotonic()
         if not self._open:
-            self._open, self._number, self._kept, self._base = True, 0, 0, self._last_seq
-            self._taken, self._unproved = 0, False
+            self._open = True
+            self._number = 0
+            self._kept = 0
+            self._base = self._last_seq
+            self._taken = 0
+            self._unproved = False
             self._batches += 1
             self._batch = f"{self._life}-{self._batches}"
         prefix = f"{self._inbox}.{self._batch}.{self._flow}.fail"
-        number, base = self._number, self._base
-        commands, last, known = [], len(self._unsent) - 1, self._known
+        number = self._number
+        base = self._base
+        commands = []
+        last = len(self._unsent) - 1
+        known = self._known
         for index, message in enumerate(self._unsent):
-            operation = _END if end and index == last else _APPEND if number else _START
+            if end and index == last:
+                operation = _END
+            else:
+                operation = _APPEND if number else _START
             reply = f"{prefix}.{number + 1}.{operation}.$FI"
             commands.append(
                 wire.command(
@@ -307,7 +322,8 @@ class FastIngest(Pipe):
             self._own_subject = self._unsent[-1].subject
         self._sent.extend(self._unsent)
         self._unsent.clear()
-        self._number, self._ending = number, end
+        self._number = number
+        self._ending = end
         return commands
 
     async def _on_answer(self, message: Msg) -> None:
@@ -350,7 +366,8 @@ class FastIngest(Pipe):
             index = self._taken - self._kept - 1
             if index >= len(self._sent):
                 return
-            wanted, there = self._sent[index].msg_id, None
+            wanted = self._sent[index].msg_id
+            there = None
             try:
                 there = await self._tail.id_at(self._base + self._taken)
             except NatsError as error:
@@ -376,7 +393,8 @@ class FastIngest(Pipe):
         take = self._sent.popleft
         kept = [take() for _ in range(new)]
         if kept:
-            self._own_seq, self._own_id = self._base + up_to, kept[-1].msg_id
+            self._own_seq = self._base + up_to
+            self._own_id = kept[-1].msg_id
         self._kept = up_to
         self._pending_bytes -= sum([len(message.payload) for message in kept])
         self._count(kept, self._base + up_to)
@@ -399,10 +417,14 @@ class FastIngest(Pipe):
 
     async def _ended(self, answer: dict[str, object]) -> None:
         """The final answer to a batch: how much of it is stored, and where its last message is."""
-        seq, taken = int(str(answer["seq"])), int(str(answer.get("count", 1)))
+        seq = int(str(answer["seq"]))
+        taken = int(str(answer.get("count", 1)))
         # It counts what it skipped as a duplicate; each message is stored behind the one before, or
         # not at all.
-        kept = 0 if answer.get("duplicate") else max(0, min(taken, seq - self._base))
+        if answer.get("duplicate"):
+            kept = 0
+        else:
+            kept = max(0, min(taken, seq - self._base))
         self._keep(kept)
         if kept < taken and self._failure is None:
             self._refuse_duplicates([self._sent[index] for index in range(taken - kept)])
@@ -416,10 +438,12 @@ class FastIngest(Pipe):
                 IngestError(f"JetStream ended a batch after {kept} of {self._number} messages")
             )
             return
-        self._open = self._ending = False
+        self._open = False
+        self._ending = False
         if self._turns is not None and self._turns.pass_on(more=bool(self._unsent)):
             # As after a refusal: what is left goes behind what the other writes.
-            self._broken = self._over = bool(self._unsent)
+            self._broken = bool(self._unsent)
+            self._over = self._broken
             await self._turns.tell()
         elif self._unsent:
             await self._send(end=len(self._unsent) <= _SMALL_BATCH)
@@ -431,7 +455,10 @@ class FastIngest(Pipe):
         await self._go_behind_others()
         self._unsent = [*self._sent, *self._unsent]
         self._sent.clear()
-        self._open = self._ending = self._broken = self._over = False
+        self._open = False
+        self._ending = False
+        self._broken = False
+        self._over = False
         await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _go_behind_others(self) -> None:

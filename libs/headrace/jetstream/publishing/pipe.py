@@ -101,7 +101,8 @@ class Pipe:
         return self._stored_seq
 
     def _begin_behind(self, tail: Tail) -> None:
-        self._last_seq, self._created = tail.last_seq, tail.created
+        self._last_seq = tail.last_seq
+        self._created = tail.created
         self._reconnects = self._client.stats["reconnects"]
 
     def _check_connection(self) -> None:
@@ -144,7 +145,9 @@ class Pipe:
         self._known.update([message.msg_id for message in messages])
 
     def _id_header(self, message: Message) -> str:
-        return ID_HEADER if message.msg_id in self._known else "Nats-Msg-Id"
+        if message.msg_id in self._known:
+            return ID_HEADER
+        return "Nats-Msg-Id"
 
     def _count(self, messages: Sequence[Message], last_seq: int) -> None:
         """These messages are stored, one behind the other, the last one there."""

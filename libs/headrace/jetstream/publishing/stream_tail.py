@@ -88,7 +88,9 @@ class Tail:
         if not mark.settles:
             self.position = self.position or mark.position
         else:
-            self.position, self.position_seq, self.position_id = mark.position, seq, mark.msg_id
+            self.position = mark.position
+            self.position_seq = seq
+            self.position_id = mark.msg_id
             self.ids_after.clear()
 
 

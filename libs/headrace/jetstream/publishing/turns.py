@@ -46,7 +46,9 @@ _SAYS_AGAIN_S = 0.1
 _FORGOTTEN_S = 1.0
 _OTHERS_MAX = 64
 
-_WAIT, _WRITE, _PASS = "wait", "write", "pass"
+_WAIT = "wait"
+_WRITE = "write"
+_PASS = "pass"  # noqa: S105  # a word of the notes, and no secret
 
 
 @dataclass(slots=True)
@@ -71,9 +73,12 @@ class Turns:
         self._me = secrets.token_hex(8)
         self._waiting: dict[str, _Waiting] = {}
         # Who else writes, and until when that is believed.
-        self._writer, self._writes_until = "", 0.0
+        self._writer = ""
+        self._writes_until = 0.0
         # Our turn began; we wait since; we said last what we do.
-        self._began = self._waits_since = self._said_at = 0.0
+        self._began = 0.0
+        self._waits_since = 0.0
+        self._said_at = 0.0
         # The others were told that we wait or write, and not that we no longer do.
         self._told = False
         # The turn came after the last look at the stream's end.
@@ -169,12 +174,15 @@ class Turns:
 
     async def _begin(self) -> None:
         contended = bool(self._writer or self._waiting)
-        self._began, self._waits_since, self._writer = time.monotonic(), 0.0, ""
+        self._began = time.monotonic()
+        self._waits_since = 0.0
+        self._writer = ""
         if contended:
             await self._say(_WRITE)
 
     async def _say(self, word: str, to: str = "", *, ready: bool = False) -> None:
-        self._said_at, self._told = time.monotonic(), word != _PASS
+        self._said_at = time.monotonic()
+        self._told = word != _PASS
         note = {"word": word, "by": self._me, "source": self._source, "to": to, "ready": ready}
         with contextlib.suppress(NatsError):
             await self._client.publish(self._subject, orjson.dumps(note))
@@ -211,7 +219,8 @@ class Turns:
             self._believe(to)
             return
         if to == self._me or self._writer == by:
-            self._writer, self._came = "", True
+            self._writer = ""
+            self._came = True
             self._news.set()
         if to == self._me:
             # One that wrote meanwhile has no use for it.
@@ -220,7 +229,8 @@ class Turns:
 
     def _believe(self, writer: str) -> None:
         self._waiting.pop(writer, None)
-        self._writer, self._writes_until = writer, time.monotonic() + _BELIEVED_S
+        self._writer = writer
+        self._writes_until = time.monotonic() + _BELIEVED_S
 
     def _heir(self) -> str | None:
         """Who has waited longest; one that says so no more has died, or has written meanwhile."""

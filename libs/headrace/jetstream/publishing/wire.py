@@ -27,7 +27,10 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 def command(message: Message, reply: str, expected_seq: int, id_header: str = MSG_ID) -> bytes:
     """What publishes a message, to be stored right behind this sequence of its stream."""
-    more = header_lines(message.headers) if message.headers else ""
+    if message.headers:
+        more = header_lines(message.headers)
+    else:
+        more = ""
     head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
     return _command(message.subject, reply, head, message.payload)
 
@@ -58,13 +61,15 @@ def bare(subject: str, reply: str) -> bytes:
 
 def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Commands in parts of about so many bytes as are worth a write of their own."""
-    part, size = [], 0
+    part = []
+    size = 0
     for command_ in commands:
         part.append(command_)
         size += len(command_)
         if size >= _PART_BYTES:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
     if part:
         yield part
 

@@ -53,7 +53,10 @@ def chosen_url(url: str | None, configured: str | None) -> str:
 
 def duration_s(text: str) -> float:
     """`90`, `30m`, `12h`, `7d` in seconds."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
+    if text[-1:] in _UNITS:
+        number, unit = (text[:-1], text[-1])
+    else:
+        number, unit = (text, "s")
     try:
         return float(number) * _UNITS[unit]
     except ValueError as error:
@@ -126,9 +129,10 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
             )
             continue
         names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
-        told = (
-            f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}" if info.gap else ""
-        )
+        if info.gap:
+            told = f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}"
+        else:
+            told = ""
         end = format_lsn(info.end_lsn)
         cells = (
             info.id,
@@ -178,7 +182,9 @@ def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, fo
 
 
 def _limited(rows: Iterator[RowEntry], limit: int | None) -> Iterator[RowEntry]:
-    return rows if limit is None else islice(rows, limit)
+    if limit is None:
+        return rows
+    return islice(rows, limit)
 
 
 def line(entry: RowEntry) -> bytes:
@@ -202,7 +208,9 @@ def line(entry: RowEntry) -> bytes:
 
 
 def _fragment(text: str | None) -> orjson.Fragment | None:
-    return None if text is None else orjson.Fragment(text.encode())
+    if text is None:
+        return None
+    return orjson.Fragment(text.encode())
 
 
 def verify(url: str) -> None:

@@ -133,11 +133,14 @@ class _Player:
         self._run = run
         self.steps: list[Step] = []
         self._count = 0
-        self._source, self._last = "", ORIGIN
+        self._source = ""
+        self._last = ORIGIN
 
     def done_of(self, source: str) -> Position:
         mark = self._book.lanes.get(source)
-        return mark.position if mark is not None else ORIGIN
+        if mark is not None:
+            return mark.position
+        return ORIGIN
 
     def take(self, event: Replayed) -> None:
         assert event.table is not None, "messages are left out"
@@ -148,7 +151,8 @@ class _Player:
             raise ReplayError(f"{table.schema}.{table.name} at {event.position}: {step.why}")
         self.steps.append(step)
         self._count += 1
-        self._source, self._last = event.info.source, event.position
+        self._source = event.info.source
+        self._last = event.position
 
     def _table(self, info: TableInfo, event: Replayed) -> Table:
         """The table as this row has it: made, or altered, if it is not so yet."""
@@ -185,7 +189,8 @@ class _Player:
             self._book.keep_lanes({**self._book.lanes, self._source: Watermark(self._last)})
             await self._book.commit()
         self._run.stored(self._count, self._last)
-        self.steps, self._count = [], 0
+        self.steps = []
+        self._count = 0
 
 
 def _shape(info: TableInfo) -> Table:

@@ -66,7 +66,9 @@ class ReplayRun:
     def source(self) -> str:
         """Whose changes they are."""
         file = next(self._reader.files(), None)
-        return "" if file is None else file.info.source
+        if file is None:
+            return ""
+        return file.info.source
 
     def events(self, done: Position = ORIGIN, *, ids: bool = False) -> Iterator[Replayed]:
         """The range's events, beginning where an earlier run ended; `ids`: with their original ids."""
@@ -97,11 +99,9 @@ class ReplayRun:
             said += f", up to {self._stored}"
         if self._at_end_asked:
             return f"{said}, where --to ends"
-        return (
-            f"{said}, the end of the archive"
-            if self._file_id >= self._last_id
-            else f"{said}, not to the end"
-        )
+        if self._file_id >= self._last_id:
+            return f"{said}, the end of the archive"
+        return f"{said}, not to the end"
 
     def _rows(self, done: Position, *, ids: bool) -> Iterator[tuple[SegmentInfo, RowEntry]]:
         start = self._start(done)
@@ -112,7 +112,8 @@ class ReplayRun:
         first = self._reader.run(
             start.first_id(self._reader.reading.options, self._reader.reading.seen)
         )
-        self._file_id, self._read = first - 1, done
+        self._file_id = first - 1
+        self._read = done
         for file in self._reader.files(from_id=first):
             if file.id >= self._end.get("from_id", _ID_MAX):  # type: ignore[operator]  # an id is a number
                 self._at_end_asked = True
@@ -126,7 +127,8 @@ class ReplayRun:
                     return
                 self._read = entry.position
                 yield file.info, entry
-            self._file_id, self._read = file.id, file.info.last
+            self._file_id = file.id
+            self._read = file.info.last
 
     def _start(self, done: Position) -> ReadingStart:
         """Where to read from: the place that was asked for, or behind what an earlier run did,
@@ -143,7 +145,8 @@ class ReplayRun:
         return ReadingStart(**self._begin)  # type: ignore[arg-type]  # each place has its own type
 
     def _is_past(self, entry: RowEntry) -> bool:
-        lsn, moment = self._end.get("from_lsn"), self._end.get("from_time")
+        lsn = self._end.get("from_lsn")
+        moment = self._end.get("from_time")
         if isinstance(lsn, int) and entry.commit_lsn >= lsn:
             return True
         return (
@@ -157,12 +160,16 @@ class ReplayRun:
         them.
         """
         commit, seq = file.info.first
-        begun = next(file.entries(selection), None) if file.id > FIRST_ID and seq > 0 else None
+        if file.id > FIRST_ID and seq > 0:
+            begun = next(file.entries(selection), None)
+        else:
+            begun = None
         if begun is None or begun.commit_lsn != commit:
             return []
         found: list[RowEntry] = []
         for file_id in range(file.id - 1, FIRST_ID - 1, -1):
-            same, others = [], False
+            same = []
+            others = False
             for entry in self._of_transaction(file_id, commit):
                 if entry.lsn == begun.lsn:
                     same.append(entry)

@@ -49,7 +49,8 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
 
     `given` is the environment with Bemi's and Zemi's variables under the suite's names.
     """
-    settings, own_slot = load(given), environ.get("SLOT_NAME")
+    settings = load(given)
+    own_slot = environ.get("SLOT_NAME")
     stream = await _stream(settings)
     if stream is None or stream == STREAM:
         return None

@@ -56,7 +56,9 @@ def moment(text: str) -> datetime:
         raise SettingError(
             f"{text!r} is not a time", remedy="Write 2026-01-31T12:00, or 30m, 2h, 7d."
         ) from error
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    if time.tzinfo:
+        return time
+    return time.replace(tzinfo=UTC)
 
 
 def searched(
@@ -84,7 +86,8 @@ def searched(
 @contextlib.asynccontextmanager
 async def _trail() -> AsyncIterator[tuple[asyncpg.Connection, AuditTable, Settings]]:
     environ = environment(os.environ)
-    settings, audit = load(environ), load_audit(environ)
+    settings = load(environ)
+    audit = load_audit(environ)
     connection = await connect(audit, settings.postgres, "headrace audit")
     try:
         yield connection, AuditTable.of(audit), settings
@@ -147,8 +150,14 @@ async def log(search: Search, *, as_json: bool) -> None:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    context = "" if row["context"] == "{}" else f"  {_short(row['context'])}"
-    where = row["table"] if row["schema"] == "public" else f"{row['schema']}.{row['table']}"
+    if row["context"] == "{}":
+        context = ""
+    else:
+        context = f"  {_short(row['context'])}"
+    if row["schema"] == "public":
+        where = row["table"]
+    else:
+        where = f"{row['schema']}.{row['table']}"
     changed = ", ".join(
         f"{name}: {_side(row, _short(was), _short(now))}" for name, was, now in _differences(row)
     )
@@ -161,18 +170,23 @@ def _side(row: Mapping[str, Any], was: str, now: str) -> str:
     """A new row has no past, and a deleted one no present; for an update both are told."""
     if row["operation"] in INSERTED:
         return now
-    return was if row["operation"] == "DELETE" else f"{was} → {now}"
+    if row["operation"] == "DELETE":
+        return was
+    return f"{was} → {now}"
 
 
 def _short(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    if len(text) <= length:
+        return text
+    return f"{text[: length - 1]}…"
 
 
 def _differences(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Each column that a change changed, as it was and as it is; a value nobody knows is a question
     mark.
     """
-    before, after = json.loads(row["before"]), json.loads(row["after"])
+    before = json.loads(row["before"])
+    after = json.loads(row["after"])
     names = [name for name in {**before, **after} if before.get(name, ...) != after.get(name, ...)]
     if row["operation"] == "UPDATE" and not set(after) <= set(before):
         # The old row was not kept whole: only what is known to differ, or all that was written.
@@ -182,7 +196,9 @@ def _differences(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _told(value: object) -> str:
-    return "?" if value is ... else json.dumps(value, ensure_ascii=False)
+    if value is ...:
+        return "?"
+    return json.dumps(value, ensure_ascii=False)
 
 
 async def show(change: str, *, as_json: bool) -> None:
@@ -219,11 +235,10 @@ async def at(time: str, name: str, key: str) -> None:
             # Who only reads the trail need not have named the source.
             row = await row_at(connection, table, names, key, moment(time))
         if row.values is None:
-            why = (
-                "the trail has nothing of it before that"
-                if row.change is None
-                else f"{row.change['operation']} before"
-            )
+            if row.change is None:
+                why = "the trail has nothing of it before that"
+            else:
+                why = f"{row.change['operation']} before"
             raise NotFoundError(f"{name} {key} was not there then: {why}")
         print(plain(json.dumps(row.values, indent=2, ensure_ascii=False)))
         if row.unknown:
@@ -268,7 +283,10 @@ async def revert(
                 return
             await run.apply()
     kept = f", but for {', '.join(leave)}" if leave else ""
-    number = "1 change was" if len(found) == 1 else f"{len(found)} changes were"
+    if len(found) == 1:
+        number = "1 change was"
+    else:
+        number = f"{len(found)} changes were"
     print(f"{number} reverted in one transaction, and read back as it was before{kept}")
 
 

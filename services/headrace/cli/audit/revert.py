@@ -199,14 +199,16 @@ class Reverting:
             wrong = "the row is still there"
         else:
             found = await self._read(step.table, step.then)
-            names = None if found is None else differing(step.table, found, step.then)
+            if found is None:
+                names = None
+            else:
+                names = differing(step.table, found, step.then)
             if names == []:
                 return
-            wrong = (
-                "the row is not there"
-                if names is None
-                else f"{', '.join(names)} would not be what it was"
-            )
+            if names is None:
+                wrong = "the row is not there"
+            else:
+                wrong = f"{', '.join(names)} would not be what it was"
         raise IrreversibleError(
             f"nothing was undone: read back from {step.table.name}, {wrong}",
             remedy=_BY_TRIGGER,
@@ -250,11 +252,10 @@ class Reverting:
                 f"c.{quote_name(a)} = t.{quote_name(b)}"
                 for a, b in zip(one.columns, one.keys, strict=True)
             ]
-            itself = (
-                " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)"
-                if one.child == one.parent
-                else ""
-            )
+            if one.child == one.parent:
+                itself = " AND (c.tableoid, c.ctid) <> (t.tableoid, t.ctid)"
+            else:
+                itself = ""
             found = await self.source.fetchval(
                 f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
                 f" WHERE {located(step.table, step.found_by)}"
@@ -282,7 +283,8 @@ class Reverting:
         if later is not None:
             at = later["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
             named = f"{later['operation']} {later['id']} at {at} UTC, transaction {later['transaction_id']}"
-        change, table = step.change, step.table
+        change = step.change
+        table = step.table
         raise IrreversibleError(
             f"nothing was undone: {table.name} {change['primary_key']} is not what the change "
             f"{change['id']} left:"
@@ -304,7 +306,9 @@ class Reverting:
             raise IrreversibleError(
                 f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it by hand."
             )
-        return dict(zip(table.columns, rows[0].values(), strict=True)) if rows else None
+        if rows:
+            return dict(zip(table.columns, rows[0].values(), strict=True))
+        return None
 
     async def _step(self, change: Mapping[str, Any]) -> Step:
         table = await self._table(change["schema"], change["table"])
@@ -325,7 +329,8 @@ class Reverting:
 
     async def _was(self, change: Mapping[str, Any]) -> RowImage:
         """The row before a change: as PostgreSQL sent it, or as earlier changes left it."""
-        was, after = _side(change, "before"), parsed(change["after"])
+        was = _side(change, "before")
+        after = parsed(change["after"])
         before = was.values
         if change["operation"] == "UPDATE":
             whole = set(before) >= set(after) | set(change["unchanged"] or ())
@@ -339,12 +344,16 @@ class Reverting:
         if change["operation"] == "UPDATE" and before:
             # The key changed: the earlier row is found under the one it had.
             old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
-        place, database = place_of(change), change["database"]
+        place = place_of(change)
+        database = change["database"]
         earlier = await row_at(
             self.trail, self.audit, names, old_key or "", place, parsed, database
         )
         if earlier.values is None or earlier.unknown or earlier.oldest is None:
-            unknown = f": {', '.join(earlier.unknown)}" if earlier.unknown else ""
+            if earlier.unknown:
+                unknown = f": {', '.join(earlier.unknown)}"
+            else:
+                unknown = ""
             raise IrreversibleError(
                 f"what a row of {change['table']} was before is not known{unknown}"
             )

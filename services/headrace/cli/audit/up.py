@@ -100,7 +100,10 @@ class _AuditUp:
         self._cleanup = cleanup
         self._given = given
         named = given.get("NATS_URL") or given.get("NATS_HOST")
-        self._nats = None if named else EmbeddedNats(folder / "nats", 0)
+        if named:
+            self._nats = None
+        else:
+            self._nats = EmbeddedNats(folder / "nats", 0)
         self._supervisor: Supervisor | None = None
         self._told = asyncio.Event()
         self._keeper = Keeper(view.news)
@@ -130,7 +133,10 @@ class _AuditUp:
             self._view.done(f"nats-server listens on 127.0.0.1:{self._nats.port}")
         else:
             self._suite = await suite_beside(self._given, os.environ)
-        chosen = self._environment() if self._suite is None else self._beside(self._suite)
+        if self._suite is None:
+            chosen = self._environment()
+        else:
+            chosen = self._beside(self._suite)
         os.environ.clear()
         os.environ.update(chosen)
         settings = load(chosen)
@@ -150,7 +156,10 @@ class _AuditUp:
         made = CreatedObjects()
         # A publication knows no patterns: it has all tables then, of which the publisher delivers
         # those.
-        tables = [] if self._has_patterns else list(self._audit.tables)
+        if self._has_patterns:
+            tables = []
+        else:
+            tables = list(self._audit.tables)
         await init.run(settings, tables, made)
         if made.things:
             self._view.done(f"Made {', '.join(made.things)}")
@@ -201,7 +210,10 @@ class _AuditUp:
         services = []
         wanted = (WAL_READER, PUBLISHER, AUDIT_WRITER)
         for service in wanted if self._suite is None else (AUDIT_WRITER,):
-            port = free_port() if service is not AUDIT_WRITER else self._page_port()
+            if service is not AUDIT_WRITER:
+                port = free_port()
+            else:
+                port = self._page_port()
             environment = {**os.environ, "HEADRACE_HTTP_PORT": str(port)}
             log = self._folder / "logs" / f"{service.name}.log"
             services.append(Service(service.name, environment, port, log))

@@ -78,10 +78,11 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
     if await _renewed(settings):
         findings.ok("archiver", "runs")
         return
-    kind, remedy = (
-        "required" if settings.archive.required else "optional",
-        "Start `headrace archiver`; look at its log.",
-    )
+    if settings.archive.required:
+        kind = "required"
+    else:
+        kind = "optional"
+    remedy = "Start `headrace archiver`; look at its log."
     found = f"none is running; the archive is {kind}"
     if slot is not None and slot["active"] and settings.archive.required:
         held = f"the slot keeps all WAL from {format_lsn(slot['lsn'])} on until it runs"

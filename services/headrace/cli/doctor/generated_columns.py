@@ -64,6 +64,9 @@ async def publishes(session: asyncpg.Connection) -> bool:
 
 async def refused(session: asyncpg.Connection, publication: str) -> Refused:
     """The tables of the publication that can't be updated any more."""
-    rows = await session.fetch(_REFUSED, publication) if await publishes(session) else []
+    if await publishes(session):
+        rows = await session.fetch(_REFUSED, publication)
+    else:
+        rows = []
     stored = tuple(row["name"] for row in rows if not row["virtual"])
     return Refused(stored, tuple(row["name"] for row in rows if row["virtual"]))

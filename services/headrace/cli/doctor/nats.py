@@ -27,7 +27,8 @@ from headrace.settings import Settings
 
 GROUP = "NATS"
 _TIMEOUT_S = 2.0
-_ATOMIC_SINCE, _FAST_SINCE = (2, 12), (2, 14)
+_ATOMIC_SINCE = (2, 12)
+_FAST_SINCE = (2, 14)
 _NOT_FOUND = 404
 _REFUSED_ON_PURPOSE = {"Nats-Expected-Stream": "headrace-doctor-expects-no-such-stream"}
 
@@ -68,9 +69,13 @@ def _version(client: Client, findings: Findings) -> None:
 async def _jetstream(client: Client, complaints: Sequence[str], findings: Findings) -> bool:
     answer = await _ask(client, "$JS.API.INFO")
     if isinstance(answer, dict) and "error" not in answer:
-        used, limits = answer.get("streams", 0), answer.get("limits", {})
+        used = answer.get("streams", 0)
+        limits = answer.get("limits", {})
         storage = limits.get("max_storage", -1)
-        bound = "no storage limit" if storage < 0 else f"up to {storage // (1024 * 1024)} MiB"
+        if storage < 0:
+            bound = "no storage limit"
+        else:
+            bound = f"up to {storage // (1024 * 1024)} MiB"
         findings.ok("JetStream", f"{used} streams, {bound}")
         return True
     if isinstance(answer, dict):
@@ -118,14 +123,17 @@ def _denied(complaints: Sequence[str], subject: str) -> str | None:
         ),
         None,
     )
-    return found.removeprefix("nats: ") if found else None
+    if found:
+        return found.removeprefix("nats: ")
+    return None
 
 
 async def _streams(client: Client, settings: Settings, findings: Findings) -> None:
     for config in declared(settings.streams):
         before = time.time()
         answer = await _ask(client, f"$JS.API.STREAM.INFO.{config.name}")
-        name, subjects = str(config.name), set(config.subjects or [])
+        name = str(config.name)
+        subjects = set(config.subjects or [])
         check = " ".join(kind_and_name(name))
         if not isinstance(answer, dict):
             findings.fail(check, "no answer", f"Allow the NATS user $JS.API.STREAM.INFO.{name}.")
@@ -143,7 +151,8 @@ async def _streams(client: Client, settings: Settings, findings: Findings) -> No
 def _stream(
     check: str, name: str, wanted: set[str], info: dict[str, Any], findings: Findings
 ) -> None:
-    state, subjects = info["state"], set(info["config"].get("subjects") or [])
+    state = info["state"]
+    subjects = set(info["config"].get("subjects") or [])
     found = f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, {state['bytes'] / 1_048_576:,.1f} MiB"
     missing = ", ".join(sorted(wanted - subjects))
     remedy = f"Add {missing}: nats stream edit {name}."
@@ -156,7 +165,10 @@ async def _publishing(client: Client, complaints: Sequence[str], findings: Findi
         for prefix in ("cdc", "init")
         if await _ask(client, f"{prefix}._doctor", headers=_REFUSED_ON_PURPOSE) == "silence"
     ]
-    found = f"not allowed on {', '.join(lacking)}" if lacking else "allowed on cdc.> and init.>"
+    if lacking:
+        found = f"not allowed on {', '.join(lacking)}"
+    else:
+        found = "allowed on cdc.> and init.>"
     remedy = f"Allow the NATS user to publish to {', '.join(lacking)}."
     findings.judge("publishing", _denied(complaints, "_doctor") or found, remedy, good=not lacking)
 

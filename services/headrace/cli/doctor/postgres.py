@@ -164,8 +164,13 @@ def _identified(row: asyncpg.Record) -> bool:
 
 
 def _named(names: list[str], before: str, none: str) -> str:
-    more = f" and {len(names) - _SHOWN_TABLES} more" if len(names) > _SHOWN_TABLES else ""
-    return f"{before} {', '.join(names[:_SHOWN_TABLES])}{more}" if names else none
+    if len(names) > _SHOWN_TABLES:
+        more = f" and {len(names) - _SHOWN_TABLES} more"
+    else:
+        more = ""
+    if names:
+        return f"{before} {', '.join(names[:_SHOWN_TABLES])}{more}"
+    return none
 
 
 async def _slot(
@@ -184,7 +189,10 @@ async def _slot(
     if other is not None:
         findings.fail("slot", f"{name} is read by {other}", slot_reader.REMEDY)
         return
-    reader = f"read by process {row['active_pid']}" if row["active"] else "nobody reads it now"
+    if row["active"]:
+        reader = f"read by process {row['active_pid']}"
+    else:
+        reader = "nobody reads it now"
     found = (
         f"{name}: {row['wal_status'] or 'unknown'}, keeps {row['retained'] or 'nothing'}, {reader}"
     )
@@ -213,7 +221,9 @@ async def _other_reader(
         return None
     reader = SlotReader.of(row)
     unknown = suite is None and reader.is_suite
-    return reader if not unknown and reader.is_foreign(suite or "") else None
+    if not unknown and reader.is_foreign(suite or ""):
+        return reader
+    return None
 
 
 async def _room(session: asyncpg.Connection, settings: Settings, findings: Findings) -> None:

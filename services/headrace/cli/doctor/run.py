@@ -69,7 +69,12 @@ def _row(check: Check) -> tuple[Text, Text, Text]:
 
 
 def _verdict(made: int, failed: int, warned: int) -> str:
-    warnings = f", {warned} warning{'' if warned == 1 else 's'}" if warned else ""
+    if warned:
+        warnings = f", {warned} warning{'' if warned == 1 else 's'}"
+    else:
+        warnings = ""
     if failed:
         return f"{failed} of {made} checks failed{warnings}."
-    return f"{made - warned} checks passed{warnings}." if warned else f"All {made} checks passed."
+    if warned:
+        return f"{made - warned} checks passed{warnings}."
+    return f"All {made} checks passed."

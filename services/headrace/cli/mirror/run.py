@@ -66,7 +66,9 @@ def tell(problem: str) -> None:
 
 def quiet(process: ProcessSettings) -> ProcessSettings:
     """Beside a terminal's bars, lines are for trouble alone (unless more was asked for)."""
-    return replace(process, log_level="warning") if process.log_level == "info" else process
+    if process.log_level == "info":
+        return replace(process, log_level="warning")
+    return process
 
 
 async def _mirror(
@@ -167,7 +169,10 @@ def _logged_above(process: ProcessSettings) -> Iterator[None]:
     """Lines go above the bars, which own the terminal; what only warns is in the status line
     anyway.
     """
-    level = "error" if process.log_level == "warning" else process.log_level
+    if process.log_level == "warning":
+        level = "error"
+    else:
+        level = process.log_level
     logs.configure(SERVICE, level=level, form=process.log_format)
     try:
         yield
@@ -183,9 +188,10 @@ def _view(mirror: Mirror, to: str) -> RenderableType:
         known = progress.rows_estimated or None
         loading = token in mirror.book.tables and mirror.book.tables[token].phase is Phase.LOADING
         done = "loaded" if loading else "copied at the source"
-        rows = (
-            f"{progress.rows:,} of {known:,} rows {done}" if known else "waiting for its snapshot"
-        )
+        if known:
+            rows = f"{progress.rows:,} of {known:,} rows {done}"
+        else:
+            rows = "waiting for its snapshot"
         bar = ProgressBar(
             total=known,
             completed=min(progress.rows, known or 0),
@@ -210,4 +216,6 @@ def _line(mirror: Mirror, to: str) -> Text:
         line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")
     line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
     lsn = mirror.stats.get("mirror_lsn")
-    return line.append(f"   up to {format_lsn(lsn)}", style="dim") if isinstance(lsn, int) else line
+    if isinstance(lsn, int):
+        return line.append(f"   up to {format_lsn(lsn)}", style="dim")
+    return line

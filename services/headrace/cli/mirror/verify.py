@@ -78,7 +78,9 @@ def run(
 def _exit_code(found: Sequence[Verdict] | None) -> int:
     if found is None:
         return lifecycle.EXIT_ERROR
-    return 0 if all(verdict.equal for verdict in found) else EXIT_DIFFERENT
+    if all(verdict.equal for verdict in found):
+        return 0
+    return EXIT_DIFFERENT
 
 
 async def _all(
@@ -172,7 +174,10 @@ def _text(verdict: Verdict) -> Text:
             f"{name}={value!r}" for name, value in zip(verdict.key, difference.key, strict=False)
         ]
         named = " ".join(pairs) or ", ".join(map(repr, difference.key))
-        columns = f"  ({', '.join(difference.columns)})" if difference.columns else ""
+        if difference.columns:
+            columns = f"  ({', '.join(difference.columns)})"
+        else:
+            columns = ""
         text.append(f"\n    {difference.kind:<8} {one_line(named[:_CHARACTERS_MAX])}{columns}")
     if len(verdict.found) > SHOWN_MAX:
         text.append(f"\n    and {len(verdict.found) - SHOWN_MAX} more", style="dim")

@@ -127,9 +127,10 @@ async def _publication(
         "SELECT prrelid FROM pg_publication_rel WHERE prpubid = $1", found["oid"]
     )
     present = {row["prrelid"] for row in members}
-    missing = (
-        [] if found["puballtables"] else [table for table in wanted if table.oid not in present]
-    )
+    if found["puballtables"]:
+        missing = []
+    else:
+        missing = [table for table in wanted if table.oid not in present]
     if missing:
         added = ", ".join(table.quoted for table in missing)
         await _execute_ddl(session, f"ALTER PUBLICATION {quote_name(name)} ADD TABLE {added}")
@@ -144,8 +145,14 @@ async def _new_publication(
     session: asyncpg.Connection, name: str, wanted: list[FoundTable]
 ) -> None:
     """Create it such that no UPDATE of an application fails for it."""
-    scope = f"TABLE {', '.join(table.quoted for table in wanted)}" if wanted else "ALL TABLES"
-    options = generated_columns.PUBLISHED if await generated_columns.publishes(session) else ""
+    if wanted:
+        scope = f"TABLE {', '.join(table.quoted for table in wanted)}"
+    else:
+        scope = "ALL TABLES"
+    if await generated_columns.publishes(session):
+        options = generated_columns.PUBLISHED
+    else:
+        options = ""
     await _execute_ddl(session, f"CREATE PUBLICATION {quote_name(name)} FOR {scope}{options}")
     mark = f"COMMENT ON PUBLICATION {quote_name(name)} IS {quote_literal(PUBLICATION_MARK)}"
     await _execute_ddl(session, mark)
@@ -160,7 +167,9 @@ async def _new_publication(
 
 
 def _counted(tables: list[FoundTable]) -> str:
-    return ", ".join(table.name for table in tables) if tables else "all tables"
+    if tables:
+        return ", ".join(table.name for table in tables)
+    return "all tables"
 
 
 async def _table(session: asyncpg.Connection, text: str) -> FoundTable:
@@ -260,7 +269,8 @@ async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen)
 
 
 async def _create_slot(session: asyncpg.Connection, settings: Settings) -> None:
-    slot, failover = settings.source.slot, settings.source.failover
+    slot = settings.source.slot
+    failover = settings.source.failover
     if not failover:
         await session.fetchval("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
         return

@@ -90,7 +90,10 @@ async def _plan(session: asyncpg.Connection, settings: Settings, *, streams: boo
     publication = await session.fetchrow(_PUBLICATION, settings.source.publication)
     ours = publication is not None and publication["mark"] == PUBLICATION_MARK
     reader = await _own_reader(session, settings)
-    found, foreign = await _streams(settings) if streams else ((), ())
+    if streams:
+        found, foreign = await _streams(settings)
+    else:
+        found, foreign = ((), ())
     return TeardownPlan(
         bool(slot), reader, ours, publication is not None and not ours, found, foreign
     )
@@ -101,7 +104,8 @@ async def _own_reader(session: asyncpg.Connection, settings: Settings) -> int | 
     row = await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot)
     if row is None:
         return None
-    reader, suite = SlotReader.of(row), await suite_of(settings, "teardown")
+    reader = SlotReader.of(row)
+    suite = await suite_of(settings, "teardown")
     if not reader.is_suite or (suite is not None and reader.is_foreign(suite)):
         raise HeadraceError(
             f"replication slot {settings.source.slot} is being read by {reader}",

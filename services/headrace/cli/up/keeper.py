@@ -18,7 +18,8 @@ from headrace.embedded.process import ServerStartError
 from headrace.embedded.server import EmbeddedServer
 from headrace.errors import HeadraceError
 
-DEATHS_MAX, WITHIN_S = 3, 60.0
+DEATHS_MAX = 3
+WITHIN_S = 60.0
 _LOOK_S = 0.2
 
 

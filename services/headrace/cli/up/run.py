@@ -165,11 +165,14 @@ class _Up:
         view.quiet = False
 
     def _counted(self) -> str:
-        return f", {len(self._suites)} suites" if len(self._suites) > 1 else ""
+        if len(self._suites) > 1:
+            return f", {len(self._suites)} suites"
+        return ""
 
     async def _make_objects(self) -> None:
         made = CreatedObjects()
-        embedded, several = self._servers.postgres is not None, len(self._suites) > 1
+        embedded = self._servers.postgres is not None
+        several = len(self._suites) > 1
         settings = [suite.settings for suite in self._suites]
         if embedded:
             await make_database(settings[0], DATABASE)
@@ -181,7 +184,10 @@ class _Up:
                 await make_table(suite.settings, suite.demo_table)
                 # A new publication is of all tables, where one suite is alone; one that is there
                 # may lack the demo's.
-                tables = [suite.demo_table] if several or await is_published(suite.settings) else []
+                if several or await is_published(suite.settings):
+                    tables = [suite.demo_table]
+                else:
+                    tables = []
             await init.run(suite.settings, tables, made)
         if several:
             await require_disjoint(settings, existing=True)
@@ -266,7 +272,10 @@ class _Up:
         if running:
             with self._view.step("Stopping the services"):
                 await asyncio.gather(*(suite.supervisor.stop() for suite in running))
-            each = f" of {len(running)} suites" if len(running) > 1 else ""
+            if len(running) > 1:
+                each = f" of {len(running)} suites"
+            else:
+                each = ""
             order = f"stopped, {', '.join(running[0].ports)}, in this order"
             self._view.done(f"The services{each} {'were killed' if self._killed else order}")
         for server in reversed(self._servers.embedded):
@@ -290,8 +299,12 @@ class _Up:
         ]
         for suite in self._suites:
             for name in ("telemetry", *(name for name in suite.ports if name != "telemetry")):
-                url, pid = suite.supervisor.url(name), suite.supervisor.pid(name)
-                pages = "/  /status  /metrics" if name == "telemetry" else "/readyz  /metrics"
+                url = suite.supervisor.url(name)
+                pid = suite.supervisor.pid(name)
+                if name == "telemetry":
+                    pages = "/  /status  /metrics"
+                else:
+                    pages = "/readyz  /metrics"
                 rows.append(ServiceRow(f"{suite.label}{name}", url, pid, pages))
         self._view.table(rows, self._hints())
         self._view.say(
@@ -326,11 +339,16 @@ class _Up:
 def _hasten(server: EmbeddedServer) -> None:
     """Let the stop that is under way end now."""
     if server.running:
-        number = signal.SIGQUIT if isinstance(server, EmbeddedPostgres) else signal.SIGKILL
+        if isinstance(server, EmbeddedPostgres):
+            number = signal.SIGQUIT
+        else:
+            number = signal.SIGKILL
         with contextlib.suppress(ProcessLookupError):
             os.kill(server.pid, number)
 
 
 def _short(path: Path) -> str:
     """The path as the user would type it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    if path.is_relative_to(Path.cwd()):
+        return os.path.relpath(path)
+    return str(path)

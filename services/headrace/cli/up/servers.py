@@ -43,7 +43,9 @@ class ServerAddress:
 
     @property
     def pid(self) -> int | None:
-        return self.embedded.pid if self.embedded and self.embedded.running else None
+        if self.embedded and self.embedded.running:
+            return self.embedded.pid
+        return None
 
 
 @dataclass(slots=True)
@@ -60,7 +62,8 @@ class Servers:
         cls, folder: Path, environ: Mapping[str, str], *, pg_port: int, nats_port: int
     ) -> Servers:
         """Decide by the environment which server is embedded; starts nothing."""
-        postgres = nats = None
+        postgres = None
+        nats = None
         if not any(environ.get(name) for name in POSTGRES_NAMED_BY):
             password = kept_password(folder / "postgres.password")
             postgres = EmbeddedPostgres(
@@ -127,11 +130,10 @@ class Servers:
         if self.postgres is None:
             return "psql, with the connection settings you gave"
         # The embedded server has one, for who has none.
-        program = (
-            "psql"
-            if shutil.which("psql")
-            else shlex.quote(str(postgres_binaries(18, None) / "psql"))
-        )
+        if shutil.which("psql"):
+            program = "psql"
+        else:
+            program = shlex.quote(str(postgres_binaries(18, None) / "psql"))
         passfile = quote(str(self.folder / "pgpass"), safe="/")
         return f"{program} 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
 
@@ -141,9 +143,10 @@ class Servers:
         lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
         # So that `headrace` is found there by its name, and the server's own psql where there is no
         # other.
-        last = (
-            "" if self.postgres is None else f":{_shell_quoted(str(postgres_binaries(18, None)))}"
-        )
+        if self.postgres is None:
+            last = ""
+        else:
+            last = f":{_shell_quoted(str(postgres_binaries(18, None)))}"
         lines.append(
             f'export PATH={_shell_quoted(str(Path(sys.executable).parent))}:"$PATH"{last}\n'
         )

@@ -46,11 +46,20 @@ class Suite:
         # What stands before a service's name, where there are several of it.
         self.label = f"{self.slot} " if of > 1 else ""
         # PostgreSQL cuts a longer name.
-        self.demo_table = f"{TABLE}_{self.slot}"[:63] if of > 1 else TABLE
-        self.environment_file = f"env-{self.slot}" if of > 1 else "env"
+        if of > 1:
+            self.demo_table = f"{TABLE}_{self.slot}"[:63]
+        else:
+            self.demo_table = TABLE
+        if of > 1:
+            self.environment_file = f"env-{self.slot}"
+        else:
+            self.environment_file = "env"
         self.ports: dict[str, int] = {}
         self._environment = own
-        self._logs = folder / "logs" / self.slot if of > 1 else folder / "logs"
+        if of > 1:
+            self._logs = folder / "logs" / self.slot
+        else:
+            self._logs = folder / "logs"
         self._shift = number * PORTS_APART
         self._supervisor: Supervisor | None = None
 
@@ -88,7 +97,9 @@ class Suite:
             raise self._told(error) from error
 
     def _told(self, error: ServiceFailedError) -> HeadraceError:
-        return ServiceFailedError(f"{self.label}{error}") if self.label else error
+        if self.label:
+            return ServiceFailedError(f"{self.label}{error}")
+        return error
 
     def _service(self, name: str, port: int) -> Service:
         environment = {**self._environment, "HEADRACE_HTTP_PORT": str(port)}
@@ -101,7 +112,10 @@ class Suite:
         documented = hold_documented_ports()
         ports: dict[str, int] = {}
         for name, port in self._wanted_ports().items():
-            wanted = telemetry if telemetry and name == "telemetry" else port if documented else 0
+            if telemetry and name == "telemetry":
+                wanted = telemetry
+            else:
+                wanted = port if documented else 0
             found = free_port(preferred=wanted + self._shift if wanted else 0)
             while found in taken:
                 found = free_port()

@@ -88,11 +88,10 @@ def _services(services: dict[str, Any]) -> Table:
     for name, service in services.items():
         style = STYLES.get(service["state"], "")
         reasons = "; ".join(service["reasons"].values())
-        state = (
-            service["state"]
-            if service["instances"] < 2
-            else f"{service['state']} ({service['instances']})"
-        )
+        if service["instances"] < 2:
+            state = service["state"]
+        else:
+            state = f"{service['state']} ({service['instances']})"
         shown = reasons or _figures(name, service["figures"])
         up = span(service["figures"].get("uptime_seconds", 0))
         table.add_row(
@@ -106,7 +105,10 @@ def _figures(name: str, figures: dict[str, Any]) -> str:
     for key in SERVICES[name].telling if name in SERVICES else ():
         value = figures.get(key)
         if value is not None:
-            amount = size(value) if key.endswith("_bytes") else f"{value:,}"
+            if key.endswith("_bytes"):
+                amount = size(value)
+            else:
+                amount = f"{value:,}"
             told.append(f"{key.removesuffix('_bytes').replace('_', ' ')} {amount}")
     return ", ".join(told)
 
@@ -115,14 +117,18 @@ def size(count: float) -> str:
     """A number of bytes, short."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            if unit == "B":
+                return f"{count:.0f} {unit}"
+            return f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
 
 
 def span(seconds: float) -> str:
     whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    days = whole // 86_400
+    hours = whole // 3600 % 24
+    minutes = whole // 60 % 60
     parts = [(days, "d"), (hours, "h"), (minutes, "m"), (whole % 60, "s")]
     shown = [f"{amount}{unit}" for amount, unit in parts if amount][:2]
     return " ".join(shown) or "0s"

@@ -60,7 +60,8 @@ async def run(
         async with follow(client, subscription, MemoryWatermarks()) as consumer:
             if console.is_terminal:
                 print("following; Ctrl-C ends", file=sys.stderr)
-            shown, unasked = 0, bool(tables)
+            shown = 0
+            unasked = bool(tables)
             while not stop.is_set() and shown != limit:
                 event = await _next_or_stop(consumer.next(0.5), stop)
                 if event is None and unasked:
@@ -91,8 +92,14 @@ async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str
     if not missing:
         return
     shown = sorted(known)[:_TABLES_SHOWN_MAX]
-    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-    there = f"there are: {', '.join(shown)}{more}" if known else "there are none yet"
+    if len(known) > len(shown):
+        more = f" and {len(known) - len(shown)} more"
+    else:
+        more = ""
+    if known:
+        there = f"there are: {', '.join(shown)}{more}"
+    else:
+        there = "there are none yet"
     text = f"headrace: no table {', '.join(missing)} is published ({there}). Waiting for it; Ctrl-C ends."
     print(plain(text), file=sys.stderr, flush=True)
 
@@ -120,7 +127,10 @@ def show(console: Console, event: Event, *, as_json: bool) -> None:
     if as_json:
         print(plain(json.dumps(event.payload, default=_json_value, ensure_ascii=False)), flush=True)
         return
-    table = event.table if event.schema in ("public", "") else f"{event.schema}.{event.table}"
+    if event.schema in ("public", ""):
+        table = event.table
+    else:
+        table = f"{event.schema}.{event.table}"
     line = Text(f"{_time(event.payload)}  ", style="dim")
     line.append(f"{event.operation:<8} ", style=_STYLES.get(event.operation, ""))
     line.append(f"{one_line(table)}  ", style="bold")
@@ -144,7 +154,9 @@ def _columns(event: Event) -> str:
 
 def _short(value: object) -> str:
     text = json.dumps(value, default=_json_value, ensure_ascii=False)
-    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[: _VALUE_CHARACTERS_MAX - 1] + "…"
+    if len(text) <= _VALUE_CHARACTERS_MAX:
+        return text
+    return text[: _VALUE_CHARACTERS_MAX - 1] + "…"
 
 
 def _json_value(value: object) -> str:

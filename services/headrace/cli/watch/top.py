@@ -30,7 +30,8 @@ MEASURE_S = 1.0
 async def run(settings: Settings, *, url: str | None, interval_s: float, once: bool) -> None:
     """Look again and again, until Ctrl-C or q."""
     base = telemetry_address(url, settings)
-    console, past = Console(), Past()
+    console = Console()
+    past = Past()
     past.add(time.monotonic(), await fetch(base))
     if once or not console.is_terminal:
         await asyncio.sleep(min(interval_s, MEASURE_S))
@@ -55,7 +56,8 @@ async def run(settings: Settings, *, url: str | None, interval_s: float, once: b
 @contextlib.contextmanager
 def _leaving() -> Iterator[asyncio.Event]:
     """Set by Ctrl-C, SIGTERM, or the key q."""
-    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
     if not sys.stdin.isatty():

@@ -21,7 +21,8 @@ RECENT = 10
 _ALARMS = {"ok": "green", "warning": "yellow", "critical": "red", "lost": "red bold"}
 TABLES_MAX = 8
 ERRORS_MAX = 6
-RATIO_LOW, RATIO_MIN = 0.25, 0.1
+RATIO_LOW = 0.25
+RATIO_MIN = 0.1
 
 
 @dataclass(slots=True)
@@ -55,7 +56,9 @@ class Past:
             for body in (self.bodies[0], self.bodies[-1])
         )
         elapsed = self.at[-1] - self.at[-len(self.bodies)]
-        return max(0.0, (last - first) / elapsed) if elapsed > 0 else 0.0
+        if elapsed > 0:
+            return max(0.0, (last - first) / elapsed)
+        return 0.0
 
     def acked_within(self, share: float) -> float | None:
         """The time within which this share of the frames was acknowledged lately."""
@@ -77,8 +80,13 @@ def figures(body: dict[str, Any], service: str) -> dict[str, Any]:
 
 
 def _number(stats: dict[str, Any], key: str, series: str | None) -> float:
-    value = stats.get(key, 0) if series is None else stats.get(key, {}).get(series, 0)
-    return float(value) if isinstance(value, int | float) else 0.0
+    if series is None:
+        value = stats.get(key, 0)
+    else:
+        value = stats.get(key, {}).get(series, 0)
+    if isinstance(value, int | float):
+        return float(value)
+    return 0.0
 
 
 def screen(past: Past, trouble: str = "") -> RenderableType:
@@ -123,9 +131,13 @@ def _stream(past: Past) -> Table:
         Text(spark(past.rates), "cyan"),
         f"{past.now['cdc_events_published']:,} in all",
     )
-    waits = f"oldest waits {seconds(lag_s)}" if lag_s else "nothing waits"
+    if lag_s:
+        waits = f"oldest waits {seconds(lag_s)}"
+    else:
+        waits = "nothing waits"
     table.add_row("lag", size(past.now["wal_lag_bytes"]), Text(spark(past.lags), "cyan"), waits)
-    p50, p99 = past.acked_within(0.5), past.acked_within(0.99)
+    p50 = past.acked_within(0.5)
+    p99 = past.acked_within(0.99)
     mode = next(
         (mode for mode, on in figures(past.now, "publisher").get("ingest_mode", {}).items() if on),
         "",
@@ -158,11 +170,10 @@ def _services(past: Past) -> Table:
     table = _table("service", "state", "memory", "cpu", "")
     for name, service in past.now["services"].items():
         stats = service["figures"]
-        state = (
-            service["state"]
-            if service["instances"] < 2
-            else f"{service['state']} ({service['instances']})"
-        )
+        if service["instances"] < 2:
+            state = service["state"]
+        else:
+            state = f"{service['state']} ({service['instances']})"
         reasons = "; ".join(service["reasons"].values())
         table.add_row(
             name,
@@ -196,14 +207,16 @@ def _consumers(past: Past) -> Table | None:
         return None
     table = _table("durable consumer", "behind", "lag", "of its retention left", "")
     for view in past.now["consumers"]:
-        style = (
-            "red"
-            if view["left_ratio"] < RATIO_MIN
-            else "yellow"
-            if view["left_ratio"] < RATIO_LOW
-            else ""
-        )
-        lost = f"lost {view['lost']:,} messages" if view["lost"] else ""
+        if view["left_ratio"] < RATIO_MIN:
+            style = "red"
+        elif view["left_ratio"] < RATIO_LOW:
+            style = "yellow"
+        else:
+            style = ""
+        if view["lost"]:
+            lost = f"lost {view['lost']:,} messages"
+        else:
+            lost = ""
         left = f"{view['left_ratio']:.0%}" + (
             f", {span(view['left_s'])}" if view["left_s"] is not None else ""
         )
@@ -279,4 +292,6 @@ def seconds(value: float | None) -> str:
         return "-"
     if value < 1:
         return f"{value * 1000:.1f} ms"
-    return f"{value:.1f} s" if value < 60 else span(value)
+    if value < 60:
+        return f"{value:.1f} s"
+    return span(value)
