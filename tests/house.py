@@ -1,4 +1,4 @@
-"""`./taskw house`: the shape of the code in figures, each beside its limit.
+"""`./taskw house`: the shape of the code in figures, each with its limit.
 
 The limits are a budget: `tests/unit/test_house.py` fails when a figure is beyond its limit, so a
 figure can only get better. Read from syntax trees and tokens; nothing is imported or run.
@@ -114,7 +114,7 @@ def is_parallel(node: ast.AST) -> bool:
 
 
 def is_statement(node: ast.AST) -> bool:
-    """A docstring is none: what the code does, whatever its layout."""
+    """A statement of any layout; a docstring is not one."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return isinstance(node, ast.stmt) and not is_text
 
@@ -126,7 +126,7 @@ def length(node: ast.AST) -> int:
 
 
 def comments(source: list[Module]) -> int:
-    """Lines of their own; a remark behind a statement, or for a linter, is none."""
+    """Count lines that consist of a comment; one after a statement, or for a linter, doesn't count."""
     found = 0
     for module in source:
         for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
@@ -145,7 +145,7 @@ def homonyms(source: list[Module]) -> dict[str, list[str]]:
 
 
 def late(source: list[Module]) -> Iterator[str]:
-    """Attributes that an object gets only after it was made."""
+    """Attributes that an object gets only after its creation."""
     for module in source:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):

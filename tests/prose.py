@@ -97,7 +97,7 @@ RULES = (
     ),
     _rule(
         "who",
-        r"\b(?:for|of|to|by|from|with|and|as|than|until|where|,) who(?:m|ever)?\b(?!.*\?$)",
+        r"\b(?:for|of|to|by|from|with|and|as|than|until|where) who(?:m|ever)?\b(?!.*\?$)",
         "clients that …, anyone who …",
     ),
     _rule("whoever", r"\bwhoever\b", "anyone who"),

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints a .env for compose.yaml with passwords of its own: sh deploy/docker/env.sh > .env
-# Each begins with a letter: nats-server reads a value from the environment as its configuration's syntax has it.
+# Prints a .env file for compose.yaml with random passwords: sh deploy/docker/env.sh > .env
+# Each begins with a letter, because nats-server parses values from the environment in its configuration syntax.
 set -eu
 secret() { printf 'h%s' "$(od -An -N20 -tx1 /dev/urandom | tr -d ' \n')"; }
 for name in POSTGRES_PASSWORD PG_READER_PASSWORD PG_CATALOG_PASSWORD PG_SNAPSHOT_PASSWORD PG_AUDIT_PASSWORD \

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Installs into folder $1 what the core and the extras after it need: the locked files, by their hashes, nothing else.
+# Installs the locked packages of the core and of the extras named after $1 into folder $1, verified by hash.
 set -eu
 folder=$1
 shift
 python3 deploy/docker/locked.py "$@" > /tmp/wanted.txt
 python3 -m pip install --target "$folder" --no-compile --no-deps --require-hashes -r /tmp/wanted.txt
 rm -rf "${folder:?}/bin" "${folder:?}/share"
-# Debug symbols and a package's own tests are no part of a running service.
+# A running service needs neither debug symbols nor the packages' own tests.
 find "$folder" \( -name __pycache__ -o -name tests -path '*/pyarrow/*' -o -name tests -path '*/pandas/*' \) -prune -exec rm -rf {} +
-# Nothing can write bytecode where these files go, so it comes with them; the files never change, so nothing checks it.
+# Bytecode is included, because it can't be written at run time. It is never checked, because the files never change.
 python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash "$folder"

@@ -1,9 +1,9 @@
-"""What of requirements.lock an image needs: the core's packages, and those of chosen extras, with
-their hashes.
+"""Prints the part of requirements.lock that an image needs: the packages of the core and of the
+chosen extras, with their hashes.
 
-Owns the reading of the lock: who wants whom is in its own comments, so that no index is asked.
-Promises that what it prints is a part of the lock, line for line. Used by the Dockerfile's build
-stage (hence the standard library alone), by `./taskw sbom` and by `./taskw audit`. Run as `python
+The lock's own comments name the dependents of each package, so this needs no package index. The
+output is a part of the lock, line for line. Used by the Dockerfile's build stage (so it uses only
+the standard library), by `./taskw sbom` and by `./taskw audit`. Run as `python
 locked.py [EXTRA...]`.
 """
 
@@ -22,7 +22,7 @@ _WANTED_BY = re.compile(r"^    #(?: via)?\s+([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """An entry of the lock: its lines as they are, and who wants it."""
+    """An entry of the lock: its lines, and the packages that depend on it."""
 
     name: str
     version: str

@@ -1,7 +1,7 @@
-"""The distribution's metadata beside its files: its name and version, which the suite asks for by
-name.
+"""Writes the distribution's metadata next to its files: the name and version, which the suite looks
+up by name.
 
-Promises what an installer writes, of it only what is asked: METADATA. Run as `python metadata.py
+Writes only METADATA, in the same form as an installer. Run as `python metadata.py
 PYPROJECT FOLDER`.
 """
 

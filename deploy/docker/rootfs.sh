@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the root file system of the core image at $1: Debian's Python and what it links to, unpacked from the packages
-# of the release that this runs on, with their licences and without documentation. Needs apt; leaves no apt behind.
+# Creates the root file system of the core image in $1: Debian's Python and its libraries, unpacked from the packages of
+# the release that this runs on, with licenses and without documentation. Needs apt, but doesn't include it.
 set -eu
 root=$1
 packages='base-files ca-certificates libbz2-1.0 libc6 libc-bin libcrypt1 libdb5.3 libexpat1 libffi8 libgcc-s1 liblzma5
@@ -15,18 +15,18 @@ cd /build/packages
 apt-get download $packages
 for package in *.deb; do dpkg-deb -x "$package" "$root"; done
 
-# Certificates are put together when the package is configured, which nobody does here.
+# The package's configuration step, which doesn't run here, would assemble the certificates.
 mkdir -p "$root/etc/ssl/certs" "$root/tmp"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 chmod 1777 "$root/tmp"
-# A new volume takes these as its own.
+# A new volume inherits these owners.
 install -d -o 65532 -g 65532 "$root/archive" "$root/mirror"
 echo 'headrace:x:65532:65532:headrace:/tmp:/sbin/nologin' > "$root/etc/passwd"
 echo 'headrace:x:65532:' > "$root/etc/group"
 echo 'hosts: files dns' > "$root/etc/nsswitch.conf"
 
 cd "$root"
-# Tools of the packages that nothing here may run; what is left is the loader and Python.
+# Remove the packages' tools; only the loader and Python remain.
 find bin sbin usr/bin usr/sbin \( -type f -o -type l \) ! -name 'python3*' -delete 2>/dev/null || true
 find usr/share/doc -type f ! -name copyright -delete
 find usr/share/doc -type d -empty -delete

@@ -20,7 +20,7 @@ _WIDTH, _HEIGHT = 24, 8
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Queries by what the legend calls them; `kind` is Grafana's."""
+    """Queries by their name in the legend; `kind` is Grafana's panel type."""
 
     title: str
     unit: str
@@ -40,7 +40,7 @@ class Dashboard:
 
 
 def _of(metric: str, **labels: str) -> str:
-    """A metric of the chosen suites."""
+    """A metric of the selected suites."""
     chosen = "".join(f',{name}="{value}"' for name, value in labels.items())
     return f'{metric}{{source=~"$source"{chosen}}}'
 
@@ -54,7 +54,7 @@ def _quantile(share: float, metric: str) -> str:
 
 
 def _rare(metric: str) -> str:
-    """A counter that has no series before it first counts."""
+    """A counter that has no series until its first increment."""
     return f"sum by (source) ({_of(metric)}) or on () vector(0)"
 
 
@@ -79,34 +79,41 @@ def _stat(title: str, unit: str, query: str, about: str = "", width: int = 4) ->
 
 
 def _instances(service: str) -> Panel:
-    """How many there are, as far as anybody counts them: telemetry no one of its own, and a mirror
-    doesn't report.
+    """The number of instances. Telemetry doesn't count itself, and a mirror doesn't report to
+    telemetry.
     """
     if service == "telemetry":
         return _stat(
-            "Reports heard of", "short", f"count by (source) ({_of('headrace_up')})", width=6
+            "Services that have reported",
+            "short",
+            f"count by (source) ({_of('headrace_up')})",
+            width=6,
         )
     if service == "mirror":
         ready = _of("headrace_ready", service=service)
         return _stat(
-            "Mirrors", "short", f"count by (source) ({ready})", "That Prometheus scrapes.", width=6
+            "Mirrors",
+            "short",
+            f"count by (source) ({ready})",
+            "Mirrors that Prometheus scrapes.",
+            width=6,
         )
     return _stat("Instances", "short", _of("headrace_instances", service=service), width=6)
 
 
 def _away(service: str, part: str) -> str:
-    """1 while something that a service writes to keeps it from its work."""
+    """1 while a destination of the service is unavailable."""
     return f"{_of('headrace_not_ready', service=service, part=part)} or on () vector(0)"
 
 
 def _process(service: str) -> tuple[Panel, ...]:
-    """What every service's page begins with."""
+    """The first panels of every service's dashboard."""
     return (
         _stat(
             "Ready",
             "bool_yes_no",
             _of("headrace_ready", service=service),
-            "What keeps it is in the next panel.",
+            'The panel "Not ready because of" names the reason.',
             6,
         ),
         _instances(service),
@@ -124,7 +131,7 @@ def _process(service: str) -> tuple[Panel, ...]:
             {"{{level}} {{kind}}": _kinds(service)},
         ),
         Panel(
-            "What keeps it from its work",
+            "Not ready because of",
             "short",
             {
                 "{{part}}": f"max by (part) ({_of('headrace_not_ready', service=service)}) or on () vector(0)"
@@ -138,16 +145,19 @@ OVERVIEW = Dashboard(
     "Headrace: overview",
     (
         _stat("Events per second", "ops", _rate("headrace_cdc_events_total")),
-        _stat("Lag of the slot", "bytes", _of("headrace_lag_bytes")),
-        _stat("Lag of delivery", "s", _of("headrace_lag_seconds")),
-        _stat("Slot read", "bool_yes_no", _of("headrace_slot_active")),
+        _stat("Slot lag", "bytes", _of("headrace_lag_bytes")),
+        _stat("Delivery lag", "s", _of("headrace_lag_seconds")),
+        _stat("Slot is being read", "bool_yes_no", _of("headrace_slot_active")),
         _stat("Services ready", "short", f"sum by (source) ({_of('headrace_ready')})"),
         _stat(
-            "Gaps", "short", _rare("headrace_gaps_total"), "Changes that are lost: see runbooks."
+            "Gaps",
+            "short",
+            _rare("headrace_gaps_total"),
+            "Changes that are lost. See the runbook HeadraceGap.",
         ),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_cdc_events_total")}),
         Panel(
-            "From commit to acknowledgement",
+            "Commit to acknowledgement",
             "s",
             {
                 "p50 {{source}}": _quantile(0.5, "headrace_ack_lag_seconds"),
@@ -155,11 +165,11 @@ OVERVIEW = Dashboard(
             },
         ),
         Panel(
-            "WAL behind, and kept",
+            "WAL behind and retained",
             "bytes",
             {
                 "behind {{source}}": _of("headrace_lag_bytes"),
-                "kept {{source}}": _of("headrace_retained_bytes"),
+                "retained {{source}}": _of("headrace_retained_bytes"),
             },
         ),
         Panel(
@@ -168,7 +178,7 @@ OVERVIEW = Dashboard(
             {"{{table}}": f"topk(10, {_rate('headrace_table_events_total', by='table')})"},
         ),
         Panel(
-            "Consumers: share of the retention left",
+            "Consumers: retention left",
             "percentunit",
             {"{{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"},
         ),
@@ -191,7 +201,7 @@ READER = Dashboard(
         Panel("Messages read", "ops", {"{{source}}": _rate("headrace_wal_messages_total")}),
         Panel("Bytes read", "Bps", {"{{source}}": _rate("headrace_wal_bytes_total")}),
         Panel(
-            "In flight, and credit",
+            "In flight and credit",
             "bytes",
             {
                 "in flight {{source}}": _of("headrace_in_flight_bytes"),
@@ -208,12 +218,12 @@ READER = Dashboard(
             },
         ),
         Panel(
-            "Received and not confirmed",
+            "Received but not confirmed",
             "bytes",
             {"{{source}}": _UNCONFIRMED},
         ),
         Panel(
-            "Optional confirmers given up",
+            "Optional confirmers dropped",
             "short",
             {"{{source}}": _rare("headrace_confirmers_dropped_total")},
         ),
@@ -234,7 +244,7 @@ PUBLISHER = Dashboard(
         Panel("Transactions", "ops", {"{{source}}": _rate("headrace_transactions_total")}),
         Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_published_bytes_total")}),
         Panel(
-            "From commit to acknowledgement",
+            "Commit to acknowledgement",
             "s",
             {
                 f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_seconds")
@@ -242,14 +252,14 @@ PUBLISHER = Dashboard(
             },
         ),
         Panel(
-            "WAL received and not acknowledged",
+            "WAL received but not acknowledged",
             "bytes",
             {f"p{share:g}": _quantile(share / 100, "headrace_ack_lag_bytes") for share in (50, 99)},
         ),
         Panel("Unacknowledged messages", "short", {"{{source}}": _of("headrace_window_messages")}),
-        Panel("Time for a frame", "µs", {"{{source}}": _of("headrace_last_processing_time_us")}),
+        Panel("Time per frame", "µs", {"{{source}}": _of("headrace_last_processing_time_us")}),
         Panel(
-            "In the stream already",
+            "Already in the stream",
             "short",
             {
                 "by position {{source}}": _rare("headrace_skipped_events_total"),
@@ -257,7 +267,7 @@ PUBLISHER = Dashboard(
             },
         ),
         Panel(
-            "Put aside, lost, found again",
+            "Parked changes, gaps, recoveries",
             "short",
             {
                 "parked {{source}}": _rare("headrace_parked_messages_total"),
@@ -266,7 +276,7 @@ PUBLISHER = Dashboard(
             },
         ),
         Panel(
-            "Way of publishing",
+            "Publishing method",
             "short",
             {"{{mode}}": _of("headrace_ingest_mode")},
             kind="state-timeline",
@@ -286,13 +296,13 @@ SNAPSHOTS = Dashboard(
             "Snapshots",
             "short",
             {
-                "asked {{source}}": _of("headrace_snapshots_requested_total"),
+                "requested {{source}}": _of("headrace_snapshots_requested_total"),
                 "completed {{source}}": _of("headrace_snapshots_completed_total"),
                 "failed {{source}}": _rare("headrace_snapshots_failed_total"),
             },
         ),
         Panel(
-            "Running, and waiting",
+            "Running and waiting",
             "short",
             {
                 "running {{source}}": _of("headrace_snapshots_running"),
@@ -301,12 +311,12 @@ SNAPSHOTS = Dashboard(
         ),
         Panel("Rows", "ops", {"{{source}}": _rate("headrace_snapshot_rows_total")}),
         Panel(
-            "Progress of the running ones",
+            "Progress of running snapshots",
             "percentunit",
             {"{{table}}": f"{_PROGRESS} or on () vector(0)"},
         ),
         Panel(
-            "How long they take",
+            "Duration",
             "s",
             {f"p{share:g}": _durations(share / 100) for share in (50, 99)},
         ),
@@ -331,7 +341,10 @@ TELEMETRY = Dashboard(
     (
         *_process("telemetry"),
         Panel(
-            "Who reports", "bool_yes_no", {"{{service}}": _of("headrace_up")}, kind="state-timeline"
+            "Reporting services",
+            "bool_yes_no",
+            {"{{service}}": _of("headrace_up")},
+            kind="state-timeline",
         ),
         Panel(
             "Versions",
@@ -340,7 +353,7 @@ TELEMETRY = Dashboard(
                 "{{service}} {{version}}": f"count by (service, version) ({_of('headrace_build_info')})"
             },
         ),
-        Panel("Scrapes take", "s", {"{{instance}}": 'scrape_duration_seconds{job="headrace"}'}),
+        Panel("Scrape duration", "s", {"{{instance}}": 'scrape_duration_seconds{job="headrace"}'}),
         Panel("Series", "short", {"{{instance}}": 'scrape_samples_scraped{job="headrace"}'}),
     ),
 )
@@ -350,15 +363,15 @@ SLOT = Dashboard(
     "Headrace: PostgreSQL slot",
     (
         _stat("PostgreSQL reachable", "bool_yes_no", _of("headrace_pg_reachable"), width=6),
-        _stat("Slot read", "bool_yes_no", _of("headrace_slot_active"), width=6),
+        _stat("Slot is being read", "bool_yes_no", _of("headrace_slot_active"), width=6),
         _stat("Behind", "bytes", _of("headrace_lag_bytes"), width=6),
-        _stat("WAL kept for the slot", "bytes", _of("headrace_retained_bytes"), width=6),
+        _stat("WAL retained for the slot", "bytes", _of("headrace_retained_bytes"), width=6),
         Panel(
-            "Behind, and kept",
+            "Behind and retained",
             "bytes",
             {
                 "behind {{source}}": _of("headrace_lag_bytes"),
-                "kept {{source}}": _of("headrace_retained_bytes"),
+                "retained {{source}}": _of("headrace_retained_bytes"),
             },
         ),
         Panel("WAL written", "Bps", {"{{source}}": _of("headrace_wal_rate_bytes")}),
@@ -368,21 +381,23 @@ SLOT = Dashboard(
             {"{{status}}": _of("headrace_slot_wal_status")},
             kind="state-timeline",
         ),
-        Panel("Verdict", "short", {"{{level}}": _of("headrace_wal_alarm")}, kind="state-timeline"),
+        Panel(
+            "Alarm level", "short", {"{{level}}": _of("headrace_wal_alarm")}, kind="state-timeline"
+        ),
         Panel(
             "Until the slot is lost",
             "s",
             {"{{source}}": f"{_of('headrace_slot_loss_seconds')} or on () vector(Inf)"},
-            "At the present rate of WAL; endless while it is delivered as fast as it is written.",
+            "At the current rate of WAL. Infinite while changes are delivered as fast as they are written.",
         ),
         Panel(
-            "WAL that may still be written",
+            "WAL until the limit",
             "bytes",
             {"{{source}}": f"{_of('headrace_safe_wal_bytes')} or on () vector(Inf)"},
-            "Endless without max_slot_wal_keep_size.",
+            "Infinite without max_slot_wal_keep_size.",
         ),
         Panel(
-            "Lag at each look",
+            "Lag at each check",
             "bytes",
             {
                 f"p{share:g}": _quantile(share / 100, "headrace_slot_lag_bytes")
@@ -406,11 +421,11 @@ JETSTREAM = Dashboard(
                 "{{stream}}": f"sum by (stream) (rate({_of('headrace_stream_last_seq')}[$__rate_interval]))"
             },
         ),
-        Panel("Bytes it may hold", "bytes", {"{{stream}}": _of("headrace_stream_max_bytes")}),
-        Panel("Keeps a message for", "s", {"{{stream}}": _of("headrace_stream_max_age_seconds")}),
+        Panel("Maximum size", "bytes", {"{{stream}}": _of("headrace_stream_max_bytes")}),
+        Panel("Maximum age", "s", {"{{stream}}": _of("headrace_stream_max_age_seconds")}),
         Panel("Consumers", "short", {"{{stream}}": _of("headrace_stream_consumers")}),
         Panel(
-            "Durable consumers: not given yet",
+            "Durable consumers: pending",
             "short",
             {
                 "{{stream}} {{consumer}}": f"{_of('headrace_consumer_pending_messages')} or on () vector(0)"
@@ -431,21 +446,21 @@ JETSTREAM = Dashboard(
             },
         ),
         Panel(
-            "Durable consumers: share of the retention left",
+            "Durable consumers: retention left",
             "percentunit",
             {
                 "{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_ratio')} or on () vector(1)"
             },
         ),
         Panel(
-            "Durable consumers: until events are lost",
+            "Durable consumers: time until events are lost",
             "s",
             {
                 "{{stream}} {{consumer}}": f"{_of('headrace_consumer_left_seconds')} or on () vector(Inf)"
             },
         ),
         Panel(
-            "Durable consumers: lost",
+            "Durable consumers: lost messages",
             "short",
             {
                 "{{stream}} {{consumer}}": f"{_of('headrace_consumer_lost_messages')} or on () vector(0)"
@@ -463,22 +478,22 @@ ARCHIVE = Dashboard(
         Panel("Changes", "ops", {"{{source}}": _rate("headrace_archive_rows_total")}),
         Panel("Bytes", "Bps", {"{{source}}": _rate("headrace_archive_bytes_total")}),
         Panel(
-            "Changes not in a file yet",
+            "Changes not yet in a file",
             "short",
             {"{{source}}": _of("headrace_archive_waiting_rows")},
         ),
         Panel("Last file", "short", {"{{source}}": _of("headrace_archive_file_id")}),
         Panel(
-            "Everything is kept up to",
+            "Archived up to",
             "short",
             {"{{source}}": _of("headrace_archive_confirmed_lsn")},
         ),
         Panel(
-            "Gaps, and places found again",
+            "Gaps and recoveries",
             "short",
             {
                 "gaps": _rare("headrace_archive_gaps_total"),
-                "found again": _rare("headrace_archive_recoveries_total"),
+                "recoveries": _rare("headrace_archive_recoveries_total"),
             },
         ),
     ),
@@ -490,13 +505,13 @@ AUDIT = Dashboard(
     (
         *_process("audit-writer"),
         Panel(
-            "Messages of the stream not in the trail",
+            "Messages not yet in the trail",
             "short",
             {"{{source}}": _of("headrace_audit_behind_messages")},
-            "Also those that have no row in it.",
+            "Includes messages that produce no row.",
         ),
         Panel(
-            "Age of the oldest of them", "s", {"{{source}}": _of("headrace_audit_behind_seconds")}
+            "Age of the oldest of these", "s", {"{{source}}": _of("headrace_audit_behind_seconds")}
         ),
         Panel(
             "Changes read",
@@ -512,31 +527,31 @@ AUDIT = Dashboard(
             },
         ),
         Panel(
-            "From commit to row, of the latest",
+            "Commit to row, latest change",
             "s",
             {"{{source}}": _of("headrace_audit_lag_seconds")},
         ),
         Panel(
-            "Destination away",
+            "Destination unavailable",
             "bool_yes_no",
             {"{{source}}": _away("audit-writer", "destination")},
             kind="state-timeline",
         ),
         Panel(
-            "Gaps, places found again, old rows removed",
+            "Gaps, recoveries, expired rows",
             "short",
             {
                 "gaps": _rare("headrace_audit_gaps_total"),
-                "found again": _rare("headrace_audit_recoveries_total"),
+                "recoveries": _rare("headrace_audit_recoveries_total"),
                 "removed": _rare("headrace_audit_expired_total"),
             },
         ),
-        Panel("The trail is written up to", "short", {"{{source}}": _of("headrace_audit_lsn")}),
+        Panel("Trail written up to", "short", {"{{source}}": _of("headrace_audit_lsn")}),
         Panel(
-            "Who reports",
+            "Reporting services",
             "bool_yes_no",
             {"{{source}}": _of("headrace_up", service="audit-writer")},
-            "No: it is stopped, or ended with an error that its log has.",
+            "No: it has stopped. Its log contains the error, if there was one.",
             kind="state-timeline",
             width=24,
         ),
@@ -549,13 +564,13 @@ MIRROR = Dashboard(
     (
         *_process("mirror"),
         Panel(
-            "Messages of the stream not in the mirror",
+            "Messages not yet in the mirror",
             "short",
             {"{{source}}": _of("headrace_mirror_behind_messages")},
-            "Also those of tables that it doesn't follow.",
+            "Includes messages of tables that the mirror doesn't follow.",
         ),
         Panel(
-            "Age of the oldest of them", "s", {"{{source}}": _of("headrace_mirror_behind_seconds")}
+            "Age of the oldest of these", "s", {"{{source}}": _of("headrace_mirror_behind_seconds")}
         ),
         Panel("Events", "ops", {"{{source}}": _rate("headrace_mirror_events_total")}),
         Panel(
@@ -569,13 +584,13 @@ MIRROR = Dashboard(
                 "not followed {{source}}": _of("headrace_mirror_unfollowed"),
                 "parked {{source}}": _of("headrace_mirror_parked"),
             },
-            "Parked: the target refuses them; the mirror's log has the reason.",
+            "Parked: the target rejects the table. The mirror's log gives the reason.",
         ),
         Panel(
-            "Readers keep one moment",
+            "Readers see the same moment for",
             "s",
             {"{{source}}": _of("headrace_mirror_standing_seconds")},
-            "While a table that they see is copied again.",
+            "While a visible table is copied again.",
         ),
         Panel(
             "Bootstraps",
@@ -587,7 +602,7 @@ MIRROR = Dashboard(
             },
         ),
         Panel(
-            "Target away",
+            "Target unavailable",
             "bool_yes_no",
             {"{{source}}": _away("mirror", "target")},
             kind="state-timeline",
@@ -621,7 +636,7 @@ DASHBOARDS = (
 
 
 def _placed(panels: tuple[Panel, ...]) -> Iterator[tuple[Panel, dict[str, int]]]:
-    """From left to right, a row below the other."""
+    """Places panels from left to right, row by row."""
     x = y = row = 0
     for panel in panels:
         height = 4 if panel.kind == "stat" else _HEIGHT

@@ -75,20 +75,20 @@ _OPEN = re.compile(
 _HEAD = """\
 # Headrace's Helm chart
 
-PostgreSQL's write-ahead log as live streams on NATS JetStream: a Deployment for each service, and one suite for each
-replication slot. How to use it, from the secrets to the first event: `docs/deploy-kubernetes.md`.
+Installs Headrace, change data capture (CDC) for PostgreSQL on NATS JetStream: one suite per replication slot, with a
+Deployment for each service. `docs/deploy-kubernetes.md` explains how to use it, from the secrets to the first event.
 
     helm install headrace deploy/helm/headrace -f my-values.yaml
 
 This page and `values.schema.json` are generated from `values.yaml` (`./taskw chart`); don't edit them.
 
-| value | default | what it is |
+| value | default | description |
 |---|---|---|
 """
 
 
 def comments(text: str) -> dict[str, str]:
-    """The comment above each key, by the key's path."""
+    """Return the comment above each key, by the key's path."""
     found: dict[str, str] = {}
     stack: list[tuple[int, str]] = []
     said: list[str] = []

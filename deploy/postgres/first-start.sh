@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run by the PostgreSQL image once, when its data folder is new: makes the suite's roles.
+# The PostgreSQL image runs this once, when its data folder is new. Creates the suite's roles.
 set -eu
 psql -U "${POSTGRES_USER:-postgres}" -d "$POSTGRES_DB" -v "reader_password=$PG_READER_PASSWORD" \
     -v "catalog_password=$PG_CATALOG_PASSWORD" -v "snapshot_password=$PG_SNAPSHOT_PASSWORD" \

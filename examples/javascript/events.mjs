@@ -1,7 +1,7 @@
-// Events as a consumer holds them: decoding and order, the same in Node.js and in a browser.
+// Decodes and orders events, in Node.js and in a browser.
 import { decode } from "@msgpack/msgpack";
 
-// A payload is MessagePack or JSON; the first byte tells. A 64-bit integer that a number can't hold becomes a string.
+// The first byte shows whether a payload is MessagePack or JSON. A 64-bit integer that a number can't hold becomes a string.
 export function payloadOf(bytes) {
   if (bytes[0] === 0x7b || bytes[0] === 0x5b) {
     return JSON.parse(new TextDecoder().decode(bytes));
@@ -17,7 +17,7 @@ function plain(value) {
     return value.map(plain);
   }
   if (value instanceof Uint8Array) {
-    // The form that bytea has in JSON.
+    // The form of bytea in JSON.
     return btoa(String.fromCharCode(...value));
   }
   if (value !== null && typeof value === "object") {

@@ -1,10 +1,10 @@
-"""A table kept from the archive in SQLite, exactly once: the position is stored with the rows, in
+"""Maintains a table in SQLite from the archive, exactly once: it stores the position and the rows in
 one transaction.
 
     python archive_exactly_once.py file:///var/lib/headrace/archive orders.db public.orders
 
-Kill it anywhere, start it again: it goes on behind the last change that it committed. Needs
-`headrace[archive]` alone.
+Kill it at any point and start it again: it continues after the last change that it committed. Needs
+only `headrace[archive]`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def prepare(database: sqlite3.Connection) -> None:
 
 
 def apply(database: sqlite3.Connection, file: WalFile) -> None:
-    """A file's changes and the place behind them: all of it, or nothing."""
+    """Apply a file's changes and store the position after them, in one transaction."""
     (lsn, ordinal) = database.execute("SELECT lsn, ordinal FROM place").fetchone()
     with database:
         for entry in file:

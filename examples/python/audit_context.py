@@ -1,7 +1,7 @@
-"""Orders with an audit trail: who placed and shipped each, told by `headrace.context` and read back
-from the trail.
+"""Orders with an audit trail: `headrace.context` records who placed and shipped each order, and the
+program reads it back from the trail.
 
-Run beside `headrace audit up` on the same database: `python examples/python/audit_context.py
+Run it with `headrace audit up` on the same database: `python examples/python/audit_context.py
 postgresql://…`.
 """
 
@@ -35,7 +35,7 @@ async def ship(connection: asyncpg.Connection, order: int) -> None:
 
 
 async def trail(connection: asyncpg.Connection, order: int, changes: int) -> None:
-    """What the trail has of an order, as soon as it has that many changes."""
+    """The trail's rows for an order, as soon as it has that many changes."""
     for _ in range(600):
         rows = await connection.fetch(TRAIL, str(order))
         if len(rows) >= changes:

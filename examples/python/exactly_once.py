@@ -1,9 +1,9 @@
-"""A copy of a table in SQLite that is exactly-once: whatever happens to this process, no change is
-lost or doubled.
+"""Maintains a copy of a table in SQLite exactly once: no change is lost or duplicated, even if the
+process is killed.
 
-    python exactly_once.py nats://127.0.0.1:4222 users copy.db        Ctrl-C ends
+    python exactly_once.py nats://127.0.0.1:4222 users copy.db        Ctrl-C stops it
 
-The trick is one line long: the position of the last change is stored in the same transaction as the
+The trick takes one line: it stores the position of the last change in the same transaction as the
 data. Kill it at any moment, start it again, compare the tables.
 """
 
@@ -22,8 +22,8 @@ from headrace.lsn import Position
 
 
 class Copy:
-    """The copy, and how far it came. It is also the consumer's store of watermarks: two methods
-    make one.
+    """The copy and its position. With its two methods, it is also the consumer's store of
+    watermarks.
     """
 
     def __init__(self, path: str, key: str = "id") -> None:

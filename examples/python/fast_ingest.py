@@ -1,11 +1,11 @@
-"""The lines of a file in a JetStream stream: each once, in order, as fast as nats-server takes
-them.
+"""Publishes the lines of a file to a JetStream stream, each once and in order, as fast as nats-server
+accepts them.
 
     python fast_ingest.py nats://127.0.0.1:4222 LINES lines.txt
 
-`headrace.jetstream.publishing.fast` by itself, with nothing of PostgreSQL: any numbered source will do. Kill
-it at any moment, or the server, and start it again: it asks the stream how far it came, and goes on
-behind that.
+Uses `headrace.jetstream.publishing.fast` without PostgreSQL; any numbered source will do. Kill the
+program or the server at any moment and start it again: it reads its position from the stream, and
+continues after it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ PAUSE_S = 0.5
 
 
 def mark(_payload: bytes, headers: dict[str, str]) -> TailMark | None:
-    """What a message of the stream says of how far this source came; None for one that is somebody
-    else's.
-    """
+    """The source's position as stated in a message of the stream; None for another source's message."""
     msg_id = headers.get("Nats-Msg-Id", "")
     source, _, number = msg_id.partition("-")
     return TailMark(msg_id, Position(int(number), 0)) if source == "line" else None
@@ -45,7 +43,7 @@ async def numbered(path: Path, after: int) -> AsyncIterator[Outgoing]:
 
 
 async def publish(client: Client, stream: str, path: Path) -> int:
-    """Publish what the stream doesn't have yet; how many lines it has then."""
+    """Publish the lines that are not in the stream yet; return how many lines it then has."""
     js = client.jetstream()
     tail = StreamTail(js, stream, mark)
     end = await tail.after(0)
@@ -78,7 +76,7 @@ async def main(url: str, stream: str, path: Path) -> None:
             print(f"{await publish(client, stream, path)} lines are in the stream")
             break
         except (IngestError, TailError, nats.errors.Error, TimeoutError) as error:
-            # What became of the messages under way is not known here. The stream knows.
+            # Only the stream knows whether the messages in flight were stored.
             print(f"again: {error!r}", file=sys.stderr)
             await asyncio.sleep(PAUSE_S)
     await client.close()

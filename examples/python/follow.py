@@ -1,9 +1,9 @@
 """Follow a table and print every change, with the consumer library.
 
-    python follow.py nats://127.0.0.1:4222 users        Ctrl-C ends
+    python follow.py nats://127.0.0.1:4222 users        Ctrl-C stops it
 
-Remembers how far it came in follow.marks (a small file), so that a second start goes on where the
-first one ended.
+Stores its position in follow.marks (a small file), so that the next run continues where this one
+stopped.
 """
 
 from __future__ import annotations

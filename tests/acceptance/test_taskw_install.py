@@ -85,8 +85,8 @@ def clone(tmp_path: Path) -> Clone:
 def test_too_little_room_is_said_before_anything_is_made(clone: Clone) -> None:
     clone.tool("df", DF.format(free=60_000))
     assert clone.fails() == (
-        f"taskw: it needs 2 GB, and the disk of {clone.folder} has 60 MB left. Make room, or clone "
-        "elsewhere.\n"
+        f"taskw: the installation needs 2 GB, but the disk of {clone.folder} has only 60 MB left. "
+        "Free some space, or clone elsewhere.\n"
     )
     assert not (clone.folder / ".venv").exists()
 
@@ -101,7 +101,7 @@ def test_a_folder_that_can_not_be_written_is_said_first() -> None:
         said = clone.fails(user="nobody" if os.geteuid() == 0 else None)
         assert (
             said
-            == f"taskw: it can't write in {clone.folder}. Clone Headrace into a folder of yours.\n"
+            == f"taskw: can't write to {clone.folder}. Clone Headrace into a folder that you own.\n"
         )
         clone.folder.chmod(0o755)
 
@@ -119,7 +119,7 @@ def test_what_uv_said_last_stands_before_pip_is_tried(clone: Clone) -> None:
     clone.tool("uv", "#!/bin/sh\necho 'error: no such index' >&2\necho >&2\nexit 2\n")
     said = clone.fails()
     assert (
-        "taskw: uv could not install them: error: no such index\ntaskw: Trying pip, which takes longer.\n"
+        "taskw: uv could not install the packages: error: no such index\ntaskw: Trying pip, which takes longer.\n"
         in said
     )
 

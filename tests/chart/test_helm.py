@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
@@ -115,10 +114,7 @@ def test_every_port_and_probe_is_the_services(values: Path) -> None:
         if container["args"][0] == "mirror":
             assert container["args"][2:3] == [f"--http={ports[0]}"]
         else:
-            module = importlib.import_module(
-                f"headrace.{container['args'][0].replace('-', '_')}.service"
-            )
-            assert ports == [module.HTTP_PORT], name
+            assert ports == [SERVICES[container["args"][0]].port], name
         paths = {
             container[f"{probe}Probe"]["httpGet"]["path"]
             for probe in ("startup", "liveness", "readiness")

@@ -44,7 +44,7 @@ capabilities: {drop: [ALL]}
   valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: password}}
 {{- end }}
 
-{{/* Environment of a process: the suite's, then the chart's settings, then the slot's. */}}
+{{/* A process's environment: the suite's variables, then the chart's settings, then the slot's. */}}
 {{- define "headrace.environment" -}}
 {{- $values := .root.Values }}
 - {name: PG_HOST, value: {{ required "postgres.host must be set" $values.postgres.host | quote }}}
@@ -79,27 +79,27 @@ capabilities: {drop: [ALL]}
 {{- if $values.audit.enabled }}
 {{- $trail := printf "%s.%s" $values.audit.schema (include "headrace.auditTable" .) }}
 {{- $month := "[0-9][0-9][0-9][0-9]_[0-9][0-9]" }}
-{{- $beside := printf "%s.headrace_audit_*" $values.audit.schema }}
-{{- $audit = dict "HEADRACE_MESSAGE_PREFIXES" "_bemi" "HEADRACE_EXCLUDE" (printf "%s,%s_p%s,%s" $trail $trail $month $beside) }}
+{{- $tables := printf "%s.headrace_audit_*" $values.audit.schema }}
+{{- $audit = dict "HEADRACE_MESSAGE_PREFIXES" "_bemi" "HEADRACE_EXCLUDE" (printf "%s,%s_p%s,%s" $trail $trail $month $tables) }}
 {{- end }}
 {{- range $name, $value := merge (dict) (.slot.settings | default dict) $values.settings $audit }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- end }}
 
-{{/* An archive is of one source. */}}
+{{/* Each archive has one source. */}}
 {{- define "headrace.archiveUrl" -}}
 {{- $url := .root.Values.archive.url | trimSuffix "/" -}}
 {{- if gt (len .root.Values.slots) 1 }}{{ $url }}/{{ .slot.name }}{{ else }}{{ $url }}{{ end }}
 {{- end }}
 
-{{/* A trail is of one source. */}}
+{{/* Each trail has one source. */}}
 {{- define "headrace.auditTable" -}}
 {{- $table := .root.Values.audit.table -}}
 {{- if gt (len .root.Values.slots) 1 }}{{ $table }}_{{ .slot.name }}{{ else }}{{ $table }}{{ end }}
 {{- end }}
 
-{{/* What the audit-writer knows beside the suite's environment. */}}
+{{/* The audit-writer's environment, in addition to the suite's. */}}
 {{- define "headrace.auditEnvironment" -}}
 {{- $audit := .root.Values.audit }}
 {{- with $audit.host }}
@@ -123,11 +123,11 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{/* A service's own values. */}}
+{{/* The values of one service. */}}
 {{- define "headrace.given" -}}
 {{- $values := .root.Values -}}
-{{- $beside := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) -}}
-{{- index (merge (dict) $beside $values.services) .name | toYaml }}
+{{- $optional := dict "archiver" $values.archive "audit-writer" (merge (dict "replicas" 1) $values.audit) -}}
+{{- index (merge (dict) $optional $values.services) .name | toYaml }}
 {{- end }}
 
 {{- define "headrace.mounts" -}}
@@ -168,7 +168,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* The services of a suite: their images, ports and secrets. The ports are the code's own. */}}
+{{/* The services of a suite: their images, ports and secrets. The ports are the defaults in the code. */}}
 {{- define "headrace.services" -}}
 {{- $values := .Values }}
 {{- $names := list }}
