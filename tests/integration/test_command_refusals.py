@@ -66,7 +66,7 @@ async def test_a_folder_that_up_cannot_write_is_told(
 async def test_a_slip_in_a_variable_s_name_is_told_before_anything_else() -> None:
     found = await command({"HEADRACE_DELIVRY": "batch", "NATS_URL": "nats://127.0.0.1:1"}, "tail")
     first = found.err.splitlines()[0]
-    assert first == "headrace: HEADRACE_DELIVRY is no setting: did you mean HEADRACE_DELIVERY?"
+    assert first == "headrace: Unknown setting HEADRACE_DELIVRY. Did you mean HEADRACE_DELIVERY?"
 
 
 async def test_to_look_at_an_archive_that_is_not_there_makes_none(tmp_path: Path) -> None:

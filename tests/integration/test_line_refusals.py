@@ -157,7 +157,7 @@ async def test_a_setting_that_can_not_be_used_ends_the_process_before_it_connect
         assert await suite.exit_code("wal-reader", EXIT_S) == EXIT_ERROR
         assert (
             suite.log("wal-reader")
-            == "headrace: PG_PORT='many' can't be used. Set PG_PORT to a whole number.\n"
+            == "headrace: PG_PORT='many' is not valid. Set PG_PORT to a whole number.\n"
         )
 
 

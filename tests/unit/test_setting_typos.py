@@ -1,4 +1,4 @@
-"""A variable that is nearly a setting is told, and nothing else is."""
+"""A misspelled setting is reported, and no other variable is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.settings.typos import names, slips
+from headrace.settings.typos import misspelled, names
 
 ROOT = Path(__file__).parents[2]
 FILES = (".py", ".md", ".yaml", ".yml", ".conf", ".sh")
@@ -26,25 +26,25 @@ NAME = re.compile(r"\bHEADRACE_[A-Z0-9_]*[A-Z0-9]\b")
         ("DEST_DB_SSLMODE", "DEST_DB_SSL_MODE"),
     ],
 )
-def test_a_slip_of_the_pen_is_told_with_what_was_meant(written: str, meant: str) -> None:
-    assert slips({written: "x"}) == [f"{written} is no setting: did you mean {meant}?"]
-    assert slips({written: "x", meant: "y"}) == []
+def test_a_misspelled_setting_is_reported_with_the_right_name(written: str, meant: str) -> None:
+    assert misspelled({written: "x"}) == [f"Unknown setting {written}. Did you mean {meant}?"]
+    assert misspelled({written: "x", meant: "y"}) == []
 
 
-def test_settings_and_what_the_repository_itself_calls_variables_are_no_slips() -> None:
+def test_settings_and_variables_of_this_repository_are_not_reported() -> None:
     found = set(names())
     for folder in ("libs", "services", "tests", "deploy", "docs"):
         for file in (ROOT / folder).rglob("*"):
             if file.suffix in FILES and file != Path(__file__):
                 found |= set(NAME.findall(file.read_text()))
     found |= set(NAME.findall((ROOT / "compose.yaml").read_text()))
-    # The page of settings has it as its example of a slip.
+    # The page of settings has it as its example.
     found.discard("HEADRACE_DELIVRY")
     assert len(found) > 150
-    assert slips(dict.fromkeys(found, "x")) == []
+    assert misspelled(dict.fromkeys(found, "x")) == []
 
 
-def test_variables_of_others_are_no_slips() -> None:
+def test_variables_of_other_programs_are_not_reported() -> None:
     of_a_cluster = {
         "HEADRACE_PORT": "tcp://10.0.0.1:9090",
         "HEADRACE_PORT_9090_TCP_ADDR": "10.0.0.1",
@@ -63,4 +63,4 @@ def test_variables_of_others_are_no_slips() -> None:
         "POSTGRES_USER": "x",
         "PGUSER": "x",
     }
-    assert slips(of_a_cluster | of_images) == []
+    assert misspelled(of_a_cluster | of_images) == []

@@ -29,7 +29,7 @@ async def run_leased(
     if state is None:
         return
     cell = Cell(state, f"lease.{settings.source.slot}.{role}")
-    lease = Lease(cell, session, settings.bus.lease_ttl_s)
+    lease = Lease(cell, session, settings.state.lease_ttl_s)
     if not await lease.acquire(scope):
         return
     keeper = scope.spawn("lease", lease.keep(scope))

@@ -1,38 +1,40 @@
-"""The reference page of all settings, docs/settings.md, made from their declarations.
+"""Generates docs/settings.md, the reference page of all settings, from their declarations.
 
-Owns the page's form and none of its facts: names, defaults, bounds and explanations are
-`headrace.settings`'. Run as `python -m headrace.settings.reference_page PATH` it writes the page; a test
-keeps it up to date. Nothing else imports it.
+Owns the page's form and none of its facts. Run as `python -m headrace.settings.reference_page PATH`
+it writes the page; a test keeps the page up to date. Nothing else imports it.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from enum import Enum
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from headrace.audit.settings import AuditSettings
 from headrace.settings import Settings
+from headrace.settings.declaration import without_none
 
+_LINE = 120
+_MIB = 1024 * 1024
 _TITLES = {
     "postgres": "PostgreSQL",
     "nats": "NATS",
     "source": "Source",
     "streams": "Streams and buckets",
     "format": "Messages",
-    "bus": "Internal bus and publishing",
+    "bus": "Internal bus",
+    "state": "Leases and resume points",
     "snapshot": "Snapshots",
-    "archive": "Archive",
-    "watch": "Watching",
+    "watch": "Monitoring",
     "otel": "OpenTelemetry",
-    "process": "Every process",
+    "process": "Every service",
     "audit": "Audit trail",
 }
-# Options of the services' commands, where they have one.
+# Options of the services' commands.
 FLAGS = {
     "HEADRACE_SLOT": "--slot",
     "HEADRACE_PUB": "--pub",
@@ -45,32 +47,33 @@ FLAGS = {
     "HEADRACE_ZSTD": "--zstd",
     "HEADRACE_ZSTD_EVENTS": "--zstd-events",
 }
-_PARAGRAPH = """\
+_INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, the same for all services. A few are options of the command as well; an
-option wins over the variable. A bad value ends the process before it connects anywhere, with the name of the setting
-and what to set it to; a variable that is nearly a setting (`HEADRACE_DELIVRY`) is told when a process begins.
+Every setting is an environment variable, and all services read the same ones. Set them alike for all services of a
+suite. A few settings are also options of the commands; an option overrides the variable. An invalid value ends the
+process before it connects to anything, with an error that names the setting and the values it accepts. Misspelled
+settings such as `HEADRACE_DELIVRY` are reported at startup.
 
-A secret may come from a file: set `{NAME}_FILE` to its path instead of `{NAME}`. Secrets are never logged. Names that
-end in `_S` are seconds, those that end in `_BYTES` or `_BYTES_MAX` are bytes. Lists are separated by commas. What is
-not set for PostgreSQL, libpq's own variables decide (`PGHOST`, `PGSSLMODE`, `PGSERVICE`, `PGPASSFILE`, …).
+- **Secrets.** To read a secret from a file, set `{NAME}_FILE` to the file's path instead of `{NAME}`. Secrets are never
+  logged.
+- **Units.** Names that end in `_S` are seconds; names that end in `_BYTES` or `_BYTES_MAX` are bytes.
+- **Lists** are separated by commas. **Booleans** are `true` or `false`.
+- **libpq.** Where a PostgreSQL setting is unset, libpq's variables apply (`PGHOST`, `PGSSLMODE`, `PGSERVICE`,
+  `PGPASSFILE`, …).
 
-This page is generated from the declarations in `libs/headrace/settings/__init__.py` and, for the audit trail, in
-`libs/headrace/audit/settings.py`; don't edit it.
+The defaults suit most installations. This page is generated from the declarations in `libs/headrace/settings` and
+`libs/headrace/audit/settings.py`; don't edit it by hand.
 """
 
 
 def page() -> str:
     """The whole page."""
-    parts = [_PARAGRAPH]
+    parts = [_INTRODUCTION]
     for name, kind in groups().items():
-        parts.append(
-            f"## {_TITLES.get(name, name.capitalize())}\n\n{(kind.__doc__ or '').strip()}\n"
-        )
-        parts.append(
-            "\n".join(["| variable | default | what it is |", "|---|---|---|", *_rows(kind)]) + "\n"
-        )
+        parts.append(f"## {_TITLES.get(name, name.capitalize())}\n")
+        parts.append(_wrapped(kind.__doc__ or "") + "\n")
+        parts += _entries(kind)
     return "\n".join(parts)
 
 
@@ -80,45 +83,51 @@ def groups() -> dict[str, Any]:
     return {group.name: hints[group.name] for group in fields(Settings)} | {"audit": AuditSettings}
 
 
-def _rows(kind: type) -> Iterator[str]:
+def _entries(kind: type) -> Iterator[str]:
+    """A heading, a paragraph and a line of facts for each setting."""
     hints = get_type_hints(kind)
     for declared in fields(kind):
-        env, explain = declared.metadata["env"], declared.metadata["help"]
-        flag = f" `{FLAGS[env]}`" if env in FLAGS else ""
-        notes = [explain, *_notes(declared, hints[declared.name])]
-        yield f"| `{env}`{flag} | {_default(declared)} | {'; '.join(notes).replace('|', '&#124;')} |"
+        yield f"### {declared.metadata['env']}\n"
+        yield _wrapped(declared.metadata["help"]) + "\n"
+        yield _wrapped(" · ".join(_facts(declared, hints[declared.name]))) + "\n"
 
 
-def _notes(declared: Field[Any], hint: Any) -> Iterator[str]:
-    kind: Any = (
-        next(t for t in get_args(hint) if t is not type(None))
-        if isinstance(hint, UnionType)
-        else hint
-    )
+def _facts(declared: Field[Any], hint: Any) -> Iterator[str]:
+    kind = without_none(hint)
     if isinstance(kind, type) and issubclass(kind, Enum):
-        yield "one of " + ", ".join(f"`{member.value}`" for member in kind)
-    if declared.metadata["least"] is not None and declared.metadata["least"] > 0:
-        yield f"at least {_number(declared.metadata['least'])}"
+        yield "Values: " + ", ".join(f"`{member.value}`" for member in kind)
+    yield f"Default: {_default(declared)}"
+    least = declared.metadata["least"]
+    if least:
+        yield f"Minimum: {_number(least)}"
+    if declared.metadata["env"] in FLAGS:
+        yield f"Option: `{FLAGS[declared.metadata['env']]}`"
     if declared.metadata["secret"]:
-        yield "a secret"
+        yield f"Secret (or `{declared.metadata['env']}_FILE`)"
 
 
 def _default(declared: Field[Any]) -> str:
-    match declared.default:
-        case None | ():
-            return ""
-        case bool() as value:
-            return f"`{str(value).lower()}`"
-        case Enum() as value:
-            return f"`{value.value}`"
-        case int() | float() as value:
-            return f"`{_number(value)}`"
-        case value:
-            return f"`{value}`"
+    value: Any = declared.default
+    if value is None:
+        return "unset"
+    if value == ():
+        return "empty"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    shown = f"`{_number(value)}`"
+    if "_BYTES" in declared.metadata["env"] and value >= _MIB:
+        shown += f" ({value / _MIB:g} MiB)"
+    return shown
 
 
 def _number(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()), _LINE, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def main() -> None:

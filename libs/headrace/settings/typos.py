@@ -1,7 +1,7 @@
-"""Slips of the pen in the environment: a variable that no setting has, but nearly. Pure.
+"""Detects environment variables that look like misspelled settings. Pure.
 
-Promises silence about anything that may be meant for others: Kubernetes names services of a cluster
-in every environment, and images have variables of their own.
+Never reports a variable that may be meant for another program: Kubernetes adds variables for every
+service of a cluster, and images bring their own.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from headrace.audit.settings import AuditSettings
 from headrace.settings import Settings
 
 _PREFIXES = ("HEADRACE_", "PG_", "POSTGRES_BRIDGE_", "NATS_", "DEST_DB_")
-# What people write for settings that are called otherwise.
-_OTHERWISE = {
+# Common wrong names of settings.
+_COMMON_MISTAKES = {
     "PG_USER": "POSTGRES_BRIDGE_USER",
     "PG_PASSWORD": "POSTGRES_BRIDGE_PASSWORD",
     "PG_DATABASE": "PG_DB",
@@ -26,13 +26,13 @@ _OTHERWISE = {
     "HEADRACE_PUBLICATION": "HEADRACE_PUB",
     "HEADRACE_JSON": "HEADRACE_ENCODING",
 }
-# Of compose.yaml, which gives its second suite what they say.
-_MEANT = frozenset({"HEADRACE_SLOT_2", "HEADRACE_PUB_2"})
-_LIKENESS = 0.85
+# compose.yaml reads these for its second suite.
+_OF_COMPOSE = frozenset({"HEADRACE_SLOT_2", "HEADRACE_PUB_2"})
+_SIMILARITY = 0.85
 
 
 def names() -> frozenset[str]:
-    """Every variable that is a setting."""
+    """Every environment variable that is a setting."""
     groups = [get_type_hints(Settings)[group.name] for group in fields(Settings)]
     declared = [field.metadata for group in (*groups, AuditSettings) for field in fields(group)]
     return frozenset(
@@ -41,26 +41,26 @@ def names() -> frozenset[str]:
     )
 
 
-def slips(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that looks like a setting and is none."""
+def misspelled(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that looks like a misspelled setting."""
     known = names()
-    strange = sorted(
-        name for name in environ if name.startswith(_PREFIXES) and name not in known | _MEANT
+    unknown = sorted(
+        name for name in environ if name.startswith(_PREFIXES) and name not in known | _OF_COMPOSE
     )
     found = (
-        (name, _meant(name, known)) for name in strange if not environ[name].startswith("tcp://")
+        (name, _meant(name, known)) for name in unknown if not environ[name].startswith("tcp://")
     )
     return [
-        f"{name} is no setting: did you mean {meant}?"
+        f"Unknown setting {name}. Did you mean {meant}?"
         for name, meant in found
         if meant and meant not in environ
     ]
 
 
 def _meant(name: str, known: frozenset[str]) -> str | None:
-    if name in _OTHERWISE:
-        return _OTHERWISE[name]
-    # Rarely needed, so that a service is not larger for it.
+    if name in _COMMON_MISTAKES:
+        return _COMMON_MISTAKES[name]
+    # Imported only when needed, to keep services small.
     from difflib import get_close_matches  # noqa: PLC0415
 
-    return next(iter(get_close_matches(name, known, n=1, cutoff=_LIKENESS)), None)
+    return next(iter(get_close_matches(name, known, n=1, cutoff=_SIMILARITY)), None)

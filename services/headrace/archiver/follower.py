@@ -261,7 +261,7 @@ class Follower:
         ):
             return
         if (
-            now - self._marked_at < self._settings.bus.progress_interval_s
+            now - self._marked_at < self._settings.state.progress_interval_s
             and not self._scope.stopping.is_set()
         ):
             return

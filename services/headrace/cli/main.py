@@ -25,7 +25,7 @@ from headrace.contract.table_names import listed
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import DeliveryMode, Settings, load
-from headrace.settings.typos import slips
+from headrace.settings.typos import misspelled
 from headrace.suite.services import SERVICES
 from headrace.terminal.text import plain
 
@@ -419,6 +419,6 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def main() -> None:
     # The entry point of the console script; typer wants the program's name, whatever it was started
     # as.
-    for slip in slips(os.environ):
-        typer.echo(plain(f"headrace: {slip}"), err=True)
+    for warning in misspelled(os.environ):
+        typer.echo(plain(f"headrace: {warning}"), err=True)
     readable(typer.main.get_command(app))(prog_name="headrace", args=sys.argv[1:])

@@ -19,7 +19,7 @@ from headrace import log as logs
 from headrace.contract.values import ArrayForm, Encoding
 from headrace.errors import HeadraceError
 from headrace.settings import Compat, DeliveryMode, Poison, load
-from headrace.settings.typos import slips
+from headrace.settings.typos import misspelled
 from headrace.suite.services import SERVICES
 from headrace.terminal.text import plain
 
@@ -129,8 +129,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     service = importlib.import_module(f"headrace.{name.replace('-', '_')}.service")
 
     async def main(scope: Scope) -> None:
-        for slip in slips(os.environ):
-            log.warning("setting_unknown", reason=slip)
+        for warning in misspelled(os.environ):
+            log.warning("setting_unknown", reason=warning)
         await service.run(scope, settings)
 
     return lifecycle.run(name, settings.process, main)

@@ -313,19 +313,19 @@ class Follower:
         )
 
     async def _new_pipe(self, tail: StreamTail) -> Ingest | FastIngest | AtomicPipe:
-        bus, delivery = self._settings.bus, self._settings.delivery
+        limits, delivery = self._settings.publishing, self._settings.delivery
         stored = partial(tally, self._stats)
         if delivery.mode is DeliveryMode.TRANSACTION:
             self._stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
             window = Window(
-                delivery.atomic_messages_max, delivery.atomic_bytes_max, bus.ack_timeout_s
+                delivery.atomic_messages_max, delivery.atomic_bytes_max, limits.ack_timeout_s
             )
             return AtomicPipe(self._client, tail, self._stats, window, stored)
         fast = await self._is_fast(delivery.ingest)
         mode = "fast" if fast else "chain"
         self._stats["ingest_mode"] = one_of(INGEST_MODES, mode)
         log.info("ingest_chosen", kind=mode)
-        window = Window(bus.window_messages_max, bus.window_bytes_max, bus.ack_timeout_s)
+        window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
         if not fast:
             return Ingest(self._client, tail, self._stats, window, stored)
         turns = Turns(self._client, self._settings.streams.cdc, self._source, self._stats)
@@ -450,7 +450,7 @@ class Follower:
         # What is stored needs no memory of its own: a window of it, not all that an interval
         # brought.
         self._delivery.stored()
-        due = time.monotonic() - self._written_at >= self._settings.bus.progress_interval_s
+        due = time.monotonic() - self._written_at >= self._settings.state.progress_interval_s
         if self._writing is not None and self._writing.task.done() and await self._written():
             await self._confirm()
         if due and self._writing is None:

@@ -99,7 +99,7 @@ async def _renewed(settings: Settings) -> bool:
         try:
             before = (await state.get(key)).revision
             # It is renewed thrice in its time.
-            await asyncio.sleep(settings.bus.lease_ttl_s / 2)
+            await asyncio.sleep(settings.state.lease_ttl_s / 2)
             return (await state.get(key)).revision != before
         except KeyNotFoundError:
             return False

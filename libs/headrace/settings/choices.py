@@ -1,0 +1,63 @@
+"""The values of settings that offer a choice."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Retention(StrEnum):
+    """What a full change stream does: discard its oldest events, or refuse new ones."""
+
+    RELAXED = "relaxed"
+    STRICT = "strict"
+
+
+class SnapshotValues(StrEnum):
+    """The contract's typed values, or the texts that COPY prints."""
+
+    TYPED = "typed"
+    TEXT = "text"
+
+
+class DeliveryMode(StrEnum):
+    """What one JetStream message contains, or one atomic group."""
+
+    EVENT = "event"
+    BATCH = "batch"
+    TRANSACTION = "transaction"
+
+
+class IngestMode(StrEnum):
+    """How JetStream acknowledges messages: many at once, or each one."""
+
+    AUTO = "auto"
+    FAST = "fast"
+    CHAIN = "chain"
+
+
+class Poison(StrEnum):
+    """What happens to a change that can't be decoded."""
+
+    STOP = "stop"
+    PARK = "park"
+
+
+class Durability(StrEnum):
+    """When an LSN is confirmed: once JetStream acknowledges it, or once its disk has it."""
+
+    ACK = "ack"
+    SYNC = "sync"
+
+
+class OtlpProtocol(StrEnum):
+    """The OTLP transport, in OpenTelemetry's terms."""
+
+    HTTP = "http/protobuf"
+    GRPC = "grpc"
+
+
+class Compat(StrEnum):
+    """Whose message format to publish: Headrace's, or the PG→NATS bridge's."""
+
+    NONE = "none"
+    BRIDGE = "bridge"
