@@ -86,7 +86,7 @@ class AuditSettings:
         "HEADRACE_AUDIT_REDACT",
         (),
         "Columns whose values are replaced with `[redacted]`, as `table.column` or "
-        "`schema.table.column`. Applies to keys and old rows too. Such changes can't be reverted.",
+        "`schema.table.column`. Applies to keys and old rows too. Changes of these columns can't be reverted.",
     )
     insert_as: str = setting(
         "HEADRACE_AUDIT_INSERT_AS",

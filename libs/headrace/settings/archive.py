@@ -14,7 +14,7 @@ class ArchiveSettings:
     url: str | None = setting(
         "HEADRACE_ARCHIVE_URL",
         None,
-        "Where the archive is stored: `file:///…`, `s3://…`, `gs://…` or `az://…`. Set it for "
+        "Location of the archive: `file:///…`, `s3://…`, `gs://…` or `az://…`. Set it for "
         "wal-reader as well as the archiver: it is how wal-reader knows that there is an archiver "
         "to wait for. Unset, there is no archive.",
     )
@@ -22,14 +22,14 @@ class ArchiveSettings:
         "HEADRACE_ARCHIVE_REQUIRED",
         False,
         "Whether PostgreSQL's slot waits for the archive. When `true`, changes are confirmed only "
-        "once they are archived, so an unavailable archive makes the slot retain WAL. When "
-        "`false`, the others go on without it after `HEADRACE_ARCHIVE_PATIENCE_S`.",
+        "once they are archived, so the slot retains WAL while the archive is unavailable. When "
+        "`false`, confirmation continues without it after `HEADRACE_ARCHIVE_PATIENCE_S`.",
     )
     patience_s: float = setting(
         "HEADRACE_ARCHIVE_PATIENCE_S",
         10.0,
         "Seconds to wait for an optional archiver that is late or restarting. After that, "
-        "confirmation goes on without it and the archive may have a gap. A larger value survives "
+        "confirmation continues without it and the archive may have a gap. A larger value survives "
         "longer outages and retains more WAL meanwhile.",
         least=0.1,
     )

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Retention(StrEnum):
-    """What a full change stream does: discard its oldest events, or refuse new ones."""
+    """Behavior of a full change stream: discard its oldest events, or refuse new ones."""
 
     RELAXED = "relaxed"
     STRICT = "strict"
@@ -20,7 +20,7 @@ class SnapshotValues(StrEnum):
 
 
 class DeliveryMode(StrEnum):
-    """What one JetStream message contains, or one atomic group."""
+    """The contents of one JetStream message, or of one atomic group."""
 
     EVENT = "event"
     BATCH = "batch"
@@ -28,7 +28,7 @@ class DeliveryMode(StrEnum):
 
 
 class IngestMode(StrEnum):
-    """How JetStream acknowledges messages: many at once, or each one."""
+    """Acknowledgement by JetStream: of many messages together, or of each one."""
 
     AUTO = "auto"
     FAST = "fast"
@@ -36,7 +36,7 @@ class IngestMode(StrEnum):
 
 
 class Poison(StrEnum):
-    """What happens to a change that can't be decoded."""
+    """Treatment of a change that can't be decoded."""
 
     STOP = "stop"
     PARK = "park"
@@ -57,7 +57,7 @@ class OtlpProtocol(StrEnum):
 
 
 class Compat(StrEnum):
-    """Whose message format to publish: Headrace's, or the PG→NATS bridge's."""
+    """The message format: Headrace's, or the PG→NATS bridge's."""
 
     NONE = "none"
     BRIDGE = "bridge"

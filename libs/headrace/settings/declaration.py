@@ -1,4 +1,4 @@
-"""How a setting is declared, and how a group of settings is read from flags and the environment.
+"""Declares settings, and reads groups of them from flags and the environment.
 
 Promises that a bad value raises `SettingError` before any I/O, naming the setting, the value and
 the remedy. Declares no setting itself.

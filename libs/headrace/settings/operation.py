@@ -11,7 +11,7 @@ from headrace.settings.declaration import MIB, setting
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How often the suite checks what no message announces, and the thresholds of warnings."""
+    """Intervals of periodic checks, and the thresholds of warnings."""
 
     metrics_interval_s: float = setting(
         "HEADRACE_METRICS_INTERVAL_S",
@@ -148,14 +148,14 @@ class ProcessSettings:
     shutdown_timeout_s: float = setting(
         "HEADRACE_SHUTDOWN_TIMEOUT_S",
         10.0,
-        "Seconds that an orderly stop may take. After that the process exits at once; nothing is "
+        "Seconds that an orderly stop may take. After that the process exits immediately; nothing is "
         "lost, but unconfirmed work is repeated at the next start.",
         least=0.1,
     )
     shutdown_token: str | None = setting(
         "HEADRACE_SHUTDOWN_TOKEN",
         None,
-        "Token that authorizes stopping, pausing and resuming a suite. When it is set, such "
+        "Token that authorizes stopping, pausing and resuming a suite. When it is set, these "
         "commands must be signed with it; set it for all services and for the command line.",
         secret=True,
     )

@@ -77,12 +77,12 @@ class FormatSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """How events become JetStream messages, and when they count as durable."""
+    """The mapping of events to JetStream messages, and when they count as durable."""
 
     mode: DeliveryMode = setting(
         "HEADRACE_DELIVERY",
         DeliveryMode.EVENT,
-        "What a message contains. `event`: one change, in commit order. `batch`: an array of "
+        "Contents of a message. `event`: one change, in commit order. `batch`: an array of "
         "changes of one table, for the highest throughput. `transaction`: one change, where the "
         "messages of a transaction are stored together or not at all.",
     )
@@ -95,14 +95,14 @@ class DeliverySettings:
     ingest: IngestMode = setting(
         "HEADRACE_INGEST",
         IngestMode.AUTO,
-        "How JetStream acknowledges messages. `fast` acknowledges many at once and needs "
+        "Acknowledgement by JetStream. `fast` acknowledges many messages together and needs "
         "nats-server 2.14; `chain` acknowledges each one. `auto` uses `fast` where server and "
         "stream support it. Both deliver exactly once and in order.",
     )
     poison: Poison = setting(
         "HEADRACE_POISON",
         Poison.STOP,
-        "What to do with a change that can't be decoded. `stop` stops publishing at that change. "
+        "Treatment of a change that can't be decoded. `stop` stops publishing at that change. "
         "`park` stores it in `HEADRACE_PARKED_BUCKET`, logs an error and continues: its ordinal is "
         "missing from the stream.",
     )
@@ -110,7 +110,7 @@ class DeliverySettings:
         "HEADRACE_BATCH_EVENTS_MAX",
         500,
         "Maximum number of events in a message of `HEADRACE_DELIVERY=batch`. Larger batches raise "
-        "throughput and make consumers process more at once.",
+        "throughput, and consumers process more events together.",
         least=1,
     )
     batch_bytes_max: int = setting(
@@ -159,7 +159,7 @@ class DeliverySettings:
 
     @property
     def hold_s(self) -> float:
-        """How long to wait after an acknowledgement before confirming it to PostgreSQL."""
+        """Seconds to wait between an acknowledgement and its confirmation to PostgreSQL."""
         return self.sync_interval_s if self.durability is Durability.SYNC else 0.0
 
 
@@ -195,7 +195,7 @@ class BusSettings:
 
 @dataclass(frozen=True, slots=True)
 class PublishingSettings:
-    """How much the publisher sends before JetStream has acknowledged it."""
+    """Limits on messages that JetStream has not acknowledged yet."""
 
     window_messages_max: int = setting(
         "HEADRACE_WINDOW_MESSAGES_MAX",

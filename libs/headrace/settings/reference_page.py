@@ -59,7 +59,7 @@ settings such as `HEADRACE_DELIVRY` are reported at startup.
   logged.
 - **Units.** Names that end in `_S` are seconds; names that end in `_BYTES` or `_BYTES_MAX` are bytes.
 - **Lists** are separated by commas. **Booleans** are `true` or `false`.
-- **libpq.** Where a PostgreSQL setting is unset, libpq's variables apply (`PGHOST`, `PGSSLMODE`, `PGSERVICE`,
+- **libpq.** libpq's variables apply where a PostgreSQL setting is unset (`PGHOST`, `PGSSLMODE`, `PGSERVICE`,
   `PGPASSFILE`, …).
 
 The defaults suit most installations. This page is generated from the declarations in `libs/headrace/settings` and

@@ -22,7 +22,7 @@ class SnapshotSettings:
         "HEADRACE_SPARK_MASTER",
         "local[2,4]",
         "Master URL of the local Spark; ignored with `SPARK_REMOTE`. `local[2,4]` runs two tasks "
-        "at once and tries each up to four times. More tasks copy faster and put more load on "
+        "in parallel and tries each up to four times. More tasks copy faster and put more load on "
         "PostgreSQL.",
     )
     spark_memory_mib: int = setting(
@@ -49,7 +49,7 @@ class SnapshotSettings:
     spark_losses_max: int = setting(
         "HEADRACE_SPARK_LOSSES_MAX",
         2,
-        "How many times a snapshot restarts a lost Spark driver before the snapshot fails.",
+        "Number of times that a snapshot restarts a lost Spark driver before it fails.",
         least=0,
     )
     values: SnapshotValues = setting(
@@ -75,8 +75,7 @@ class SnapshotSettings:
     attempts_max: int = setting(
         "HEADRACE_SNAPSHOT_ATTEMPTS_MAX",
         3,
-        "How many times a request is attempted when the responder is restarted during its "
-        "snapshot. After the last attempt the request fails.",
+        "Number of attempts at a request if the responder is restarted during its snapshot. After the last attempt the request fails.",
         least=1,
     )
     chunk_rows_max: int = setting(
@@ -97,7 +96,7 @@ class SnapshotSettings:
         "HEADRACE_SNAPSHOT_TASKS_MAX",
         16,
         "Maximum number of Spark tasks per snapshot. Each running task uses one connection to "
-        "PostgreSQL; how many run at once is up to `HEADRACE_SPARK_MASTER` or the cluster.",
+        "PostgreSQL; how many run in parallel is up to `HEADRACE_SPARK_MASTER` or the cluster.",
         least=1,
     )
     rate_bytes_s_max: int | None = setting(

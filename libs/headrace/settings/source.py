@@ -16,7 +16,7 @@ class SourceSettings:
         "HEADRACE_SLOT",
         "headrace",
         "Replication slot to read: 1 to 63 lower-case letters, digits and underscores. It is also "
-        "the source's name in events, subjects and metrics. Each suite needs a slot of its own.",
+        "the source's name in events, subjects and metrics. Each suite needs its own slot.",
     )
     publication: str = setting(
         "HEADRACE_PUB",
@@ -120,7 +120,7 @@ class StreamSettings:
     retention: Retention = setting(
         "HEADRACE_RETENTION",
         Retention.RELAXED,
-        "What happens when the change stream is full. `relaxed` discards the oldest events. "
+        "Behavior of a full change stream. `relaxed` discards the oldest events. "
         "`strict` refuses new ones: publishing waits, and PostgreSQL's slot retains WAL until "
         "there is space again.",
     )
