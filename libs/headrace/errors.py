@@ -1,15 +1,15 @@
 """Errors that say what to do.
 
-Every error a user can meet derives from `HeadraceError`: its message says what was wrong (naming
-the setting or the object), `remedy` says what to do about it, and `retry` says whether waiting and
-trying again can help. Nothing here does I/O.
+Every error that users see derives from `HeadraceError`: its message says what was wrong and names
+the setting or object, `remedy` says what to do about it, and `retry` says whether trying again can
+help. Nothing here does I/O.
 """
 
 from __future__ import annotations
 
 
 class HeadraceError(Exception):
-    """The base of all errors of the suite."""
+    """The base class of all errors of the suite."""
 
     retry: bool = False
     remedy: str = ""
@@ -27,11 +27,11 @@ class HeadraceError(Exception):
 
 
 class SettingError(HeadraceError):
-    """A setting has a value that can't be used; found before any connection is made."""
+    """A setting has an invalid value; detected before any connection is made."""
 
 
 class DecodeError(HeadraceError):
-    """Bytes that came from outside don't have the form their protocol promises."""
+    """Bytes from outside don't have the form that their protocol requires."""
 
 
 def describe(error: BaseException) -> str:

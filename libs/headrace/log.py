@@ -1,10 +1,9 @@
-"""Structured logs: an event's name plus fields, as logfmt or JSON lines, coloured only on a
-terminal.
+"""Structured logs: an event's name and fields, as logfmt or JSON lines, colored on a terminal.
 
-Promises that everything on the logging tree, the libraries' own records included, leaves in one
-form. Never logs a row's values or a secret: callers pass names, counts and positions. Hand-written
-on the standard library because the asyncio services have a memory budget that structlog's import
-alone would take a twelfth of (docs/adr/0007).
+Promises that every log record, including those of libraries, is written in one format. Never logs a
+row's values or a secret: callers pass names, counts and positions. Hand-written on the standard
+library because importing structlog would take a twelfth of an asyncio service's memory budget
+(docs/adr/0007).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import orjson
 
 from headrace.terminal.text import plain
 
-# How often what grave event was told, under "{level} {event}" and whatever level is shown. Events
-# are names in the code, so there is a bounded number of them.
+# How often each warning or error was logged, under "{level} {event}", whatever level is printed.
+# Events are names in the code, so their number is bounded.
 told: dict[str, float] = {}
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 
@@ -57,7 +56,7 @@ class EventLogger:
         self._emit(logging.ERROR, event, fields)
 
     def crash(self, event: str, error: BaseException, **fields: object) -> None:
-        """An error nobody foresaw: the one place where a traceback is wanted."""
+        """An unexpected error: the only place that logs a traceback."""
         _tell("critical", event, fields)
         self._emit(logging.CRITICAL, event, fields, error)
 
@@ -108,7 +107,7 @@ class _LineFormatter(logging.Formatter):
 
 
 def quote(value: object) -> str:
-    """A value as logfmt has it: bare where that is unambiguous, else a quoted string."""
+    """A value in logfmt: bare if that is unambiguous, else a quoted string."""
     text = str(value)
     if text and text.isprintable() and not any(mark in text for mark in ' "='):
         return text
@@ -116,7 +115,7 @@ def quote(value: object) -> str:
 
 
 def configure(service: str, *, level: str, form: LogFormat, stream: TextIO | None = None) -> None:
-    """Set the process's logging up; called once, before anything else runs."""
+    """Set up the process's logging; called once, before anything else runs."""
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
     handler.setFormatter(_LineFormatter(service, form, coloured=out.isatty()))
@@ -124,5 +123,5 @@ def configure(service: str, *, level: str, form: LogFormat, stream: TextIO | Non
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("headrace").setLevel(level.upper())
-    # It warns of servers older than any that is supported, whatever the server is.
+    # It warns about old servers even when the server is recent.
     logging.getLogger("nats.js.kv").setLevel(logging.ERROR)

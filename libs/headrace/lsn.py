@@ -1,8 +1,8 @@
-"""Places in PostgreSQL's write-ahead log: the LSN, and the position of a change.
+"""Positions in PostgreSQL's write-ahead log: the LSN, and the position of a change.
 
 A change's *position* is `(commit LSN of its transaction, ordinal within it)`. Positions strictly
-increase in stream order; LSNs of single changes do not, and repeat, so nothing may be filtered,
-deduplicated or resumed by them. Pure: no I/O.
+increase in stream order. LSNs of single changes repeat and do not increase, so they can't be used
+to filter, deduplicate or resume. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.errors import DecodeError
 
 
 class Position(NamedTuple):
-    """Where a change stands in its source: compare two with `<`."""
+    """A change's position in its source: compare two with `<`."""
 
     lsn: int
     seq: int
@@ -31,7 +31,7 @@ def format_lsn(lsn: int) -> str:
 
 
 def parse_lsn(text: str) -> int:
-    """The integer behind PostgreSQL's text form."""
+    """The integer value of PostgreSQL's text form."""
     high, slash, low = text.partition("/")
     try:
         if slash:

@@ -168,7 +168,7 @@ async def test_with_a_token_only_who_has_it_may_pause_or_stop(
         )
         await publisher.logs("paused")
         assert (
-            "(upgrade); headrace resume goes on"
+            "(upgrade); run headrace resume to continue"
             in (await publisher.readiness(503))["reasons"]["paused"]
         )
         stale = signed.command("s3cret", "stop", names.slot, time.time() - 3600)

@@ -1,7 +1,6 @@
-"""The internal bus between wal-reader and those who must confirm: frames one way, control messages
-the other.
+"""The internal bus: frames from wal-reader to its confirmers, control messages back.
 
-It runs over NATS core, which may drop, repeat or delay messages, so nothing rests on it: sequence
-numbers, epochs and confirmed LSNs make every loss visible and every recovery a replay from
-PostgreSQL's slot (docs/adr/0002).
+It runs over NATS core, which may drop, repeat or delay messages, so nothing relies on delivery:
+sequence numbers, epochs and confirmed LSNs make every loss visible, and every recovery is a replay
+from PostgreSQL's slot (docs/adr/0002).
 """

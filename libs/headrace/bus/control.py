@@ -1,7 +1,7 @@
-"""Control messages, from a confirmer back to the wal-reader. Small MessagePack maps; pure.
+"""Control messages from a confirmer to the wal-reader. Small MessagePack maps; pure.
 
-`Join` says who is there, `Confirm` returns credit and the confirmed LSN, `Restart` asks for a new
-epoch. Each may be lost or repeated: all of them are cumulative or idempotent.
+`Join` announces a confirmer, `Confirm` returns credit and the confirmed LSN, `Restart` requests a
+new epoch. Each may be lost or repeated: all of them are cumulative or idempotent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from headrace.errors import DecodeError
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A confirmer is there, in this session of its life; `epoch` is the highest it knows.
+    """Announces a confirmer in this session; `epoch` is the highest it knows.
 
-    `suite` is the suite's identity, from a confirmer that knows it.
+    `suite` is the suite's identity, if the confirmer knows it.
     """
 
     confirmer: str
@@ -28,9 +28,9 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Frames up to `consumed_seq` are done with; everything before `confirmed_lsn` is durable.
+    """Frames up to `consumed_seq` are processed; everything before `confirmed_lsn` is durable.
 
-    `settled`: of those frames, nothing that could be confirmed is still unconfirmed.
+    `settled`: nothing in those frames is left to confirm.
     """
 
     confirmer: str
@@ -43,7 +43,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Begin a new epoch above `epoch`, from what was confirmed last."""
+    """Start a new epoch above `epoch`, from the last confirmed LSN."""
 
     confirmer: str
     session: str
@@ -68,7 +68,7 @@ _TYPES: dict[str, type] = {
 # An older service doesn't send it.
 _DEFAULTS = {"suite": ""}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-# A new epoch is above all that were named, and must fit into a frame's header.
+# A new epoch is above every epoch seen so far, and must fit into a frame's header.
 _INT_MAX = (1 << 63) - 1
 
 
@@ -84,14 +84,14 @@ def decode(data: bytes) -> Control:
         body = _DEFAULTS | body
         message = kind(**{name: body[name] for name in kind.__slots__})
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
-        raise DecodeError(f"a malformed control message: {error}") from error
+        raise DecodeError(f"malformed control message: {error}") from error
     for name in message.__slots__:
         expected = _TYPES.get(name, int)
         value = getattr(message, name)
         if type(value) is not expected:
             raise DecodeError(
-                f"a malformed control message: {name} is not of type {expected.__name__}"
+                f"malformed control message: {name} is not of type {expected.__name__}"
             )
         if isinstance(value, int) and not 0 <= value <= _INT_MAX:
-            raise DecodeError(f"a malformed control message: {name} is out of range")
+            raise DecodeError(f"malformed control message: {name} is out of range")
     return message

@@ -55,7 +55,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What an epoch is: who is addressed, which server is read, and from where."""
+    """What an epoch is: its confirmers, the server that is read, and the LSN it starts from."""
 
     sessions: dict[str, str]
     slot: str
@@ -63,7 +63,7 @@ class Opening:
     system_id: str
     timeline: int
     confirmed_lsn: int
-    # How far the server's log reaches, and where each older timeline ended. Absent in the first
+    # How far the server's WAL reaches, and where each older timeline ended. Absent in the first
     # frames of version 1.
     current_lsn: int = 0
     forks: tuple[tuple[int, int], ...] = ()
@@ -84,7 +84,7 @@ def header(kind: FrameKind, epoch: int, seq: int) -> bytes:
 
 
 def frame_name(epoch: int, seq: int) -> str:
-    """What a frame is called in logs and traces, from its sending to its acknowledgement."""
+    """A frame's name in logs and traces, from sending to acknowledgement."""
     return f"{epoch:x}-{seq}"
 
 
@@ -93,7 +93,7 @@ def encode_open(epoch: int, opening: Opening) -> bytes:
     return header(FrameKind.OPEN, epoch, 0) + bytes(msgpack.packb(body))
 
 
-# lsn, length: what comes before a message in a DATA frame.
+# lsn, length: precede each message in a DATA frame.
 entry_head = _ENTRY.pack
 
 
@@ -114,9 +114,11 @@ def decode_header(frame: bytes) -> Header:
         raise DecodeError(f"a frame of {len(frame)} bytes is shorter than its header")
     magic, version, kind, epoch, seq = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
-        raise DecodeError("not a frame: the magic is missing")
+        raise DecodeError("not a frame: the magic bytes are missing")
     if not 1 <= version <= VERSION:
-        raise DecodeError(f"frame version {version} is not known here (up to {VERSION})")
+        raise DecodeError(
+            f"unsupported frame version {version} (this service reads up to {VERSION})"
+        )
     try:
         return Header(FrameKind(kind), epoch, seq)
     except ValueError as error:
@@ -139,7 +141,7 @@ def decode_open(frame: bytes) -> Opening:
         OverflowError,
         msgpack.UnpackException,
     ) as error:
-        raise DecodeError(f"a malformed OPEN frame: {error}") from error
+        raise DecodeError(f"malformed OPEN frame: {error}") from error
     checks = (
         (opening.sessions, dict),
         (opening.slot, str),
@@ -150,7 +152,7 @@ def decode_open(frame: bytes) -> Opening:
         (opening.current_lsn, int),
     )
     if not all(isinstance(value, kind) for value, kind in checks):
-        raise DecodeError("a malformed OPEN frame: a field of the wrong type")
+        raise DecodeError("malformed OPEN frame: a field has the wrong type")
     return opening
 
 
@@ -163,7 +165,7 @@ def decode_entries(frame: bytes) -> list[Entry]:
     end = len(frame)
     while at < end:
         if end - at < overhead:
-            raise DecodeError("a frame ends inside an entry's head")
+            raise DecodeError("a frame ends inside an entry's header")
         lsn, length = head(frame, at)
         start = at + overhead
         at = start + length
@@ -175,7 +177,7 @@ def decode_entries(frame: bytes) -> list[Entry]:
 
 def decode_part(frame: bytes) -> Part:
     if len(frame) < _HEADER.size + _PART.size:
-        raise DecodeError("a PART frame ends inside its head")
+        raise DecodeError("a PART frame ends inside its header")
     lsn, offset, total = _PART.unpack_from(frame, _HEADER.size)
     data = frame[_HEADER.size + _PART.size :]
     if not data or total > MESSAGE_BYTES_MAX or offset + len(data) > total:

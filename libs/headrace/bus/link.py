@@ -24,19 +24,21 @@ log = logs.logger("bus")
 
 
 class BusClosedError(HeadraceError):
-    """The NATS connection is closed for good."""
+    """The NATS connection was closed permanently."""
 
-    remedy = "Look above for the reason, which NATS usually gives as refused credentials; then restart the service."
+    remedy = (
+        "See the log above for the reason, usually refused credentials; then restart the service."
+    )
 
 
 def stop_command(slot: str, token: str | None) -> bytes:
-    """What every service obeys on the stop subject."""
+    """The command on the stop subject, which every service follows."""
     return signed.command(token, "stop", slot, time.time())
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one process says of itself; `instance` tells a standby from the one that works."""
+    """A process's report about itself; `instance` distinguishes a standby from the active one."""
 
     stats: Stats
     reasons: dict[str, str]
@@ -64,18 +66,19 @@ def decode_stats(data: bytes) -> Report:
             unpacked(body.get("spans", ())),
         )
     except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
-        raise DecodeError(f"a malformed report: {error}") from error
+        raise DecodeError(f"malformed report: {error}") from error
 
 
 async def take_part(scope: Scope, client: Client, slot: str) -> None:
-    """What every service does: report its figures, and stop when the suite is told to."""
+    """Report to telemetry, and stop when the suite is stopped. Runs in every service."""
 
     async def stop(message: Msg) -> None:
         if not signed.is_obeyed(
             scope.process.shutdown_token, "stop", slot, message.data, time.time()
         ):
             log.warning(
-                "stop_refused", reason="not a command of now, signed with HEADRACE_SHUTDOWN_TOKEN"
+                "stop_refused",
+                reason="the command is outdated or not signed with HEADRACE_SHUTDOWN_TOKEN",
             )
             return
         log.info("stop_requested", by="the bus")

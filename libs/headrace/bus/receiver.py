@@ -1,8 +1,8 @@
-"""A confirmer's end of the bus, as a pure state machine: takes frames in order, notices every loss.
+"""A confirmer's end of the bus, as a pure state machine: receives frames and detects every loss.
 
-Promises: entries come out in the order in which the wal-reader sent them, without a hole, within
-one epoch; a hole, a frame of an unknown epoch or a malformed frame yields a request for a new epoch
-and nothing else of the broken one.
+Promises: within an epoch, entries come out in the order in which the wal-reader sent them, without
+a hole. A hole, a frame of an unknown epoch or a malformed frame yields a request for a new epoch,
+and nothing more from the broken one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ SILENCE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a frame brought: a new epoch, or entries; what to answer; whether to confirm, or to
-    flush first.
-    """
+    """The outcome of a frame: a new epoch or entries, a reply, and whether to confirm or flush."""
 
     opening: Opening | None = None
     entries: Sequence[Entry] = ()
@@ -57,10 +55,10 @@ class FrameReceiver:
         try:
             return self._receive(data, now)
         except DecodeError as error:
-            return self._break(f"a malformed frame: {error}", now)
+            return self._break(f"malformed frame: {error}", now)
 
     def tick(self, now: float) -> Join | None:
-        """Called at intervals: a Join when nothing is being heard."""
+        """A Join if no frame has arrived for a while. Called at intervals."""
         if now - self._heard_at < SILENCE_S or now - self._asked_at < REQUEST_INTERVAL_S:
             return None
         self._asked_at = now
@@ -70,13 +68,13 @@ class FrameReceiver:
         return Join(self._confirmer, self._session, self.epoch, self.suite)
 
     def confirm(self, *, settled: bool) -> Confirm:
-        """Credit for all frames taken so far, and the LSN that is durable."""
+        """Returns credit for all frames taken so far, and the LSN that is durable."""
         return Confirm(
             self._confirmer, self._session, self.epoch, self.seq, self.confirmed_lsn, settled
         )
 
     def restart(self, reason: str) -> Restart:
-        """Give this epoch up: for the driver's own reasons, such as a failed publish."""
+        """Give up this epoch for a reason of the driver's, such as a failed publish."""
         self._broken = True
         return Restart(self._confirmer, self._session, self.epoch, reason, self.suite)
 
@@ -89,7 +87,7 @@ class FrameReceiver:
         if head.kind is FrameKind.OPEN:
             return self._open(head, frame.decode_open(data), now)
         if head.epoch > self.epoch or self._broken:
-            return self._break("an epoch whose beginning was not seen", now, epoch=head.epoch)
+            return self._break("an epoch whose start was not received", now, epoch=head.epoch)
         self._heard_at = now
         if head.kind in (FrameKind.PING, FrameKind.FLUSH):
             return self._ping(head, now)
@@ -135,10 +133,10 @@ class FrameReceiver:
         if self._part is None:
             self._part = bytearray()
         if part.offset != len(self._part):
-            raise DecodeError(f"a part at {part.offset} where {len(self._part)} was due")
+            raise DecodeError(f"a part at {part.offset}, expected {len(self._part)}")
         self._part += part.data
         if len(self._part) < part.total:
-            # The rest may wait for the credit of this one.
+            # Consume it now: the remaining parts may need its credit.
             return Received(confirm=True)
         message = bytes(self._part)
         self._part = None

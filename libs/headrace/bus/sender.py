@@ -1,12 +1,13 @@
-"""The wal-reader's end of the bus, as a pure state machine: packs frames, counts credit, knows what
-is confirmed.
+"""The wal-reader's end of the bus, as a pure state machine: packs frames and counts credit.
 
-Promises: no more than `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest
-awaited confirmer; the confirmed LSN is the least that all awaited confirmers gave in this epoch and
-never goes back within it. Required confirmers are always awaited; an optional one until it has held
-the others up for longer than the patience, and again when it has caught up or joins anew
-(docs/adr/0013). Whoever drives it sends the bytes it returns, in order, calls `tick` at intervals,
-and begins a new epoch when `on_control` says so.
+Promises: at most `in_flight_bytes_max` bytes (plus one frame) are unconsumed by the slowest awaited
+confirmer. The confirmed LSN is the minimum that all awaited confirmers reported in this epoch, and
+never decreases within it. Required confirmers are always awaited. An optional one is awaited until
+it has held up the others for longer than the patience, and again once it has caught up or rejoined
+(docs/adr/0013).
+
+The driver sends the bytes it returns, in order, calls `tick` at intervals, and starts a new epoch
+when `on_control` asks for one.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from headrace.bus import frame
 from headrace.bus.control import Confirm, Control, Join, Restart
 from headrace.bus.frame import FrameKind, Opening, Part
 
-# The low bits of an epoch tell the wal-reader's life: with a clock that is behind, a later life may
-# not have heard of every epoch yet, and must not begin one that a confirmer still follows.
+# The low bits of an epoch identify the wal-reader's run. If its clock is behind, a later run may
+# not have heard of every epoch yet, and must not reuse one that a confirmer still follows.
 LIFE_BITS = 20
-# A Join that crossed the OPEN meant for it on the wire is no reason for a new epoch.
+# A Join that crossed its OPEN on the wire is no reason for a new epoch.
 JOIN_GRACE_S = 2.0
-# An optional confirmer may interrupt the others no more often than this.
+# An optional confirmer may interrupt the others at most once in this time.
 OPTIONAL_EPOCH_INTERVAL_S = 5.0
 PATIENCE_S = 10.0
-# A driver that was busy elsewhere for long must not count all of it against a confirmer.
+# If the driver was busy elsewhere, not all of that time counts against a confirmer.
 TICK_S_MAX = 1.0
 
 
@@ -49,11 +50,11 @@ class _Confirmer:
 
 @dataclass(slots=True)
 class _Hold:
-    """For how long an optional confirmer has stood in the way: of the slot, and of credit."""
+    """How long an optional confirmer has held up the slot, and the credit."""
 
     slot_s: float = 0.0
     credit_s: float = 0.0
-    # What it had confirmed when it was let go of.
+    # What it had confirmed when it was dropped.
     left_lsn: int = 0
 
 
@@ -68,7 +69,7 @@ class FrameSender:
         optional: frozenset[str] = frozenset(),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`life` is a random number that no other life of this wal-reader has."""
+        """`life` is a random number that is different in every run of this wal-reader."""
         self._required = required
         self._optional = optional
         self._patience_s = patience_s
@@ -97,7 +98,7 @@ class FrameSender:
 
     @property
     def confirmed_lsn(self) -> int:
-        """What every awaited confirmer has made durable in this epoch; 0 while that isn't known."""
+        """What every awaited confirmer has made durable in this epoch; 0 while that is unknown."""
         if not self.open:
             return 0
         return max(
@@ -106,9 +107,7 @@ class FrameSender:
 
     @property
     def held_by(self) -> str | None:
-        """The confirmer that alone keeps the confirmed LSN from going on; None where it is nobody,
-        or several.
-        """
+        """The only confirmer that holds back the confirmed LSN; None if there is none, or several."""
         if not self.open:
             return None
         known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
@@ -124,7 +123,7 @@ class FrameSender:
 
     @property
     def settled(self) -> bool:
-        """Everything sent was consumed, and confirmed as far as it can be."""
+        """Whether everything sent is consumed, and confirmed as far as possible."""
         consumed = not self._sent and not self._entries
         return consumed and all(self._confirmers[name].settled for name in self._awaited)
 
@@ -160,7 +159,7 @@ class FrameSender:
         return epoch + (1 << LIFE_BITS)
 
     def close(self) -> None:
-        """The replication stream ended: what was packed is void, a new epoch must begin."""
+        """The replication stream ended: discard what is packed; a new epoch must start."""
         self.open = False
         self._entries.clear()
         self._entries_bytes = 0
@@ -175,9 +174,7 @@ class FrameSender:
         return frame.header(FrameKind.FLUSH, self.epoch, self.seq)
 
     def fit(self, lsn: int, message: bytes) -> bool:
-        """Pack a message if it makes no frame full; nearly all do not, and this is the quick way
-        for them.
-        """
+        """Pack a message unless it fills a frame. Nearly all take this fast path."""
         size = len(message)
         total = self._entries_bytes + size + frame.ENTRY_OVERHEAD_BYTES
         if total > self._frame_bytes_max:
@@ -188,7 +185,7 @@ class FrameSender:
         return True
 
     def add(self, lsn: int, message: bytes) -> Iterator[bytes]:
-        """Pack a message; yields the frames that are full by it."""
+        """Pack a message; yields the frames that it fills."""
         if self.fit(lsn, message):
             return
         yield from self.flush()
@@ -196,7 +193,7 @@ class FrameSender:
             yield from self._parts(lsn, message)
 
     def flush(self) -> Iterator[bytes]:
-        """The frame of what is packed, if anything is."""
+        """The frame of everything packed so far, if anything is."""
         if self._entries:
             self.seq += 1
             data = frame.header(FrameKind.DATA, self.epoch, self.seq) + b"".join(self._entries)
@@ -217,7 +214,7 @@ class FrameSender:
         return data
 
     def on_control(self, message: Control, now: float) -> Action:
-        """Take a control message; OPEN asks the driver for a new epoch."""
+        """Process a control message; OPEN asks the driver for a new epoch."""
         self._highest_epoch = max(self._highest_epoch, message.epoch)
         if message.confirmer not in self._required | self._optional:
             return Action.NONE
@@ -246,7 +243,7 @@ class FrameSender:
         return late
 
     def _holds_up(self, name: str) -> tuple[bool, bool]:
-        """Whether it alone holds the slot, and the credit."""
+        """Whether it is the only one that holds up the slot, and the credit."""
         confirmer = self._confirmers.get(name)
         if confirmer is None:
             return True, False
@@ -267,7 +264,7 @@ class FrameSender:
             self._release()
 
     def _await(self, name: str) -> None:
-        """From here on it has a say; what was confirmed without it stays confirmed."""
+        """From now on it is awaited; what was confirmed without it stays confirmed."""
         if name not in self._awaited:
             self._floor_lsn = self.confirmed_lsn
             self._holds[name] = _Hold()
@@ -333,7 +330,7 @@ class FrameSender:
         return consumed and known.confirmed_lsn > self._holds[name].left_lsn
 
     def _release(self) -> None:
-        """Give back the credit of what every awaited confirmer has consumed."""
+        """Return the credit of everything that all awaited confirmers have consumed."""
         consumed = min(self._confirmers[name].consumed_seq for name in self._awaited)
         while self._sent and self._sent[0][0] <= consumed:
             self.in_flight_bytes -= self._sent.popleft()[1]

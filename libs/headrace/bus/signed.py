@@ -1,8 +1,9 @@
-"""Commands on the bus and in the state bucket, signed where a token is set. Pure.
+"""Commands on the bus and in the state bucket, signed if a token is set. Pure.
 
-Who may write on the suite's NATS subjects is NATS's to say. With a token (HEADRACE_SHUTDOWN_TOKEN)
-in the environment of the services, that is not enough: they obey only what was signed with it, for
-this slot, and lately. Without one, whatever is a command of now.
+NATS permissions decide which clients may write to the suite's subjects. If the services'
+environment sets a token (HEADRACE_SHUTDOWN_TOKEN), that is not enough: services accept only
+commands that were signed with it recently, for this slot. Without a token, they accept any
+well-formed command.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SKEW_S_MAX = 60.0
 
 
 def signature(token: str, *parts: object) -> str:
-    """Of these parts, whatever they hold: each is told from the next."""
+    """The signature of these parts; their boundaries are part of it."""
     text = bytes(msgpack.packb([str(part) for part in parts]))
     return hmac.new(token.encode(), text, "sha256").hexdigest()
 
@@ -31,13 +32,13 @@ def command(token: str | None, what: str, slot: str, now: float) -> bytes:
 
 
 def is_obeyed(token: str | None, what: str, slot: str, data: bytes, now: float) -> bool:
-    """Whether a service with this token does what the payload says."""
+    """Whether a service with this token accepts the payload."""
     try:
         body = msgpack.unpackb(data)
         at = body["at"]
         given = body.get("signature", "")
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException):
-        # An answer of the server that somebody sent astray is no command.
+        # A reply of the server that was sent here by mistake is not a command.
         return False
     if not isinstance(at, int | float) or abs(now - at) > SKEW_S_MAX:
         return False
@@ -45,7 +46,7 @@ def is_obeyed(token: str | None, what: str, slot: str, data: bytes, now: float) 
 
 
 def signed(token: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record that is kept, with its signature."""
+    """A record to store, with its signature."""
     plain = dict(record)
     if token is None:
         return plain
@@ -53,7 +54,7 @@ def signed(token: str | None, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_signed(token: str | None, record: Mapping[str, Any]) -> bool:
-    """Whether a record was signed with this token; any is, without one."""
+    """Whether a record was signed with this token; without a token, any record passes."""
     if token is None:
         return True
     plain = {key: value for key, value in record.items() if key != "signature"}

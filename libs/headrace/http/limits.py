@@ -1,9 +1,8 @@
-"""Who may come in at an HTTP port, and how long anyone may stay: bounds that hold whoever is
-outside.
+"""Limits on connections and requests of the HTTP ports.
 
-Promises: no more than `CONNECTIONS_MAX` connections; one that has not sent a request's head in time
-is closed; a request that takes too long is answered with 503; no answer tells a version. Bodies are
-bounded by the application.
+Promises: at most `CONNECTIONS_MAX` connections are open; a connection that has not sent a request's
+head in time is closed; a request that takes too long is answered with 503; no response reveals a
+version. Applications limit the size of bodies.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Refused(asyncio.Protocol):
-    """A connection too many."""
+    """Closes a connection above the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
 
 class Door:
-    """Makes the protocol of each connection to an application."""
+    """Creates the protocol of each connection to an application."""
 
     def __init__(
         self, *, head_timeout_s: float = HEAD_TIMEOUT_S, connections_max: int = CONNECTIONS_MAX
     ) -> None:
         self._head_timeout_s = head_timeout_s
         self._connections_max = connections_max
-        # Those that have not sent a head yet.
+        # Connections that have not sent a request's head yet.
         self._silent: set[asyncio.BaseProtocol] = set()
 
     def guard(self, app: web.Application) -> None:
-        """To be called before the application runs."""
+        """Add these limits to an application; call it before the application runs."""
 
         @web.middleware
         async def in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -51,8 +50,8 @@ class Door:
                     return await handler(request)
             except TimeoutError:
                 body = {
-                    "error": "it took too long",
-                    "remedy": "Ask again; see /readyz for what is away.",
+                    "error": "the request took too long",
+                    "remedy": "Try again; /readyz shows what is unavailable.",
                 }
                 return web.json_response(body, status=503)
 
@@ -60,9 +59,9 @@ class Door:
 
     async def open(self, runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
         """Listen for the application."""
-        # No answer tells a version. aiohttp has no setting for it, and no signal for answers to
-        # what it can't parse. Not at import: a program that imports the library may have a web
-        # server of its own.
+        # Responses reveal no version. aiohttp has no setting for it, and no signal for responses to
+        # requests it can't parse. Not at import: a program that imports the library may run its own
+        # web server.
         web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
         loop = asyncio.get_running_loop()
         server = runner.server
@@ -79,7 +78,7 @@ class Door:
         return await loop.create_server(come_in, host, port)
 
     def _throw_out(self, handler: web.RequestHandler) -> None:
-        """Unless it has asked for something meanwhile."""
+        """Close the connection, unless it has sent a request meanwhile."""
         if handler in self._silent:
             self._silent.discard(handler)
             handler.force_close()

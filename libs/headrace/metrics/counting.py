@@ -1,9 +1,9 @@
-"""How services count, and how Prometheus sees it.
+"""How services count metrics, and how Prometheus sees them.
 
-Services count in plain dictionaries of figures (`Stats`): a counter in the hot path is one
-addition. What may be in one is declared in `headrace.metrics.catalogue`; Prometheus sees it through
-`exposition`, named `headrace_*` with the labels `service` and `source`. Never a label whose values
-grow without bound: beyond `SERIES_MAX` series are added up in one.
+Services count in plain dictionaries (`Stats`): a counter in the hot path is one addition.
+`headrace.metrics.catalogue` declares what they may contain. `exposition` renders them for
+Prometheus, named `headrace_*` with the labels `service` and `source`. Label values must not grow
+without bound: series beyond `SERIES_MAX` are added up in one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from prometheus_client.registry import Collector
 
 from headrace.metrics.catalogue import BRIDGE_FIGURES, FIGURES, Figure
 
-# A number; a text that is no figure of its own; the series of a figure with labels, by their values
-# joined with blanks; a histogram: the sum, then how many were in each bucket, the last without a
-# bound.
+# A number; a text that isn't a metric itself; the series of a metric with labels, keyed by the
+# label values joined with blanks; a histogram: the sum, then the count of each bucket, the last of
+# which has no upper bound.
 Value = int | float | str | dict[str, float] | list[float]
 Stats = dict[str, Value]
 
@@ -63,7 +63,7 @@ def _family(figure: Figure) -> Metric:
 
 
 def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
-    """The samples of one service; what it has no right form for is not shown."""
+    """The samples of one service; skips values of the wrong type."""
     if isinstance(family, HistogramMetricFamily):
         if isinstance(value, list) and len(value) == len(figure.bounds) + 2:
             bounds = [*(f"{bound:g}" for bound in figure.bounds), "+Inf"]
@@ -76,7 +76,7 @@ def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
 
 
 def series(figure: Figure, value: Value) -> Iterator[tuple[list[str], float]]:
-    """The values of a figure that is no histogram, each with the values of its labels."""
+    """The values of a metric that isn't a histogram, each with its label values."""
     if not figure.labels:
         if isinstance(value, int | float):
             yield [], value
@@ -97,29 +97,27 @@ class _Bridge(Collector):
 
 
 def bridge_exposition(values: Mapping[str, float]) -> bytes:
-    """The Prometheus text of the bridge's names: a value for each of `BRIDGE_FIGURES`."""
+    """The Prometheus text of the bridge's metrics: a value for each of `BRIDGE_FIGURES`."""
     registry = CollectorRegistry()
     registry.register(_Bridge(values))
     return generate_latest(registry)
 
 
 def exposition(stats_by_service: Mapping[str, Stats], source: str) -> bytes:
-    """The Prometheus text of these services' figures."""
+    """The Prometheus text of these services' metrics."""
     registry = CollectorRegistry()
     registry.register(_Suite(stats_by_service, source))
     return generate_latest(registry)
 
 
 def count(stats: Stats, key: str, by: float = 1) -> None:
-    """Add to a declared figure."""
+    """Add to a declared metric."""
     assert key in _BY_KEY, key
     stats[key] = stats.get(key, 0) + by  # type: ignore[operator]  # a figure without labels is a number
 
 
 def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:
-    """Add to one series of a declared figure, named by the values of its labels, joined with
-    blanks.
-    """
+    """Add to one series of a declared metric; `labels` are its label values joined with blanks."""
     held = stats.setdefault(key, {})
     assert key in _BY_KEY, key
     assert isinstance(held, dict), key
@@ -129,7 +127,7 @@ def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:
 
 
 def observe(stats: Stats, key: str, value: float) -> None:
-    """Put a value into a declared histogram."""
+    """Add a value to a declared histogram."""
     bounds = _BY_KEY[key].bounds
     held = stats.get(key)
     if not isinstance(held, list):
@@ -140,12 +138,14 @@ def observe(stats: Stats, key: str, value: float) -> None:
 
 
 def one_of(choices: Iterable[str], chosen: str) -> dict[str, float]:
-    """A state as the series of a figure: 1 for the one it is, 0 for the others."""
+    """A state as the series of a metric: 1 for the current state, 0 for the others."""
     return {choice: float(choice == chosen) for choice in choices}
 
 
 def quantile(figure: str, held: Value | None, share: float) -> float | None:
-    """About below which value this share of a histogram's observations was; None without any."""
+    """The value below which about this share of a histogram's observations was; None if it is
+    empty.
+    """
     if not isinstance(held, list) or not (total := sum(held[1:])):
         return None
     bounds = _BY_KEY[figure].bounds

@@ -1,1 +1,1 @@
-"""What every process does around its own work: lifecycle, health, its figures, failpoints."""
+"""What every process needs around its own work: lifecycle, health, metrics, failpoints."""

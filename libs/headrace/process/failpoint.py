@@ -1,10 +1,10 @@
-"""Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` ends the process by SIGKILL at the
-third hit.
+"""Named crash points: `HEADRACE_FAILPOINT=publisher.after_ack:3` kills the process at the third
+hit.
 
-With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is ended: the one that
-makes that file.
+With `HEADRACE_FAILPOINT_ONCE=/path` only the first of several processes is killed: the one that
+creates that file.
 
-For tests alone; without the variable a failpoint costs one dictionary look-up.
+For tests only; without the variable a failpoint costs one dictionary lookup.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Health of one process: alive while the loop turns, ready while nothing stands in the way of its
-work.
+"""Health of a process: alive while its loop runs, ready while nothing blocks its work.
 
-Serves `/livez`, `/readyz` (503 with the reasons; warnings either way) and `/metrics` on the
-service's own port. Never answers with more than names, counts and reasons.
+Serves `/livez`, `/readyz` (503 with the reasons; warnings in either case) and `/metrics` on the
+service's own port. Responses contain only names, counts and reasons.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ log = logs.logger("health")
 
 
 class PortError(HeadraceError):
-    """The health and metrics port can't be listened on."""
+    """The service can't listen on its health and metrics port."""
 
 
 class Health:
-    """The reasons, if any, why a service can't do its work now; and its figures."""
+    """The reasons, if any, why a service can't work now; and its metrics."""
 
     def __init__(self, service: str) -> None:
         self.service = service
         self.stats: Stats = {}
-        # Bring figures up to date that nobody counts as they change.
+        # Callbacks that refresh gauges on demand.
         self.refreshers: list[Callable[[Stats], None]] = [resources.refresh]
         self.traces = Traces()
-        # What asks for somebody's attention, and does not make the service unready.
+        # Conditions that need attention but don't make the service unready.
         self.warnings: dict[str, str] = {}
         self._reasons: dict[str, str] = {"start": "starting"}
 
@@ -62,7 +61,7 @@ class Health:
         return not self._reasons
 
     def refreshed(self) -> Stats:
-        """The figures, as of now."""
+        """The current metrics."""
         self.stats["ready"] = int(self.ready)
         self.stats["not_ready"] = dict.fromkeys(self._reasons, 1.0)
         for refresh in self.refreshers:
@@ -73,7 +72,7 @@ class Health:
 def application(
     health: Health, source: str, extend: Callable[[web.Application], None] | None = None
 ) -> web.Application:
-    """The HTTP application of a service; `extend` adds a service's own routes."""
+    """The HTTP application of a service; `extend` adds the service's own routes."""
 
     async def livez(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "service": health.service})
@@ -105,7 +104,7 @@ def application(
 
 @contextlib.asynccontextmanager
 async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
-    """Serve while the context lasts; yields the port that was bound."""
+    """Serve while the context lasts; yields the bound port."""
     door = Door()
     door.guard(app)
     runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_TIMEOUT_S)
@@ -116,8 +115,11 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
             listening = await door.open(runner, host, port)
         except OSError as error:
             raise PortError(
-                f"port {port} on {host} can't be listened on: {error.strerror}",
-                remedy="Choose another with --port or HEADRACE_HTTP_PORT, or stop what holds it.",
+                f"can't listen on port {port} of {host}: {error.strerror}",
+                remedy=(
+                    "Choose another port with --port or HEADRACE_HTTP_PORT, or stop the program that "
+                    "uses it."
+                ),
             ) from error
         bound = int(listening.sockets[0].getsockname()[1])
         log.info("http_listening", host=host, port=bound)

@@ -1,8 +1,8 @@
-"""A service's life: start in two phases, run under one TaskGroup, stop in order and in time.
+"""A service's lifecycle: start in two phases, run under one TaskGroup, stop in order and on time.
 
-Promises: every task has a name and an owner, a task that dies takes the process down visibly, the
-first SIGTERM or SIGINT asks for an ordered stop, a stop that takes too long says what it is waiting
-for and ends the process anyway.
+Promises: every task has a name and an owner; a task that fails takes the process down visibly; the
+first SIGTERM or SIGINT requests an ordered stop; a stop that takes too long logs what it is waiting
+for and then ends the process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from headrace.timing.waits import wait_for
 
 log = logs.logger("lifecycle")
 
-# Messages in flight are many small tuples without cycles: looking through them every 700 took a
-# seventh of the time.
+# Messages in flight are many small tuples without cycles: collecting them every 700 allocations
+# took a seventh of the time.
 _COLLECT_AFTER = 50_000
 
 EXIT_ERROR = 1
@@ -50,12 +50,12 @@ class Scope:
 
     @property
     def refreshers(self) -> list[Callable[[Stats], None]]:
-        """Bring figures up to date that nobody counts as they change."""
+        """Callbacks that refresh gauges on demand."""
         return self.health.refreshers
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a part of the service; its death is the service's, within the time that a stop may
-        take.
+        """Run a part of the service; if it ends with an error, the service stops within the time
+        limit.
         """
         return self.tasks.create_task(self._guarded(work), name=name)
 
@@ -63,14 +63,14 @@ class Scope:
         try:
             await work
         except Exception:
-            # From here on the shutdown's deadline runs: nothing that hangs may keep a dead service
+            # From here on the shutdown deadline runs: nothing that hangs may keep a failed service
             # alive.
             self.stopping.set()
             raise
 
     @contextlib.contextmanager
     def waiting_for(self, what: str) -> Iterator[None]:
-        """Name what is being waited for, so that a late shutdown can say it."""
+        """Name what is being waited for, so that a late shutdown can log it."""
         self.waits.append(what)
         try:
             yield
@@ -78,7 +78,7 @@ class Scope:
             self.waits.remove(what)
 
     async def until_stopping(self, work: Awaitable[Any]) -> bool:
-        """Wait for `work` or for the stop, whichever is first; whether `work` got done."""
+        """Wait for `work` or for the stop, whichever comes first; returns whether `work` finished."""
         task = asyncio.ensure_future(work)
         stop = asyncio.create_task(self.stopping.wait(), name="until-stopping")
         try:
@@ -95,7 +95,7 @@ class Scope:
         return False
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not past the stop."""
+        """Sleep until the time is over or the service stops."""
         await wait_for(self.stopping, seconds)
 
 
@@ -105,8 +105,9 @@ Main = Callable[[Scope], Awaitable[None]]
 def run(
     service: str, process: ProcessSettings, main: Main, tell: Callable[[str], None] | None = None
 ) -> int:
-    """Run a service to its end; the process's exit code. A person is told a foreseen error by
-    `tell`, not by a log.
+    """Run a service to its end; returns the exit code.
+
+    `tell` shows an expected error to a person instead of logging it.
     """
     logs.configure(service, level=process.log_level, form=process.log_format)
     keep_freed_memory()
@@ -121,7 +122,7 @@ def run(
 
 
 def _report(service: str, errors: list[BaseException], tell: Callable[[str], None] | None) -> int:
-    """Tell why the service ended; foreseen errors in a line, others with their traceback."""
+    """Report why the service ended: expected errors in one line, others with a traceback."""
     for error in errors:
         if isinstance(error, HeadraceError) and tell:
             tell(str(error))
@@ -162,7 +163,7 @@ def _ask_to_stop(scope: Scope, number: signal.Signals) -> None:
 
 
 async def _deadline(scope: Scope) -> None:
-    """End a stop that hangs: by then nothing unacknowledged was confirmed, so nothing is lost."""
+    """End a stop that hangs: nothing unacknowledged was confirmed by then, so nothing is lost."""
     await scope.stopping.wait()
     half = scope.process.shutdown_timeout_s / 2
     await asyncio.sleep(half)

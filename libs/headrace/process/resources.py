@@ -1,4 +1,4 @@
-"""What a process knows of itself: its version, age, memory and processor time."""
+"""A process's own version, uptime, memory and processor time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _build() -> str:
 
 
 def refresh(stats: Stats) -> None:
-    """Bring these figures up to date."""
+    """Refresh these metrics."""
     stats["build_info"] = {_build(): 1.0}
     stats["uptime_seconds"] = round(time.monotonic() - _started, 3)
     stats["cpu_seconds"] = round(time.process_time(), 3)
@@ -34,7 +34,7 @@ def refresh(stats: Stats) -> None:
 
 
 def resident_bytes() -> int | None:
-    """The memory that is held; None where the system doesn't tell it the way Linux does."""
+    """Resident memory; None where the system doesn't report it the way Linux does."""
     try:
         return int(_PAGES.read_text().split()[1]) * _PAGE_BYTES
     except OSError:

@@ -1,6 +1,4 @@
-"""What every service does around its own work: health port, NATS connection, reports, an orderly
-end.
-"""
+"""What every service does around its own work: HTTP port, NATS connection, reports, orderly stop."""
 
 from __future__ import annotations
 
@@ -30,10 +28,10 @@ async def on_the_bus(
     work: Callable[[Client], Awaitable[None]],
     extend: Callable[[web.Application], None] | None = None,
 ) -> None:
-    """Do the work of a service while its port is served and its figures are reported.
+    """Run a service's work while its port is served and its metrics are reported.
 
-    `extend` adds routes of its own to that port. The service stops when its work is done. Told to
-    stop before NATS was ever there, it ends like any other.
+    `extend` adds routes to that port. The service stops when its work is done. A service that is
+    stopped before NATS was ever reachable ends like any other.
     """
     if settings.otel.endpoint:
         scope.health.traces.every = settings.otel.trace_every

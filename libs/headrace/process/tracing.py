@@ -1,9 +1,8 @@
-"""What one frame in so many took on its way, part by part: what telemetry sends as OpenTelemetry
-traces.
+"""Timing of one frame in every n, service by service: telemetry sends it as OpenTelemetry traces.
 
-A frame's epoch and number are its trace's id, so nothing has to travel with it, and each service
-chooses the same frames by itself. Spans go to telemetry with the reports. Holds a bounded number of
-them; the oldest go first. Pure.
+A frame's epoch and number are its trace id, so nothing has to travel with it, and every service
+picks the same frames. Spans go to telemetry with the reports. Keeps a bounded number of them; the
+oldest are dropped first. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROOT = "change"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of a frame's way, in seconds of the machine's clock since 1970."""
+    """A part of a frame's way, in seconds of the machine's clock since 1970."""
 
     name: str
     frame: str
@@ -33,7 +32,7 @@ class Span:
 
 
 def unpacked(spans: Iterable[Any]) -> tuple[Span, ...]:
-    """Spans out of a report; raises ValueError or TypeError for what are none."""
+    """The spans of a report; raises ValueError or TypeError if they are malformed."""
     return tuple(
         Span(str(name), str(frame), float(began), float(ended), dict(attributes))
         for name, frame, began, ended, attributes in spans
@@ -41,22 +40,22 @@ def unpacked(spans: Iterable[Any]) -> tuple[Span, ...]:
 
 
 class Traces:
-    """The spans of a service that telemetry has not been told yet."""
+    """The spans of a service that have not been reported to telemetry yet."""
 
     def __init__(self) -> None:
-        # One frame in so many; 0: none.
+        # Trace one frame in this many; 0: none.
         self.every = 0
         self._spans: deque[Span] = deque(maxlen=SPANS_MAX)
 
     def follow(self, seq: int) -> bool:
-        """Whether the frame with this number is one of those."""
+        """Whether the frame with this number is traced."""
         return self.every > 0 and seq % self.every == 0
 
     def add(self, span: Span) -> None:
         self._spans.append(span)
 
     def taken(self) -> list[Span]:
-        """All of them; from here on they are the caller's."""
+        """Hand over all spans; they then belong to the caller."""
         spans = list(self._spans)
         self._spans.clear()
         return spans

@@ -1,8 +1,8 @@
-"""The word that a suite is paused: a record in the state bucket, so that it outlives every process.
+"""The pause flag: a record in the state bucket, so that a pause survives restarts.
 
-Promises: a pause holds until it is taken back, through restarts of services, NATS and machines;
-with a token set, a record that was not signed with it is not obeyed. What a pause does is the
-publisher's (`publisher.pausing`).
+Promises: a pause lasts until it is revoked, through restarts of services, NATS and machines. If a
+token is set, a record that isn't signed with it is rejected. `publisher.pausing` implements the
+pause itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REASON_CHARACTERS_MAX = 200
 
 
 class PauseRefusedError(HeadraceError):
-    """The record of a pause is not signed with our token."""
+    """The pause record isn't signed with this service's token."""
 
-    remedy = "Run headrace pause or resume with the HEADRACE_SHUTDOWN_TOKEN that the services have."
+    remedy = "Run headrace pause or resume with the HEADRACE_SHUTDOWN_TOKEN that the services use."
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who wanted it, since when, why."""
+    """Whether a suite is paused, by whom, since when and why."""
 
     paused: bool = False
     by: str = ""
@@ -48,11 +48,11 @@ class Pause:
             .replace("+00:00", "Z")
         )
         why = f" ({self.reason})" if self.reason else ""
-        return f"paused by {self.by} at {since}{why}; headrace resume goes on"
+        return f"paused by {self.by} at {since}{why}; run headrace resume to continue"
 
 
 def someone() -> str:
-    """The person and machine of this command."""
+    """The user and machine that run this command."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
@@ -60,9 +60,7 @@ def someone() -> str:
 
 
 async def read(bucket: KeyValue, settings: Settings) -> Pause:
-    """The present word; raises `PauseRefusedError` for one that is not signed as it has to be, or
-    is none.
-    """
+    """The current pause record; raises `PauseRefusedError` if it is unsigned or malformed."""
     try:
         record = await _cell(bucket, settings).read()
         if record is None:
@@ -70,18 +68,16 @@ async def read(bucket: KeyValue, settings: Settings) -> Pause:
         if record["slot"] != settings.source.slot or not signed.is_signed(
             settings.process.shutdown_token, record
         ):
-            raise PauseRefusedError(
-                "somebody without the token wrote that the suite be paused or resumed"
-            )
+            raise PauseRefusedError("the pause record isn't signed with this token")
         return Pause(
             bool(record["paused"]), str(record["by"]), float(record["at"]), str(record["reason"])
         )
     except (KeyError, TypeError, ValueError, ForeignStateError) as error:
-        raise PauseRefusedError("what stands where a pause is kept is none") from error
+        raise PauseRefusedError("the pause record in the state bucket is malformed") from error
 
 
 async def write(client: Client, bucket: KeyValue, settings: Settings, wanted: Pause) -> None:
-    """Keep the word, and wake the publisher."""
+    """Store the record and notify the publisher."""
     cell = _cell(bucket, settings)
     with contextlib.suppress(ForeignStateError):
         await cell.read()

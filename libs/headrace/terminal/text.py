@@ -1,27 +1,26 @@
-"""Text that came from outside, as a terminal may be shown it. Pure.
+"""Makes text from outside safe to print on a terminal. Pure.
 
-Names and values are whatever somebody wrote into a database: an escape sequence among them would be
-obeyed by the terminal of whoever looks (titles, colours, the clipboard, lines that overwrite
-others), a mark of direction would make a line read as another. Both are shown as what they are:
-`\\u001b`.
+Names and values are arbitrary text from a database. A terminal would execute an escape sequence in
+it (titles, colors, the clipboard, lines that overwrite others), and a direction mark would make a
+line read as another. Both are shown escaped: `\u001b`.
 """
 
 from __future__ import annotations
 
 import re
 
-# Control characters, also the 8-bit ones, and marks that turn the direction of what follows.
+# Control characters, including the 8-bit ones, and marks that change the text direction.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LAYOUT = re.compile("[\t\n]")
 
 
 def plain(text: str) -> str:
-    """Nothing in it is obeyed; it may have several lines. What was JSON still is."""
+    """The text with control characters escaped; it may have several lines. JSON stays JSON."""
     return _OBEYED.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
-    """The same, for a name or value that must not begin a line of its own."""
+    """The same, for a name or value that must not start a new line."""
     return _LAYOUT.sub(_escape, plain(text))
 
 
