@@ -39,7 +39,7 @@ async def nats_without_jetstream() -> AsyncIterator[str]:
 async def test_a_nats_url_that_is_none_is_told_without_its_password(url: str) -> None:
     found = await command({"NATS_URL": url}, "tail")
     assert found.code == 1
-    assert found.err.startswith("headrace: NATS_URL (or NATS_HOST) has ")
+    assert found.err.startswith("headrace: NATS_URL (or NATS_HOST) contains ")
     assert found.err.count("\n") == 1
     assert "secret" not in found.err
 

@@ -239,7 +239,7 @@ async def test_an_object_store_that_refuses_stops_the_line_visibly_until_it_has_
         await database.execute(f"INSERT INTO rows VALUES (2, repeat('x', {SMALL}))")
         at = await database.fetchval("SELECT pg_current_wal_lsn()")
         await database.execute("INSERT INTO rows VALUES (3, 'after')")
-        await readiness(port, 503, "refused by the object store")
+        await readiness(port, 503, "the object store refused")
         # It stays so, and what was behind the row stays in the slot.
         for _ in range(20):
             await asyncio.sleep(0.1)

@@ -146,7 +146,7 @@ async def test_wrong_nats_credentials_are_refused_with_the_setting(
         "NATS_BRIDGE_PASSWORD": "wrong",
     }
     await refused(
-        wrong, tmp_path, "refuses our credentials", "NATS_BRIDGE_PASSWORD", service="publisher"
+        wrong, tmp_path, "refuses these credentials", "NATS_BRIDGE_PASSWORD", service="publisher"
     )
 
 

@@ -349,5 +349,5 @@ async def test_refused_credentials_end_it_with_one_line_and_the_remedy(
     async with service(environment(database, url, names), "schema-publisher") as publisher:
         assert await publisher.ended() == 1
     (failed,) = publisher.events("service_failed")
-    assert "refuses our credentials" in failed["reason"]
+    assert "refuses these credentials" in failed["reason"]
     assert "NATS_BRIDGE_PASSWORD" in failed["reason"]

@@ -201,7 +201,7 @@ async def test_a_url_with_a_password_is_shown_without_it(own_nats: OwnNats, tmp_
     }
     async with Suite(environment, tmp_path, services=("publisher",)) as suite:
         assert await suite.exit_code("publisher", 30) == 1
-        assert "refuses our credentials" in suite.log("publisher")
+        assert "refuses these credentials" in suite.log("publisher")
         assert "Swordfish" not in suite.log("publisher")
 
 

@@ -1,14 +1,14 @@
-"""Following the change stream from Python: decoded events, exactly once, with gaps noticed.
+"""Following the change stream from Python: decoded events, exactly once, with gaps reported.
 
-    async with follow(client, Subscription(durable="billing", filters=["cdc.users.*"]), store) as
-    consumer:
+    subscription = Subscription(durable="billing", filters=["cdc.users.*"])
+    async with follow(client, subscription, store) as consumer:
         async for event in consumer:
             ...                       # apply event.data
             await consumer.done(event)
 
-`done` stores the watermark and acknowledges. Where the data itself lives in a database, store the
-watermark in the same transaction as the data (a `WatermarkStore` of your own, see
-`headrace.consumer.watermark`): then a crash at any point repeats nothing and loses nothing.
+`done` stores the watermark and acknowledges the message. If the data itself is in a database, store
+the watermark in the same transaction (with your own `WatermarkStore`, see
+`headrace.consumer.watermark`): then a crash at any point neither repeats nor loses anything.
 """
 
 from headrace.consumer.event import Event

@@ -1,8 +1,8 @@
-"""How far a follower is behind its stream, in messages and in seconds.
+"""How far a follower is behind its stream, in messages and seconds.
 
-Reads only. Promises that a follower which stands still is seen to fall behind, whatever keeps it:
-the stream is asked, not the follower. Counts every message of the stream, also those that the
-follower would pass over.
+Only reads. Promises that a follower that stalls is seen to fall behind for any reason, because the
+stream is queried and not the follower. Counts every message of the stream, including those that the
+follower would skip.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from nats.js.errors import NotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Messages that are not settled, and the age of the oldest of them; both 0 at the stream's end."""
+    """Unprocessed messages, and the age of the oldest of them; both 0 at the stream's end."""
 
     messages: int = 0
     age_s: float = 0.0
 
 
 async def behind(js: JetStreamContext, stream: str, settled_seq: int) -> Behind:
-    """How far who has settled everything up to this sequence is behind."""
+    """The lag of a follower that has processed everything up to this sequence."""
     state = (await js.stream_info(stream)).state
     settled_seq = max(settled_seq, state.first_seq - 1)
     if state.last_seq <= settled_seq:
@@ -31,7 +31,7 @@ async def behind(js: JetStreamContext, stream: str, settled_seq: int) -> Behind:
     try:
         oldest = (await js.get_msg(stream, seq=settled_seq + 1, next=True)).time
     except NotFoundError:
-        # Discarded since the stream was asked: nothing is left to wait for.
+        # Discarded since the stream was queried: nothing is left to wait for.
         return Behind()
     if oldest is not None:
         age_s = (datetime.now(UTC) - oldest).total_seconds()

@@ -1,4 +1,4 @@
-"""A change event as a consumer holds it. Pure."""
+"""A change event as consumers see it. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from headrace.errors import DecodeError
 from headrace.lsn import Position
 
 
-# A tuple, since tens of thousands are made in a second: a dataclass would cost three times as much.
+# A tuple, because tens of thousands are created per second: a dataclass would cost three times as
+# much.
 class Event(NamedTuple):
-    """One event of the stream; `payload` is the contract's map, whole."""
+    """One event of the stream; `payload` is the contract's complete map."""
 
     source: str
     schema: str
@@ -22,12 +23,12 @@ class Event(NamedTuple):
     payload: Mapping[str, Any]
     subject: str
     stream_seq: int
-    # What its watermark is kept under: the source; with batches the source and table.
+    # The key of its watermark: the source; for batches the source and table.
     lane: str
-    # Whether it is the last of its message, so that the message may be acknowledged.
+    # Whether it is its message's last event, so that the message may be acknowledged.
     closes: bool
-    # Every transaction of the source that committed before this LSN is in the stream whole, up to
-    # this event: of the last event of an array; 0 where nothing says so.
+    # Every transaction of the source that committed before this LSN is in the stream completely, up
+    # to this event. Set on the last event of an array; 0 if unknown.
     complete: int = 0
 
     @property
@@ -40,7 +41,7 @@ class Event(NamedTuple):
 
     @property
     def exact(self) -> Mapping[str, str]:
-        """PostgreSQL's text of the columns of `data` whose native value is not all of it."""
+        """PostgreSQL's text of columns in `data` whose native value loses information."""
         return self.payload.get("exact") or {}
 
     @property
@@ -50,21 +51,19 @@ class Event(NamedTuple):
 
     @property
     def unchanged(self) -> list[str]:
-        """Columns whose value PostgreSQL did not send, because it did not change: absent from
+        """Columns whose value PostgreSQL did not send because it did not change: absent from
         `data`.
         """
         return self.payload.get("unchanged") or []
 
     @property
     def advances(self) -> bool:
-        """Whether having applied it takes the watermark forward; a schema event does not."""
+        """Whether applying it moves the watermark forward; a schema event doesn't."""
         return events.advances(self.payload)
 
 
 def of_message(data: bytes, subject: str, stream_seq: int, header: bytes = b"") -> list[Event]:
-    """The events of a message: one, or a batch's. What is told only in its header is left out
-    without that.
-    """
+    """The events of a message: one, or a batch's. Facts from its header are missing without it."""
     decoded = events.decode(data)
     if not isinstance(decoded, list):
         return [_event(decoded, subject, stream_seq, batch=False, closes=True)]
@@ -80,7 +79,7 @@ def of_message(data: bytes, subject: str, stream_seq: int, header: bytes = b"") 
 
 def _event(payload: object, subject: str, stream_seq: int, *, batch: bool, closes: bool) -> Event:
     if not isinstance(payload, dict):
-        raise DecodeError(f"a message on {subject} that is not an event")
+        raise DecodeError(f"the message on {subject} is not an event")
     get = payload.get
     source = str(get("source", ""))
     schema = str(get("schema", ""))

@@ -1,4 +1,4 @@
-"""A pull consumer over the change stream that skips what was applied and notices what was lost.
+"""A pull consumer of the change stream that skips applied events and reports lost ones.
 
 Promises: events come in stream order; one at or before its lane's watermark is never given out
 again; messages that were discarded before this consumer saw them raise `RetentionGapError`, at the
@@ -39,7 +39,7 @@ OPENINGS = 3
 
 
 class Start(StrEnum):
-    """Where a consumer without a watermark begins."""
+    """Where a consumer without a watermark starts."""
 
     ALL = "all"
     NEW = "new"
@@ -47,10 +47,11 @@ class Start(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to follow: `durable` names a consumer that the server remembers.
+    """What to follow; `durable` names a consumer that the server remembers.
 
-    `start_seq` is where one that has seen nothing begins; what is discarded from there on is a gap.
-    `state_bucket` has the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
+    A consumer that has seen nothing starts at `start_seq`; a message that was discarded from there
+    on is a gap. `state_bucket` contains the dictionaries of compressed events: the suite's
+    HEADRACE_STATE_BUCKET.
     """
 
     stream: str = "CDC"
@@ -70,17 +71,17 @@ class Consumer:
     _store: WatermarkStore
     _pull: Pull
     _marks: dict[str, Watermark]
-    # Everything of the stream up to this sequence was done, or does not concern us; and the same
-    # for what was read, None where it began with whatever was there and nothing has come.
+    # Every message of the stream up to this sequence is done or irrelevant; the same for messages
+    # read, None if it started with the first available message and none has arrived.
     _seen_seq: int
     _read_seq: int | None
     _unread: deque[Delivered] = field(default_factory=deque)
     _ready: deque[Event] = field(default_factory=deque)
-    # What is given by the server again, to see that it is what was read; and how far all was seen
-    # before this life.
+    # A message that the server delivers again, to check that it is the one that was read; and how
+    # far everything was seen in an earlier run.
     _overlap: int = 0
     _begun: int = 0
-    # Given out and not done.
+    # Returned and not done.
     _current: Event | None = None
     _unacknowledged: int = 0
     _given_seq: int = 0
@@ -92,21 +93,21 @@ class Consumer:
 
     @property
     def seen_seq(self) -> int:
-        """Everything of the stream up to this sequence was given out and done, or does not concern
-        this consumer.
+        """Every message up to this sequence was returned and done, or is irrelevant to this
+        consumer.
         """
         return self._seen_seq
 
     @property
     def given_seq(self) -> int:
-        """The last message that came and was read, or was seen before: what is for us behind it is
-        yet to come.
+        """The last message that was read, now or in an earlier run; relevant later ones are yet to
+        come.
         """
         return self._given_seq
 
     @property
     def has_more(self) -> bool:
-        """Whether more has come already, so that the next one takes no waiting."""
+        """Whether the next event is available without waiting."""
         return bool(self._ready) or self._pull.has_more
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -119,20 +120,20 @@ class Consumer:
                 yield event
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
-        """The next event that is not applied yet; None when none came within `wait_s`."""
+        """The next event that is not applied yet; None if none arrives within `wait_s`."""
         event = await self.peek(wait_s)
         if event is None:
             return None
         if "reference" in event.payload:
-            # Before it is taken: what can't be had now can be asked for again.
+            # Before it is removed: an object that is unavailable now can be requested again.
             event = await self._whole(event)
         self._ready.popleft()
         self._current = event
         return event
 
     async def peek(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
-        """What `next` will give out, without taking it (and as the message has it, be it a
-        reference).
+        """The event that `next` will return, without removing it (as in the message, even if it is
+        a reference).
         """
         ready = self._ready
         if not ready:
@@ -144,10 +145,10 @@ class Consumer:
         return None
 
     async def take(self, wait_s: float = FETCH_WAIT_S) -> list[Event]:
-        """All that has come and is not applied yet; empty when nothing came within `wait_s`.
+        """All available events that are not applied yet; empty if none arrives within `wait_s`.
 
-        For a follower that keeps its watermark in its own transactions: it calls no `done`, and
-        after any failure it follows anew from there.
+        For a follower that stores its watermark in its own transactions: it doesn't call `done`,
+        and after any failure it follows again from the watermark.
         """
         if await self.peek(wait_s) is None:
             return []
@@ -162,9 +163,9 @@ class Consumer:
         return taken
 
     async def done(self, event: Event, *, with_those_before: Sequence[Event] = ()) -> None:
-        """The event is applied: keep the watermark, acknowledge its message.
+        """Mark the event as applied: store the watermark, acknowledge its message.
 
-        So are those given out before it and not said to be done yet, if they are named.
+        Pass earlier events that are not marked yet in `with_those_before`, to mark them as well.
         """
         assert self._current is event, "done() must name the event that was given out last"
         done = (event, *reversed(with_those_before))
@@ -179,8 +180,8 @@ class Consumer:
         await self._close(event)
 
     def _applied(self, event: Event) -> bool:
-        """Whether it is done already. A schema event stands beside positions: its version says
-        whether it is news.
+        """Whether it is done already. A schema event has no position: its version says whether it
+        is new.
         """
         mark = self._marks.get(event.lane)
         return mark is not None and event.position <= mark.position and event.advances
@@ -193,8 +194,8 @@ class Consumer:
                 await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Tell the server how far a durable consumer is; the last acknowledgement covers those
-        before it.
+        """Report a durable consumer's progress to the server; the last acknowledgement covers
+        earlier ones.
         """
         if self._unacknowledged and self._subscription.durable is not None:
             await self._pull.done(self._seen_seq)
@@ -204,7 +205,7 @@ class Consumer:
         unread = self._unread
         if not unread:
             unread += await self._pull.read(wait_s)
-        # What a check was interrupted at is checked again, by who asks again.
+        # An interrupted check is repeated by the next call.
         if unread and unread[0][0] <= self._begun:
             await self._pass_over_seen()
             unread += [] if unread else await self._pull.read(wait_s)
@@ -218,12 +219,12 @@ class Consumer:
             self._ready += await events_of(
                 self._dictionaries, payload, subject.decode(), stream_seq, header
             )
-            # Only now: what can't be read is not passed over by asking again.
+            # Only now: an unreadable event must not be skipped by calling again.
             unread.popleft()
             self._given_seq = stream_seq
 
     async def _whole(self, event: Event) -> Event:
-        """The event itself, where the message only refers to it."""
+        """The event itself, if the message only refers to it."""
         reference = event.payload.get("reference")
         if not isinstance(reference, Mapping):
             return event
@@ -231,7 +232,7 @@ class Consumer:
         return event._replace(payload=decode(await large.get(str(reference["name"]))))
 
     async def _pass_over_seen(self) -> None:
-        """What lies before where the last life was: a message to look at, and what no filter wanted
+        """Before the end of the last run: a message to verify, and messages that no filter matched
         then.
         """
         while self._unread and self._unread[0][0] <= self._begun:
@@ -240,12 +241,12 @@ class Consumer:
             self._unread.popleft()
 
     async def _check_overlap(self, message: Delivered) -> None:
-        """The message that a watermark points at: behind it nothing is new only if it isn't new
-        itself.
+        """The message that a watermark points at: later messages are new only if it is the same
+        one.
 
-        Of a stream that was made anew, or written on from an older copy, the same sequence may hold
-        what was never applied; by its number alone it would be passed over, with what came before
-        it.
+        In a stream that was recreated, or continued from an older copy, the same sequence may
+        contain an event that was never applied. By its number alone it would be skipped, along with
+        earlier ones.
         """
         stream_seq, subject, payload, _ = message
         with contextlib.suppress(DecodeError, DictionaryMissingError):
@@ -282,9 +283,7 @@ class Consumer:
         return len(before)
 
     async def _check_idle(self) -> None:
-        """What the stream has beyond what was read either comes, or matches none of our filters; it
-        isn't lost.
-        """
+        """Messages beyond the last one read either arrive or match no filter; they aren't lost."""
         self._checked_at = time.monotonic()
         info = await self._js.stream_info(self._subscription.stream)
         state = info.state
@@ -327,7 +326,7 @@ class Consumer:
             raise gone
 
     def _pass_to(self, stream_seq: int) -> None:
-        """Nothing up to here is left to do, unless something that was given out is."""
+        """Nothing up to here is left to do, except for events that were returned."""
         if self._current is None:
             self._seen_seq = max(self._seen_seq, stream_seq)
 
@@ -338,9 +337,9 @@ async def follow(
 ) -> AsyncIterator[Consumer]:
     """Follow the stream from the store's watermarks.
 
-    A consumer named `durable` is also known to the server: it shows there how far behind it is, and
-    where the store keeps nothing its acknowledgements say where to go on (at least once, then).
-    Opening the same name again takes over from whoever has it open.
+    A consumer named `durable` is also known to the server, which shows how far behind it is. If the
+    store keeps nothing, its acknowledgements are the resume point (at least once, then). Opening
+    the same name again takes over from the current reader.
     """
     js = client.jetstream()
     marks = await store.load()
@@ -348,13 +347,13 @@ async def follow(
     acknowledged = None
     if subscription.durable is not None:
         acknowledged = await _acknowledged(js, subscription.stream, subscription.durable)
-    # A store that keeps anything has the last word: what was acknowledged it may not have kept.
+    # A store with watermarks takes precedence: it may not have stored what was acknowledged.
     kept = max((mark.stream_seq for mark in marks.values()), default=acknowledged)
     if kept:
         _check_reach(kept, info.state)
     seen = kept or _before_start(subscription, info, is_new=kept is None)
-    # Not the furthest mark of all: one without a position has passed messages that no filter wanted
-    # then.
+    # Not the furthest mark of all: a mark without a position has passed messages that no filter
+    # matched then.
     overlap = max((mark.stream_seq for mark in marks.values() if mark.position > ORIGIN), default=0)
     pull = await _opened(
         client, subscription, overlap or (None if seen is None else seen + 1), info
@@ -391,7 +390,7 @@ async def _stream(js: JetStreamContext, stream: str) -> StreamInfo:
 async def _opened(
     client: Client, subscription: Subscription, start: int | None, info: StreamInfo
 ) -> Pull:
-    """The reading from there on; where a reader that is being taken over was quicker, once more."""
+    """A reader that starts there; retried once if the previous reader of the name was faster."""
     for opening in range(OPENINGS):
         pull = Pull(client, subscription.stream, subscription.filters, subscription.durable, start)
         try:
@@ -407,11 +406,11 @@ async def _opened(
 
 
 async def _acknowledged(js: JetStreamContext, stream: str, durable: str) -> int | None:
-    """How far the durable consumer of an earlier life was acknowledged; it is removed, to begin
-    exactly there.
+    """How far the durable consumer of an earlier run was acknowledged; deletes it, to start exactly
+    there.
 
-    None where there was none. Going on with the old one would bring what it had in flight only
-    after newer messages: out of order.
+    None if there was none. Reusing the old consumer would deliver its messages in flight only after
+    newer ones: out of order.
     """
     try:
         info = await js.consumer_info(stream, durable)
@@ -430,21 +429,17 @@ def _takes_all(subscription: Subscription, info: StreamInfo) -> bool:
 
 
 def _check_reach(read_seq: int, state: StreamState) -> None:
-    """The stream must have what comes behind this sequence, and what was there must be of this
-    stream.
-    """
+    """The stream must contain the messages after this sequence, and be the same stream as before."""
     if state.first_seq > read_seq + 1:
         raise RetentionGapError(read_seq + 1, state.first_seq - 1)
     if read_seq > state.last_seq:
-        # It was made anew, or is an older copy: what it had beyond its end is not what comes there
+        # It was recreated, or is an older copy: messages beyond its end would be different ones
         # now.
         raise RetentionGapError(state.last_seq + 1, read_seq, rewritten=True)
 
 
 def _before_start(subscription: Subscription, info: StreamInfo, *, is_new: bool) -> int | None:
-    """What a consumer that has seen nothing passes over; None for whatever is there first, when it
-    comes to that.
-    """
+    """The sequence before the start of a new consumer; None for the first available message."""
     if subscription.start_seq is not None:
         return subscription.start_seq - 1
     if is_new and subscription.start is Start.NEW:

@@ -1,7 +1,7 @@
-"""The events of a message of the stream, whatever it was compressed with.
+"""Decodes the events of a stream message, with any compression.
 
-Owns the order: the dictionary that a message needs is read before the message is. Everything that
-reads a message of the stream of changes reads it here.
+Owns the order: the dictionary that a message needs is loaded before the message is decoded. All
+readers of the change stream decode messages here.
 """
 
 from __future__ import annotations

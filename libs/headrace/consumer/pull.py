@@ -1,11 +1,10 @@
-"""One reading of a stream from a sequence on, by a consumer of the server's that is made anew
-whenever there is doubt.
+"""Reads a stream from a sequence on, with a server-side consumer that is recreated after any doubt.
 
-Promises: messages in stream order, each once, and none left out that the server gave to its
-consumer: what it counted and did not come here (a connection that broke, a server that died, a
-consumer that was deleted, silence where there should be heartbeats) is asked for again. A stream
-that is another one by then, or an older copy of it, is a `RetentionGapError`. What is asked for and
-not yet read is bounded in messages and bytes. Never decodes a message.
+Promises: messages in stream order, each once, and every message that the server delivered: if one
+was counted and didn't arrive (a broken connection, a server that died, a deleted consumer, missing
+heartbeats), it is requested again. If the stream has been replaced by another one, or by an older
+copy, that is a `RetentionGapError`. Requested and unread messages are bounded in number and bytes.
+Never decodes a message.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ RETRY_S_MAX = 2.0
 TROUBLE_S = 10.0
 INACTIVE_S = 60.0
 ACK_WAIT_S = 300.0
-# More than a transaction that is read whole has messages.
+# More messages than any transaction that is read whole.
 ACK_PENDING_MAX = 250_000
 _OVERHEAD_BYTES = 64 * 1024
 _READER = "headrace_reader"
 
 
 class StreamMissingError(HeadraceError):
-    """The change stream isn't there."""
+    """The change stream doesn't exist."""
 
     remedy = (
         "Start the suite (`headrace up`), or `headrace init`; HEADRACE_STREAM names the stream."
@@ -62,7 +61,7 @@ class StreamMissingError(HeadraceError):
 
 
 class RetentionGapError(HeadraceError):
-    """The stream no longer holds messages that this consumer has not seen."""
+    """The stream no longer contains messages that this consumer has not seen."""
 
     remedy = "Bootstrap the tables again from a snapshot, then follow from its LSN."
 
@@ -71,7 +70,8 @@ class RetentionGapError(HeadraceError):
     ) -> None:
         if rewritten:
             super().__init__(
-                f"the stream is another one, or an older copy, from sequence {first_lost} on"
+                "the stream was replaced by another one, or by an older copy, from sequence "
+                f"{first_lost} on"
             )
         elif damaged:
             super().__init__(
@@ -84,8 +84,8 @@ class RetentionGapError(HeadraceError):
             )
         self.first_lost = first_lost
         self.last_lost = last_lost
-        # Whether what was read is not what the stream has: positions say what of it is new,
-        # sequences don't.
+        # Whether messages that were read differ from the stream's: then positions tell new events,
+        # and sequences don't.
         self.rewritten = rewritten
         # Whether they are missing from the middle, where retention removes nothing.
         self.damaged = damaged
@@ -94,17 +94,18 @@ class RetentionGapError(HeadraceError):
 class ReaderTakenOverError(HeadraceError):
     """Another reader has opened this durable consumer."""
 
-    remedy = "One reader at a time follows under a name: stop one of them, or give it another name."
+    remedy = (
+        "Only one reader at a time can follow under a name: stop one of them, or use another name."
+    )
 
 
-# A message of the stream: its sequence there, its subject, its payload, its header (with NATS/1.0
-# and all).
+# A message of the stream: its sequence, its subject, its payload, its header (including NATS/1.0).
 Delivered = tuple[int, bytes, bytes, bytes]
 
 
 @dataclass(slots=True)
 class Pull:
-    """An open reading; `start_seq` is the first message wanted, None for the first there is."""
+    """An open reader; `start_seq` is the first message wanted, None for the first available one."""
 
     client: Client
     stream: str
@@ -121,14 +122,14 @@ class Pull:
     _created: object = None
     _held: deque[Delivered] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    # The last message that came, and when it was stored; a message is done when it may be
+    # The last message that arrived, and when it was stored; a message that is done may be
     # acknowledged.
     _received: int = 0
     _stored: bytes = b""
     _done: int = 0
-    # What lies between what came and here no filter wants.
+    # No filter matches messages between the last one and this sequence.
     _passed: int = 0
-    # Of the consumer as it is now: how many messages it gave, and what acknowledges them.
+    # Of the current consumer: its number of delivered messages, and the inbox of acknowledgements.
     _given: int = 0
     _replies: deque[tuple[int, bytes]] = field(default_factory=deque)
     _doubt: str | None = None
@@ -141,7 +142,7 @@ class Pull:
 
     def __post_init__(self) -> None:
         self._js = self.client.jetstream()
-        # A request must have room for the largest message that there can be.
+        # A request must have room for the largest possible message.
         size = max(self.bytes_max, 2 * (self.client.max_payload + _OVERHEAD_BYTES))
         self._room = Room(self.messages_max, size)
         if self.start_seq is not None:
@@ -150,27 +151,27 @@ class Pull:
 
     @property
     def has_more(self) -> bool:
-        """Whether a message has come that is not read."""
+        """Whether an unread message has arrived."""
         return bool(self._held)
 
     @property
     def in_doubt(self) -> bool:
-        """Whether nothing comes until there is a new consumer."""
+        """Whether no message will arrive before there is a new consumer."""
         return self._doubt is not None
 
     async def open(self, created: object) -> None:
-        """Make the consumer, and ask for its first messages; `created` says which stream this is."""
+        """Create the consumer and request its first messages; `created` identifies the stream."""
         self._created = created
         await self._make()
 
     async def close(self) -> None:
-        """Give the consumer up; a durable one stays, for the next time."""
+        """Close the consumer; a durable one stays, for the next time."""
         await self._leave()
         if self.durable is None and self.client.is_connected:
             await self._drop()
 
     async def read(self, wait_s: float) -> list[Delivered]:
-        """Some of what has come, in order; empty where nothing came in time."""
+        """Some of the messages that have arrived, in order; empty if none arrives in time."""
         if not self._held:
             await self._wait(wait_s)
         held = self._held
@@ -184,7 +185,7 @@ class Pull:
             if not self.in_doubt:
                 await self._ask()
         except BaseException:
-            # Who is told that there was no reading must find it at the next.
+            # A caller that was told of a failure must see it again at its next call.
             held.extendleft(reversed(found))
             self._room.hold(len(found), size)
             raise
@@ -200,15 +201,13 @@ class Pull:
             await self.client.publish(reply.decode(), b"+ACK")
 
     def passed(self, stream_seq: int) -> None:
-        """All that was wanted up to here has come: the rest of it may be discarded, and nothing is
+        """All wanted messages up to here have arrived: if the rest is discarded, nothing is
         missing.
         """
         self._passed = max(self._passed, stream_seq)
 
     async def outstanding(self) -> int | None:
-        """How many messages the stream has for us that have not been read; None while some are on
-        their way.
-        """
+        """The number of unread messages in the stream; None while some are on their way."""
         if self.in_doubt:
             return None
         try:
@@ -230,22 +229,22 @@ class Pull:
             self._news.clear()
             await wait_for(self._news, left)
             if self._room.asked and time.monotonic() - self._heard_at > SILENCE_S:
-                self._suspect("nothing was heard, not even a heartbeat")
+                self._suspect("nothing was received, not even a heartbeat")
 
     def _suspect(self, why: str) -> None:
-        """From here on nothing that comes is taken, until there is a new consumer."""
+        """From here on, messages are ignored until there is a new consumer."""
         self._doubt = self._doubt or why
         self._news.set()
 
     def _check_connection(self) -> None:
-        """What a new connection brings of the old consumer may be of an older store, whose counts
-        are the same.
+        """On a new connection, messages of the old consumer may be from an older store with the
+        same counts.
         """
         if self._doubt is None and self.client.stats["reconnects"] != self._reconnects:
             self._suspect("the connection was lost")
 
     async def _attend(self) -> None:
-        """Put right what can be put right now."""
+        """Repair what can be repaired now."""
         self._check_connection()
         if self._rewritten:
             raise RetentionGapError(self._received, self._received, rewritten=True)
@@ -280,7 +279,7 @@ class Pull:
             raise StreamMissingError(f"stream {self.stream} does not exist") from error
 
     async def _check_stream(self) -> None:
-        """What was read must be what the stream has; what was not must be there still."""
+        """Messages that were read must match the stream's; unread ones must still exist."""
         info = await self._info()
         if info.created != self._created or (self._stored and info.state.last_seq < self._received):
             raise RetentionGapError(
@@ -291,9 +290,7 @@ class Pull:
             raise RetentionGapError(at + 1, info.state.first_seq - 1)
 
     async def _give_up(self) -> None:
-        """Delete the consumer as it was; one that another reader has made under this name is not
-        ours to delete.
-        """
+        """Delete the old consumer, unless another reader has created one under this name since."""
         if self.durable is None:
             await self._drop()
             return
@@ -309,18 +306,19 @@ class Pull:
             await self._js.delete_consumer(self.stream, self._name)
 
     async def _drop(self) -> None:
-        """Let a nameless consumer go. Nobody waits for the answer: else the server does, unused for
-        a minute.
+        """Delete an ephemeral consumer, without waiting for the answer: the server would delete it
+        after a minute anyway.
         """
         with contextlib.suppress(NatsError, OSError):
             subject = f"$JS.API.CONSUMER.DELETE.{self.stream}.{self._name}"
             await self.client.publish(subject, reply=self._inbox)
 
     async def _make(self) -> None:
-        """A consumer, and an inbox of its own: what the one before still sends goes nowhere.
+        """Create a consumer and its own inbox: messages of the one before are lost in its old
+        inbox.
 
-        It begins with the last message that came, to see that the stream has it still, or before it
-        with what is not done yet, so that this can be acknowledged.
+        It starts with the last message that arrived, to check that the stream still contains it, or
+        earlier with a message that isn't done yet, so that it can be acknowledged.
         """
         self._inbox = self.client.new_inbox()
         self._name = self.durable or secrets.token_hex(11)
@@ -352,7 +350,7 @@ class Pull:
         return config
 
     def _start(self) -> int:
-        """The first sequence to be given; 0 for the first there is."""
+        """The first sequence to deliver; 0 for the first available one."""
         if not self._stored:
             return self.start_seq or 0
         if self.durable:
@@ -367,7 +365,7 @@ class Pull:
                 await listening.end()
 
     async def _ask(self) -> None:
-        """Keep as much on its way as there is room for."""
+        """Keep as much requested as the limits allow."""
         if (room := self._room.ask()) is None:
             return
         messages, size = room
@@ -382,7 +380,7 @@ class Pull:
         await self.client.publish(subject, body, reply=self._inbox)
 
     def _hear(self, arrivals: list[bulk.Arrival]) -> None:
-        """What one read of the socket brought."""
+        """Take the messages of one socket read."""
         self._check_connection()
         self._heard_at = time.monotonic()
         before = len(self._held)
@@ -393,7 +391,7 @@ class Pull:
                 if self._doubt is not None:
                     break
                 if reply:
-                    # As the server counts them against what was asked for.
+                    # As the server counts them against the request.
                     size += len(payload) + len(header) + len(subject) + len(reply)
                     self._take(subject, reply, payload, header)
                 else:
@@ -410,7 +408,7 @@ class Pull:
     def _take(self, subject: bytes, reply: bytes, payload: bytes, header: bytes) -> None:
         stream_seq, number, stored = place(reply)
         if number != self._given + 1:
-            self._suspect(f"message {number} of the consumer came where {self._given + 1} was due")
+            self._suspect(f"message {number} of the consumer arrived, expected {self._given + 1}")
             return
         self._given = number
         if self.durable is not None:
@@ -421,18 +419,18 @@ class Pull:
             self._held.append((stream_seq, subject, payload, header))
             self._room.hold(1, len(payload))
         elif stream_seq == self._received and stored != self._stored != b"":
-            # Asked for to see that it is there still; others before it are given again to be
+            # Requested to check that it still exists; earlier ones are delivered again to be
             # acknowledged.
             self._rewritten = True
-            self._suspect("the stream has another message in the place of the last one")
+            self._suspect("the stream contains another message at the position of the last one")
 
     def _answered(self, header: bytes) -> None:
-        """The server says something about a request."""
+        """A status message of the server about a request."""
         said = status(header)
         if said is not None and said.is_heartbeat:
             if said.given is not None and said.given > self._given:
                 self._suspect(
-                    f"the consumer has given {said.given} messages, and {self._given} came"
+                    f"the consumer has delivered {said.given} messages, and {self._given} arrived"
                 )
         elif said is not None and said.pending is not None and said.ends_request:
             self._room.ended(*said.pending, too_small=said.is_too_small)
@@ -440,5 +438,6 @@ class Pull:
             self._news.set()
         else:
             self._suspect(f"the server answered {said}")
-            # Deleted by who opens the same name: what it makes in its place must not be in its way.
+            # Deleted by another reader that opens the same name: don't touch the consumer that it
+            # creates.
             self._retry_at = time.monotonic() + (RETRY_S_MAX if self.durable else 0)

@@ -1,5 +1,5 @@
-"""What a message only refers to, because it is too large for one: an event, or a snapshot's chunk
-of one row.
+"""Loads what is too large for a message, which only refers to it: an event, or a snapshot chunk of
+one row.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from headrace.jetstream.object_store import LargeStore
 
 
 async def whole(js: JetStreamContext, payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The payload itself; where it has a `reference`, what is kept in the object store in its
-    place.
-    """
+    """The payload itself, loaded from the object store if it contains a `reference`."""
     reference = payload.get("reference")
     if not isinstance(reference, Mapping):
         return payload

@@ -1,12 +1,13 @@
-"""Whole transactions of a followed stream, whatever moment it is read at.
+"""Reads a followed stream by whole transactions.
 
-A consumer of JetStream is given messages one by one, also while the server is storing a group of
-them; so a look at what has come may fall between two messages of a transaction. This reader gives
-one out when all of it is here.
+A JetStream consumer receives messages one by one, even while the server stores a group of them, so
+the messages available at any moment may end inside a transaction. This reader returns a transaction
+once all of it has arrived.
 
-Promises: what it gives out is a transaction of PostgreSQL, whole and once, in commit order; only
-one of more events than `events_max` comes in parts, each saying so, and so says one whose rest may
-be lost in a gap. It waits no longer than asked, and keeps what has come of the next.
+Promises: it returns PostgreSQL's transactions, whole and once, in commit order. Only a transaction
+of more than `events_max` events comes in parts, each marked as one; so is a transaction whose rest
+may be lost in a gap. It waits no longer than asked, and keeps what has arrived of the next
+transaction.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ EVENTS_MAX = 100_000
 
 
 class MixedError(HeadraceError):
-    """The events of a transaction don't stand together in this stream."""
+    """The events of a transaction are not consecutive in this stream."""
 
     remedy = (
-        "Follow event by event, or run the publisher with `--delivery transaction`: "
-        "there the transactions of all sources stand whole, one after the other."
+        "Follow event by event, or run the publisher with `--delivery transaction`, which "
+        "keeps the transactions of all sources consecutive."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What one transaction did to the tables that are followed, in order."""
+    """The changes that one transaction made to the followed tables, in order."""
 
     events: tuple[Event, ...]
-    # Whether this is its last part; false where it has more events than `events_max`, or a gap
-    # stands behind it.
+    # Whether this is its last part; false if it has more events than `events_max`, or a gap
+    # follows.
     ends: bool
 
     @property
     def lsn(self) -> int:
-        """Where it committed."""
+        """The LSN of its commit."""
         return self.events[-1].position.lsn
 
 
@@ -50,8 +51,8 @@ class Transaction:
 class Transactions:
     """Reads a consumer by transactions: iterate over it, call `done` after applying each.
 
-    Where only some tables are followed, the transaction's last event may not be among them; such a
-    transaction is whole when the next one begins.
+    If only some tables are followed, the transaction's last event may not be among them; such a
+    transaction is complete when the next one starts.
     """
 
     consumer: Consumer
@@ -64,16 +65,17 @@ class Transactions:
                 yield transaction
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Transaction | None:
-        """The next whole transaction; None when nothing came for `wait_s` before it was whole."""
+        """The next whole transaction; None if nothing arrived for `wait_s` before it was complete."""
         while (event := await self.consumer.peek(wait_s)) is not None:
             if self._open and _of_another(event, self._open[0]):
                 return self._take(ends=True)
             if self._open and event.operation == GAP:
-                # Nobody knows whether the lost changes were its rest. The gap itself is given out
-                # next, alone.
+                # It is unknown whether the lost changes belong to it. The gap itself is returned
+                # next, by itself.
                 return self._take(ends=False)
             if len(self._open) >= self.events_max:
-                # Only now: what has no more to come, its end being filtered out, is whole.
+                # Only now: a transaction whose end is filtered out is complete when nothing more
+                # can follow.
                 return self._take(ends=False)
             await self._add()
             if _ends(self._open[0], self._open[-1]):
@@ -81,18 +83,18 @@ class Transactions:
         return None
 
     async def done(self, transaction: Transaction) -> None:
-        """It is applied: keep the watermark of its last event, acknowledge its messages."""
+        """Mark it as applied: store the watermark of its last event, acknowledge its messages."""
         *before, last = transaction.events
         await self.consumer.done(last, with_those_before=before)
 
     async def _add(self) -> None:
         event = await self.consumer.next()
-        assert event is not None, "an event that was there to see is there to take"
+        assert event is not None, "an event that was available can be taken"
         if event.lane != event.source:
-            raise MixedError(f"{event.subject} carries arrays of one table's events")
+            raise MixedError(f"{event.subject} contains arrays of one table's events")
         if self._open and event.source != self._open[0].source:
             raise MixedError(
-                f"events of {event.source} stand inside a transaction of {self._open[0].source}"
+                f"events of {event.source} are inside a transaction of {self._open[0].source}"
             )
         self._open.append(event)
 
@@ -103,7 +105,7 @@ class Transactions:
 
 
 def _of_another(event: Event, first: Event) -> bool:
-    """What the catalog told has no transaction (xid 0): it belongs to the one that it stands in."""
+    """Events from the catalog have no transaction (xid 0): they belong to the one around them."""
     same_source = event.source == first.source
     return same_source and event.payload["tx"]["xid"] not in {0, first.payload["tx"]["xid"]}
 

@@ -1,4 +1,4 @@
-"""How far a consumer has applied the stream, and where that is kept.
+"""How far a consumer has applied the stream, and where that is stored.
 
 A watermark is all a consumer needs to be exactly-once: the position of the last event it applied,
 per lane (a source; for batches a source and table), and the stream sequence up to which it has seen
@@ -28,19 +28,19 @@ class Watermark:
 
 
 class WatermarkStore(Protocol):
-    """Two methods, so that any database can be one."""
+    """Two methods, so that any database can implement it."""
 
     async def load(self) -> dict[str, Watermark]:
-        """All lanes' watermarks; empty for a consumer that never ran."""
+        """The watermarks of all lanes; empty for a consumer that never ran."""
         ...
 
     async def save(self, lane: str, watermark: Watermark) -> None:
-        """Keep one lane's watermark."""
+        """Store one lane's watermark."""
         ...
 
 
 class MemoryWatermarks:
-    """For a consumer that starts anew each time, such as `headrace tail`."""
+    """For a consumer that starts over each time, such as `headrace tail`."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Watermark] = {}
@@ -53,8 +53,8 @@ class MemoryWatermarks:
 
 
 class FileWatermarks:
-    """A small JSON file, replaced whole at each save: for consumers whose effects are idempotent,
-    or files too.
+    """A small JSON file, replaced atomically: for consumers whose effects are idempotent or files
+    as well.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +70,7 @@ class FileWatermarks:
                 }
             except (ValueError, TypeError, AttributeError) as error:
                 raise WatermarkError(
-                    f"{self._path} does not hold watermarks",
+                    f"{self._path} does not contain watermarks",
                     remedy="Remove it to start from the beginning.",
                 ) from error
         return dict(self._lanes)

@@ -1,8 +1,8 @@
-"""The context of the work at hand, and the statement that tells it. Pure, but for the connections
-it is given.
+"""The current context, and the statement that passes it to PostgreSQL. No I/O itself.
 
-Promises: a context belongs to its task or thread and ends with its block; one inside another adds
-to it; what can't be written as JSON is written as its text, so that auditing never breaks the work.
+Promises: a context belongs to its task or thread and ends with its block; a nested context adds to
+the outer one; values that aren't JSON are written as text, so that auditing never breaks the
+application.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExecutesAsync(Protocol):
 
 @contextlib.contextmanager
 def change_context(**facts: Any) -> Iterator[Mapping[str, Any]]:
-    """Changes in this block are made by, for, or because of these facts."""
+    """Changes in this block get these facts as their context."""
     merged = {**(_current.get() or {}), **facts}
     token = _current.set(merged)
     try:
@@ -45,19 +45,21 @@ def change_context(**facts: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def current_context() -> Mapping[str, Any] | None:
-    """The facts at hand; None outside any block."""
+    """The current facts; None outside any block."""
     return _current.get()
 
 
 def statement(context: Mapping[str, Any]) -> str:
-    """The SQL that tells a context to the transaction it runs in; it has no parameters."""
-    # E'…' reads a backslash the same whatever standard_conforming_strings says.
+    """The SQL that gives its transaction a context; it has no parameters."""
+    # E'…' reads a backslash the same with any standard_conforming_strings.
     text = json.dumps(context, default=str).replace("\\", "\\\\").replace("'", "''")
     return f"SELECT pg_logical_emit_message(true, '{PREFIX}', E'{text}')"
 
 
 def tell(connection: Executes) -> None:
-    """Tell the context at hand, if there is one; inside a transaction, before its changes."""
+    """Pass on the current context, if there is one; call it inside a transaction, before its
+    changes.
+    """
     if (context := _current.get()) is not None:
         connection.execute(statement(context))
 

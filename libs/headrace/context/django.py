@@ -3,8 +3,8 @@
     MIDDLEWARE = [..., "headrace.context.django.ContextMiddleware"]
     HEADRACE_CONTEXT = "myapp.audit.context"     # a function of the request that returns a dict
 
-Without HEADRACE_CONTEXT it is the user's id, the method and the path. Outside requests: `with
-telling(): ...`. A change made in autocommit is put into a transaction with its message.
+Without HEADRACE_CONTEXT, the context is the user's id, the method and the path. Outside requests:
+`with telling(): ...`. A change made in autocommit is put into a transaction with its message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|MERGE|TRUNCATE|WITH|CALL)\b", re
 
 
 class ContextMiddleware:
-    """Tells who made the request."""
+    """Adds the user of a request to its changes."""
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self._get_response = get_response
@@ -39,14 +39,14 @@ class ContextMiddleware:
 
 
 def request_context(request: Any) -> dict[str, Any]:
-    """Who asked for what."""
+    """The user, the method and the path of a request."""
     user = getattr(request, "user", None)
     return {"user_id": getattr(user, "pk", None), "method": request.method, "path": request.path}
 
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """Changes in this block tell the context at hand, on every PostgreSQL that Django knows."""
+    """Changes in this block get the current context, on every PostgreSQL that Django knows."""
     with contextlib.ExitStack() as stack:
         for connection in connections.all():
             if connection.vendor == "postgresql":

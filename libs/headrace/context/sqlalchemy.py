@@ -1,10 +1,10 @@
-"""The context of changes that SQLAlchemy 2 makes, told by itself: once for a transaction, and again
-when it changes.
+"""Passes on the context of changes that SQLAlchemy 2 makes: once per transaction, and when it
+changes.
 
     tell_from(engine)                    # a sync Engine, or an AsyncEngine
 
-Promises: no statement of the application is changed. In autocommit each statement is a transaction
-of its own, and a message before it another: there nothing is told.
+Promises: no statement of the application is changed. In autocommit each statement is its own
+transaction, and a message before it would be another: no context is passed there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection, Engine
 from headrace.context.current import current_context, statement
 
 if TYPE_CHECKING:
-    # It takes greenlet, which only who works asynchronously has.
+    # It needs greenlet, which only asynchronous programs install.
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 _WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|MERGE|TRUNCATE|WITH|COPY|CALL)\b", re.IGNORECASE)
@@ -26,10 +26,10 @@ _TOLD = "headrace_told"
 
 
 def tell_from(engine: Engine | AsyncEngine) -> None:
-    """Tell the context of every change made through this engine."""
+    """Pass on the context of every change made through this engine."""
     target = getattr(engine, "sync_engine", engine)
     event.listen(target, "before_cursor_execute", _before)
-    # A message that was rolled back, also to a savepoint, was never told.
+    # A message that was rolled back, also to a savepoint, was never sent.
     for name in ("begin", "commit", "rollback", "rollback_savepoint"):
         event.listen(target, name, _forget)
 

@@ -1,3 +1,5 @@
-"""NATS and JetStream as the suite uses them: connecting, the objects it needs, publishing that is
-acknowledged in order, the tail of a stream, and small durable state.
+"""NATS and JetStream as the suite uses them.
+
+Connections, the streams and buckets of a suite, acknowledged publishing in order, reading a
+stream's tail, and small durable state.
 """

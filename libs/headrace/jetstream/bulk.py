@@ -1,16 +1,15 @@
-"""Messages of chosen subscriptions as their bytes, all that one read of the socket brought at a
-time.
+"""Messages of chosen subscriptions as raw bytes, in batches of one socket read each.
 
-nats-py takes some 25 µs to make an object of each message and to queue it; whoever follows a stream
-needs none of that. A subscription made here gets tuples of bytes, split off before nats-py's parser
-sees them; everything else on the connection is left to that parser, one whole command at a time, so
-that it is the oracle of the test. Beside `wire` the only place that touches what nats-py keeps to
-itself.
+nats-py takes about 25 µs to create an object for each message and to queue it; a client that
+follows a stream needs none of that. A subscription created here receives tuples of bytes, split off
+before nats-py's parser sees them. Everything else on the connection is left to that parser, one
+whole command at a time, so that the parser serves as the oracle of the test. Together with `wire`,
+the only place that touches nats-py's internals.
 
 Promises: the messages of a subscription in the order in which the server sent them, none twice,
-none left out while the connection holds; nothing of a connection that broke is taken for a part of
-the next. Whoever listens bounds what may come (by the requests of a pull), since nothing here
-waits.
+none missing while the connection lasts; nothing from a broken connection is mistaken for a part of
+the next one. Nothing here waits, so listeners have to bound what may arrive (by the requests of a
+pull).
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from nats.js import JetStreamContext
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 _CRLF = b"\r\n"
-# Commands that bring a message, and of how many words they are with a reply subject.
+# Commands that deliver a message, and their number of words with a reply subject.
 _MESSAGES = {b"MSG": 5, b"HMSG": 6}
 
 
-# A message as it came: subject, reply, header (with NATS/1.0 and all; empty where it has none),
-# payload. A plain tuple: to name its fields would cost as much as to find them.
+# A raw message: subject, reply, header (including NATS/1.0; empty if there is none), payload. A
+# plain tuple: naming its fields would cost as much as finding them.
 Arrival = tuple[bytes, bytes, bytes, bytes]
-# Called with what one read brought; must neither raise nor wait.
+# Called with the messages of one read; must neither raise nor wait.
 Listener = Callable[[list[Arrival]], None]
 
 
@@ -44,7 +43,7 @@ class Listening:
     _subscription: Subscription
 
     async def end(self) -> None:
-        """Nothing more is heard, from now on; the server is told if it is there."""
+        """Stop listening now; unsubscribe if the server is connected."""
         parser = _parser(self._client)
         parser.listeners.pop(_sid(self._subscription), None)
         if not self._client.is_closed and not self._client.is_draining:
@@ -52,14 +51,14 @@ class Listening:
 
 
 async def listen(client: Client, subject: str, listener: Listener) -> Listening:
-    """Subscribe; from here on, and across reconnects, the listener gets what comes."""
+    """Subscribe; from now on, and across reconnects, the listener receives the messages."""
     subscription = await client.subscribe(subject)
     _parser(client).listeners[_sid(subscription)] = listener
     return Listening(client, subscription)
 
 
 def connection_of(js: JetStreamContext) -> Client:
-    """The connection that JetStream is used over."""
+    """The connection that a JetStream context uses."""
     return js._nc  # noqa: SLF001  # the public object doesn't tell it
 
 
@@ -76,7 +75,7 @@ def _parser(client: Client) -> BulkParser:
 
 
 class BulkParser(Parser):
-    """In the place of nats-py's parser, which it is for all but some subscriptions."""
+    """Replaces nats-py's parser, and passes on to it everything but some subscriptions."""
 
     def __init__(self, client: Client, before: Parser) -> None:
         self.listeners: dict[bytes, Listener] = {}
@@ -89,18 +88,18 @@ class BulkParser(Parser):
         super().reset()
         self._before = None
         self._life += 1
-        # Of a command that has not come whole: its pieces, and how many bytes are worth another
-        # look.
+        # The pieces of a command that has not arrived completely, and the size at which parsing it
+        # is worth another try.
         self._pieces: list[bytes] = []
         self._held = 0
         self._wanted = 0
 
     async def parse(self, data: bytes = b"") -> None:
-        """What the connection read."""
+        """Bytes that the connection has read."""
         if self._before is not None:
             data = self._take_over(self._before) + data
         if self.state != AWAITING_CONTROL_LINE:
-            # The rest of a message that the parser before this one had begun.
+            # The rest of a message that the previous parser had started.
             rest = self.needed + len(_CRLF) - len(self.buf)
             data, begun = data[rest:], data[:rest]
             await super().parse(begun)
@@ -119,7 +118,7 @@ class BulkParser(Parser):
             raise ProtocolError("nats: malformed MSG") from error
 
     def _take_over(self, before: Parser) -> bytes:
-        """Its state, and the bytes that it has not used; it is never asked again."""
+        """Its state and its unused bytes; it is never called again."""
         self._before = None
         self.state = before.state
         self.needed = before.needed
@@ -146,14 +145,14 @@ class BulkParser(Parser):
                 return
             await super().parse(data[at:end])
             if self._life != life:
-                # It said that the connection is over; what follows is of no use, and no part of the
+                # It ended the connection; the bytes that follow are useless, and no part of the
                 # next one.
                 return
             at = end
 
     def _hear(self, data: bytes, at: int) -> int:
-        """Give the listeners all that comes for them from here on, up to what is another's or not
-        whole; its place.
+        """Pass all messages for the listeners on, up to a command that isn't theirs or is
+        incomplete; returns its offset.
         """
         listeners = self.listeners
         find = data.find
@@ -193,7 +192,7 @@ class BulkParser(Parser):
 
 
 def _end(data: bytes, at: int) -> int:
-    """Where the command that begins here ends; beyond the data where it has not come whole."""
+    """The end of the command that starts here; beyond the data if it is incomplete."""
     line = data.find(_CRLF, at)
     if line < 0:
         return len(data) + 1

@@ -1,9 +1,9 @@
-"""A connection to NATS that waits for its server, heals by itself, and says what is wrong.
+"""A connection to NATS that waits for its server, reconnects, and explains what is wrong.
 
-Promises: an unreachable server is waited for with a log line that names it; refused credentials end
-in an error with the remedy; readiness is false while the connection is down. Where TLS was asked
-for, nothing is said to a server that doesn't speak it: neither a password nor a subject. Never logs
-a URL's user or password.
+Promises: an unreachable server is waited for, with a log line that names it; refused credentials
+end in an error with the remedy; the service is unready while the connection is down. If TLS is
+configured, nothing is sent to a server that doesn't use it: neither a password nor a subject. Never
+logs a URL's user or password.
 """
 
 from __future__ import annotations
@@ -36,32 +36,34 @@ _SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 class NatsRefusedError(HeadraceError):
-    """The NATS server is there and refuses us."""
+    """The NATS server refused the connection."""
 
     remedy = "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, NATS_TOKEN)."
 
 
 class NatsForbiddenError(HeadraceError):
-    """The NATS server lets this user in, and does not let it do what is asked."""
+    """The NATS server accepts this user, but doesn't permit the request."""
 
     remedy = (
-        "Give the user these permissions (deploy/nats/permissions.conf has those of each), or run "
-        "this as another; one "
-        "whose answers come elsewhere than below _INBOX needs NATS_INBOX_PREFIX."
+        "Give the user these permissions (deploy/nats/permissions.conf lists those of each), "
+        "or use another user. A user with a private inbox needs NATS_INBOX_PREFIX."
     )
 
 
 class NatsTlsError(HeadraceError):
-    """TLS with the NATS server fails, or it has none where we want it."""
+    """TLS with the NATS server failed, or the server offers none though it is required."""
 
-    remedy = "Check NATS_TLS_CA (who signed the server's certificate), NATS_TLS_CERT, NATS_TLS_KEY and the host's name."
+    remedy = (
+        "Check NATS_TLS_CA (the authority that signed the server's certificate), "
+        "NATS_TLS_CERT, NATS_TLS_KEY and the host name."
+    )
 
 
 class NatsUnreachableError(HeadraceError):
     """No NATS server answers."""
 
     retry = True
-    remedy = "Start it, or set NATS_URL (or NATS_HOST) to where it listens."
+    remedy = "Start it, or set NATS_URL (or NATS_HOST) to its address."
 
 
 def servers(settings: NatsSettings) -> list[str]:
@@ -77,7 +79,7 @@ def servers(settings: NatsSettings) -> list[str]:
 
 
 def _checked(url: str) -> str:
-    """The URL, if it is a server's address; else it is told without what may be a password in it."""
+    """The URL, if it is a server's address; else an error that hides what may be a password."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0):
@@ -85,15 +87,15 @@ def _checked(url: str) -> str:
     scheme, _, place = url.partition("://")
     raise SettingError(
         (
-            f"NATS_URL (or NATS_HOST) has {scheme}://{place.rpartition('@')[2]}, which is no "
-            "server's address"
+            f"NATS_URL (or NATS_HOST) contains {scheme}://{place.rpartition('@')[2]}, which is "
+            "not a server's address"
         ),
-        remedy=f"Write host:4222, after {', '.join(f'{one}://' for one in _SCHEMES)} or nothing.",
+        remedy=f"Write host:4222, optionally after {', '.join(f'{one}://' for one in _SCHEMES)}.",
     )
 
 
 def shown(settings: NatsSettings) -> str:
-    """The servers, fit for a log line: no user, no password."""
+    """The servers for a log line, without user and password."""
     parts = [urlsplit(url) for url in servers(settings)]
     return ",".join(f"{part.scheme}://{part.hostname}:{part.port or 4222}" for part in parts)
 
@@ -119,10 +121,10 @@ def _wants_tls(settings: NatsSettings) -> bool:
 
 
 class _Transport(TcpTransport):
-    """nats-py's, but for how it fails.
+    """nats-py's client with a different way of failing.
 
-    To write to a connection that was reset a moment ago is a RuntimeError in uvloop. nats-py
-    foresees an OSError: any other ends its reconnecting for good.
+    In uvloop, writing to a connection that was just reset raises a RuntimeError. nats-py expects an
+    OSError: any other error ends its reconnecting permanently.
     """
 
     def __init__(self) -> None:
@@ -146,8 +148,8 @@ def _as_reset() -> Iterator[None]:
 
 
 class _Client(Client):
-    """nats-py's client speaks TLS when the server's first line asks for it: one that left it out
-    would get it all.
+    """nats-py's client starts TLS only if the server's first line asks for it. A server that leaves
+    it out would receive everything in plain text.
     """
 
     def __init__(self, *, tls_wanted: bool) -> None:
@@ -155,7 +157,7 @@ class _Client(Client):
         self._tls_wanted = tls_wanted
 
     def _connect_command(self) -> bytes:
-        """Called on every connection, right before the first thing that is said."""
+        """Called on every connection, right before the first bytes are sent."""
         server = self._current_server
         encrypted = self._server_info.get("tls_required") or (
             server is not None and server.uri.scheme == "wss"
@@ -176,7 +178,7 @@ class _Client(Client):
         self._transport = transport
 
     async def connect_or_leave(self, options: Mapping[str, Any]) -> None:
-        """Connect; a connection that was refused is not left open, as nats-py leaves it."""
+        """Connect; closes a refused connection, which nats-py leaves open."""
         try:
             await self.connect(**options)
         except BaseException:
@@ -192,8 +194,8 @@ async def _connect(settings: NatsSettings, chosen: Mapping[str, Any]) -> Client:
 
 
 def _readable(settings: NatsSettings) -> None:
-    """Refuse files that can't be read before anything is sent: they would look like a server that
-    is away.
+    """Reject unreadable files before connecting: nats-py would report them as an unreachable
+    server.
     """
     for env, path in (("NATS_CREDS", settings.credentials), ("NATS_NKEY_SEED", settings.nkey_seed)):
         if path is None:
@@ -208,15 +210,14 @@ def _readable(settings: NatsSettings) -> None:
 
 
 def options(settings: NatsSettings, name: str) -> dict[str, Any]:
-    """nats-py's options from ours."""
+    """nats-py's options for these settings."""
     _readable(settings)
     chosen: dict[str, Any] = {
         "servers": servers(settings),
         "name": name,
         "reconnect_time_wait": settings.reconnect_wait_s,
         "max_reconnect_attempts": -1,
-        # A connection of which one side alone is left is found out by its silence: after three of
-        # these.
+        # A half-open connection is detected by its silence: after three of these.
         "ping_interval": settings.ping_interval_s,
         "user": settings.user,
         "password": settings.password,
@@ -237,9 +238,9 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
     async def note(error: Exception) -> None:
         reasons.append(error)
 
-    # With endless reconnects nats-py would also try its first connection without end, in silence.
+    # With endless reconnects nats-py would also retry its first connection forever, silently.
     silent = {"disconnected_cb": None, "reconnected_cb": None, "error_cb": note}
-    # Zero attempts means no end to it as well; one ends after the second.
+    # Zero attempts would also mean forever; one attempt ends after the second.
     once = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.05, "allow_reconnect": False}
     probe = chosen | silent | once
     try:
@@ -253,7 +254,7 @@ def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
     """The suite's error for a connection that failed."""
     at = f"NATS at {shown(settings)}"
     if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
-        return NatsRefusedError(f"{at} refuses our credentials")
+        return NatsRefusedError(f"{at} refuses these credentials")
     tls = next((e for e in seen if isinstance(e, ssl.SSLError) or "TLS" in str(e)), None)
     if tls is not None:
         return NatsTlsError(f"{at}: {getattr(tls, 'verify_message', '') or tls}")
@@ -262,9 +263,9 @@ def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
 
 @contextlib.asynccontextmanager
 async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Client]:
-    """A connection for as long as the service lives; waits for the server first."""
-    # A command that is done closes its connection without being told to stop: that is no loss of
-    # it.
+    """A connection for the service's lifetime; waits for the server first."""
+    # A command that has finished closes its connection without a stop signal: that isn't a lost
+    # connection.
     closing = asyncio.Event()
     client = await _first_connection(scope, settings, closing)
     try:
@@ -277,7 +278,7 @@ async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Clien
 
 
 def version_of(client: Client) -> str:
-    """The server's version; nats-py's own text of it is made for a debugger."""
+    """The server's version; nats-py's own text of it is meant for a debugger."""
     server = client.connected_server_version
     return f"{server.major}.{server.minor}.{server.patch}"
 

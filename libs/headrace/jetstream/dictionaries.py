@@ -1,4 +1,4 @@
-"""The zstd dictionaries of the state bucket: read where a message needs one that is not known yet."""
+"""Reads zstd dictionaries from the state bucket when a message needs one that isn't loaded yet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from headrace.contract import dictionaries
 from headrace.errors import DecodeError, HeadraceError
 from headrace.settings import StreamSettings
 
-# The suite's, unless HEADRACE_STATE_BUCKET names another.
+# The suite's bucket, unless HEADRACE_STATE_BUCKET names another.
 STATE_BUCKET = StreamSettings().state
 
 
 class DictionaryMissingError(HeadraceError):
-    """What a message was compressed with is not in the state bucket."""
+    """The dictionary that a message was compressed with isn't in the state bucket."""
 
-    remedy = "It is kept longer than the stream's messages: look for who deleted it, and bootstrap the tables again."
+    remedy = (
+        "Dictionaries are kept longer than the stream's messages: find out who deleted this "
+        "one, then bootstrap the tables again."
+    )
 
 
 class DictionaryReader:
@@ -26,16 +29,16 @@ class DictionaryReader:
         self._bucket = bucket
 
     async def learn_for(self, data: bytes) -> None:
-        """Know the dictionary that this message needs, if it needs one."""
+        """Load the dictionary that this message needs, if it needs one."""
         try:
             dictionary_id = dictionaries.named_by(data)
         except zstandard.ZstdError as error:
-            raise DecodeError(f"a message that is no zstd frame: {error}") from error
+            raise DecodeError(f"a message that is not a zstd frame: {error}") from error
         if dictionary_id and not dictionaries.knows(dictionary_id):
             await self.learn(dictionary_id)
 
     async def learn(self, dictionary_id: int) -> bytes:
-        """Read one dictionary and know it."""
+        """Read and load one dictionary."""
         try:
             entry = await (await self._js.key_value(self._bucket)).get(
                 dictionaries.key(dictionary_id)

@@ -1,9 +1,8 @@
-"""What JetStream can't do for the suite, as errors that say what to do; and which of nats-py's
-errors pass.
+"""Errors of JetStream that say what to do, and which of nats-py's errors are temporary.
 
-Two kinds: NATS or JetStream is away, and the same may succeed later; or it refuses, and would
-refuse it again. Whoever retries asks `is_away`: nats-py's `APIError`, a refusal, is one of its
-`Error`s too, which a handler easily forgets.
+There are two kinds: NATS or JetStream is unavailable, and a retry may succeed; or it refuses, and
+would refuse again. Code that retries calls `is_away`: nats-py's `APIError`, a refusal, is also one
+of its `Error`s, which is easy to forget in a handler.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class JetStreamError(HeadraceError):
 
 
 class MissingObjectError(JetStreamError):
-    """A stream or bucket is missing, or our rights to it."""
+    """A stream or bucket is missing, or the permissions for it are."""
 
 
 class NoRoomError(MissingObjectError):
@@ -42,7 +41,7 @@ class ConnectionLostError(JetStreamError):
     """The connection ended before JetStream answered."""
 
     retry = True
-    remedy = "It is asked again when NATS is back."
+    remedy = "The request is repeated when NATS is back."
 
 
 # nats-py's time-outs are TimeoutErrors too.
@@ -57,13 +56,13 @@ _AWAY = (
     ConnectionReconnectingError,
     OutboundBufferLimitError,
 )
-# JetStream is there and not ready yet; without a code nobody answered, which nats-py gives as
-# unavailable too.
+# JetStream is starting and not ready yet. Without a code there was no answer, which nats-py also
+# reports as unavailable.
 _NOT_READY_CODES = frozenset({None, 0, 10008})
 
 
 def is_away(error: Exception) -> bool:
-    """Whether the same may succeed later."""
+    """Whether a retry may succeed later."""
     if isinstance(error, ServiceUnavailableError):
         return error.err_code in _NOT_READY_CODES
     return isinstance(error, _AWAY)

@@ -1,6 +1,4 @@
-"""What is too large for a message: kept in an object store under its event's id, referred to by the
-message.
-"""
+"""Stores what is too large for a message in an object store, under its event's id."""
 
 from __future__ import annotations
 
@@ -17,29 +15,31 @@ from headrace.jetstream.errors import MissingObjectError
 
 log = logs.logger("large")
 
-# What the protocol may take of a message beside a piece.
+# What the protocol may add to a piece in a message.
 _OVERHEAD_BYTES = 1024
-# nats-py's own; each piece waits for its acknowledgement, which takes long behind a full pipe.
+# nats-py's own time-out; each piece waits for its acknowledgement, which takes long behind a full
+# pipe.
 _PIECE_BYTES = 128 * 1024
 
 
 class LargeMissingError(HeadraceError):
-    """What a message refers to is not in the object store any more."""
+    """The object that a message refers to is no longer in the object store."""
 
-    remedy = "It outlived the object store's retention: bootstrap the table again."
+    remedy = "The message outlived the object store's retention: bootstrap the table again."
 
 
 class LargeRefusedError(HeadraceError):
-    """The object store takes no more."""
+    """The object store is full."""
 
     retry = True
-    remedy = "The slot holds what is not delivered. Give the object store room (max_bytes, or the server's limits)."
+    remedy = (
+        "The slot retains undelivered changes. Give the object store more space (max_bytes, "
+        "or the server's limits)."
+    )
 
 
 class LargeStore:
-    """`payload_max` is the server's, for one who puts: the pieces are as large as it takes, and so
-    the fewest.
-    """
+    """`payload_max` is the server's limit, used for writing: pieces are as large as it allows."""
 
     def __init__(self, js: JetStreamContext, bucket: str, payload_max: int = _PIECE_BYTES) -> None:
         self._js = js
@@ -48,7 +48,7 @@ class LargeStore:
         self._store: ObjectStore | None = None
 
     async def put(self, name: str, data: bytes) -> None:
-        """Keep it; a replay replaces it by the same."""
+        """Store it; a replay overwrites it with the same content."""
         store = await self._open()
         try:
             await store.put(
@@ -56,14 +56,14 @@ class LargeStore:
             )
         except APIError as error:
             raise LargeRefusedError(
-                f"{name} of {len(data)} bytes was refused by the object store: {error}"
+                f"the object store refused {name} of {len(data)} bytes: {error}"
             ) from error
         log.info("large_kept", name=name, bytes=len(data))
 
     async def get(self, name: str) -> bytes:
         store = await self._open()
-        # Without a place to write to nats-py copies all that it has for each piece: minutes for 100
-        # MB.
+        # Without a writable buffer nats-py copies everything received so far for each piece:
+        # minutes for 100 MB.
         found = io.BytesIO()
         try:
             await store.get(name, writeinto=found)

@@ -1,9 +1,8 @@
-"""`--poison park`: a change that can't be read is put aside, raw and with the reason, and the
-stream goes on.
+"""`--poison park`: stores an undecodable change with the reason, so that the stream continues.
 
-Kept in an object store without an age limit, under its source, LSN and ordinal: a replay, and the
-other reader of the log (the publisher, the archiver), replace it by the same. By default nothing is
-parked: what can't be read stops the stream, visibly.
+Parked changes are in an object store without an age limit, under source, LSN and ordinal. A replay,
+or the other reader of the log (publisher and archiver), overwrites one with the same content. By
+default nothing is parked: an undecodable change visibly stops the stream.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from headrace.settings import Poison
 
 log = logs.logger("parking")
 
-# Only changes of rows and emitted messages may be missing: without a Begin, Commit or Relation
-# nothing behind it could be read.
+# Only row changes and emitted messages may be skipped: without a Begin, Commit or Relation, nothing
+# after it could be decoded.
 _ROWS = frozenset(b"IUD")
 _MAY_BE_MISSING = _ROWS | frozenset(b"M")
 
@@ -54,7 +53,7 @@ class Parking:
         reason: HeadraceError,
         hidden: Collection[int] = (),
     ) -> None:
-        """Keep the message before the stream passes it, without the columns at these places."""
+        """Store the message before the stream passes it, without the columns at these indexes."""
         if hidden and message[0] in _ROWS:
             message = without(message, hidden)
         name = f"{self._source}-{position.lsn:x}-{position.seq}"

@@ -1,7 +1,7 @@
-"""The streams and buckets the suite needs: declared once, created when missing, never narrowed.
+"""The streams and buckets the suite needs: declared once, created when missing, never changed.
 
-`ensure` is idempotent. What an operator set up stays as it is; where we may not create, the error
-names the object and the command an administrator must run.
+`ensure` is idempotent. Objects that an operator created stay as they are. Without the permission to
+create one, the error names the object and the command that an administrator must run.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def declared(settings: StreamSettings) -> list[StreamConfig]:
         ),
         _bucket(common, settings.schemas, "table schemas", SCHEMA_HISTORY),
         _bucket(common, settings.state, "the suite's state", 1),
-        # What refers to an object must not outlive it: events and snapshots, and some time to read
-        # them.
+        # An object must not expire before the events and snapshots that refer to it, plus some time
+        # to read them.
         _object_store(
             common,
             settings.large,
@@ -123,7 +123,7 @@ def _object_store(common: StreamConfig, name: str, what: str, age_max_s: float) 
 
 
 async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
-    """Create what is missing; the names of what was created."""
+    """Create what is missing; returns the names of what was created."""
     client = connection_of(js)
     reconnects = client.stats["reconnects"]
     try:
@@ -133,9 +133,9 @@ async def ensure(js: JetStreamContext, settings: StreamSettings) -> list[str]:
     except MissingObjectError as error:
         lost = not client.is_connected or client.stats["reconnects"] != reconnects
         if lost and isinstance(error.__cause__, NatsTimeoutError):
-            # Nothing is known about rights: nobody was there to answer.
+            # This says nothing about permissions: the server was unreachable.
             raise ConnectionLostError(
-                "NATS was lost while JetStream was asked for the streams"
+                "the connection to NATS was lost while reading the streams"
             ) from error.__cause__
         raise
 
@@ -178,7 +178,7 @@ async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> bool:
     missing = set(config.subjects or []) - set(info.config.subjects or [])
     if missing:
         raise MissingObjectError(
-            f"stream {config.name} exists, without the subjects {', '.join(sorted(missing))}",
+            f"stream {config.name} exists, but lacks the subjects {', '.join(sorted(missing))}",
             remedy=f"Add them (nats stream edit {config.name}), or choose another stream name.",
         )
     return False
@@ -200,7 +200,7 @@ async def _create(js: JetStreamContext, config: StreamConfig) -> bool:
 
 
 def _by_server_age(config: StreamConfig) -> list[StreamConfig]:
-    """As declared; then without what servers before 2.14 and before 2.12 don't know."""
+    """As declared; then without options that servers before 2.14 and before 2.12 don't know."""
     if config.allow_batched is None:
         return [config]
     plain = replace(config, allow_batched=None, allow_atomic=None)

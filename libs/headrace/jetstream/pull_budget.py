@@ -1,8 +1,7 @@
-"""What a pull has asked for and what lies here unread, so that neither grows beyond its bound.
-Pure.
+"""The limits on what a pull has requested and what it holds unread. Pure.
 
-Owns the arithmetic of requests and the words of the server's answers that are no messages. Promises
-that what is asked for and what is held are together never more than the bounds, but for one message
+Owns the arithmetic of requests, and parses the server's answers that are not messages. Promises
+that requested and held messages together never exceed the limits, except for a single message
 larger than they are.
 """
 
@@ -17,26 +16,26 @@ _TOKENS = 9
 
 
 def place(reply: bytes) -> tuple[int, int, bytes]:
-    """Where a message stands: in the stream, among all that its consumer was given, and when it was
-    stored (ns).
+    """A message's position: its sequences in the stream and in its consumer, and when it was stored
+    (ns).
     """
     words = reply.split(b".")
     at = 5 if len(words) == _TOKENS else 7
     try:
         return int(words[at]), int(words[at + 1]), words[at + 2]
     except (ValueError, IndexError) as error:
-        raise DecodeError("a message that names no place in its stream") from error
+        raise DecodeError("a message without a position in its stream") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """An answer of the server that is no message."""
+    """An answer of the server that is not a message."""
 
     code: int
     text: str
-    # What of its request will not come any more; None where the server does not say.
+    # The rest of its request that will not be delivered; None if the server doesn't say.
     pending: tuple[int, int] | None = None
-    # How many messages the consumer has given so far, as a heartbeat tells.
+    # The number of messages the consumer has delivered so far, according to a heartbeat.
     given: int | None = None
 
     @property
@@ -45,12 +44,12 @@ class Status:
 
     @property
     def is_too_small(self) -> bool:
-        """Whether the next message is larger than what was asked for."""
+        """Whether the next message is larger than what was requested."""
         return "MaxBytes" in self.text
 
     @property
     def ends_request(self) -> bool:
-        """Whether its request is over, and nothing else is amiss."""
+        """Whether its request is over, and nothing else is wrong."""
         return self.pending is not None and self.code in {404, 408, 409}
 
     def __str__(self) -> str:
@@ -58,7 +57,7 @@ class Status:
 
 
 def status(header: bytes) -> Status | None:
-    """What a header says that is not a message's."""
+    """What a status header says."""
     if header[:9] != b"NATS/1.0 ":
         return None
     first, *lines = header[9:].decode(errors="replace").split("\r\n")
@@ -84,7 +83,7 @@ def status(header: bytes) -> Status | None:
 
 @dataclass(slots=True)
 class Room:
-    """Room for so many messages and bytes, asked for or held."""
+    """Limits on messages and bytes, requested or held."""
 
     messages_max: int
     bytes_max: int
@@ -92,15 +91,15 @@ class Room:
     asked_bytes: int = 0
     held: int = 0
     held_bytes: int = 0
-    # Of what was asked for last nothing has come: ended like that, its first message is larger than
-    # it may be.
+    # Nothing has arrived of the last request: if it ends like that, its first message is too large
+    # for it.
     _nothing_came: bool = True
     _one_of_any_size: bool = False
     _is_alone: bool = False
 
     def ask(self) -> tuple[int, int] | None:
-        """What to ask for now, in messages and bytes (0: of any size); None while half of the room
-        is taken.
+        """What to request now, in messages and bytes (0: any size); None while half of the limit is
+        in use.
         """
         if self._one_of_any_size:
             if self.asked or self.held:
@@ -122,7 +121,7 @@ class Room:
         return messages, size
 
     def arrived(self, messages: int, size: int) -> None:
-        """These came, of whichever request."""
+        """These arrived, for whichever request."""
         self._nothing_came = self._nothing_came and not messages
         self._less(messages, size)
 
@@ -132,12 +131,12 @@ class Room:
         self.held_bytes += size
 
     def read(self, messages: int, size: int) -> None:
-        """These are no longer here."""
+        """These were read."""
         self.held -= messages
         self.held_bytes -= size
 
     def ended(self, messages: int, size: int, *, too_small: bool = False) -> None:
-        """So much of a request will not come; `too_small` for what comes next."""
+        """This part of a request will not be delivered; `too_small` for the next message."""
         self._less(messages, size)
         if too_small and not self.asked and self._nothing_came:
             self._one_of_any_size = True

@@ -1,8 +1,8 @@
-"""A stretch of a stream, from one sequence to another, read at the speed of the connection.
+"""Reads a range of a stream, from one sequence to another, at the speed of the connection.
 
-Another source's part of a shared stream has to be read before a publisher goes on behind it, and
-may be much. Promises: every message that the stream has there, in order, or an error; a bounded
-part of it in memory, but for one message that is larger than the bound. Leaves no consumer behind.
+Another source's part of a shared stream has to be read before a publisher continues after it, and
+may be large. Promises: every message of the range in order, or an error; a bounded part of it in
+memory, except for a single message larger than the limit. Leaves no consumer behind.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _PATIENCE_S = 2.0
 
 
 class StretchError(HeadraceError):
-    """A stretch of a stream could not be read."""
+    """A range of a stream could not be read."""
 
     retry = True
 
 
-# A message of the stream: its sequence there, its header (with NATS/1.0 and all), its payload.
+# A message of the stream: its sequence, its header (including NATS/1.0), its payload.
 Found = tuple[int, bytes, bytes]
 
 
 @dataclass(slots=True)
 class Stretch:
-    """A consumer of the server's, from `first_seq` on; read as far as is wanted, then further."""
+    """A server-side consumer that starts at `first_seq`; reads up to a sequence, then further."""
 
     client: Client
     stream: str
@@ -50,8 +50,7 @@ class Stretch:
     _name: str = field(default_factory=lambda: secrets.token_hex(11))
     _inbox: str = ""
     _listening: bulk.Listening | None = None
-    # What has come and was not read; of the request under way: where its answers come, and when it
-    # is complete.
+    # Unread messages; the inbox of the current request, and when the request is complete.
     _came: list[bulk.Arrival] = field(default_factory=list)
     _requests: int = 0
     _reply: bytes = b""
@@ -59,15 +58,15 @@ class Stretch:
     _last_seq: int = 0
     _too_small: bool = False
     _news: asyncio.Event = field(default_factory=asyncio.Event)
-    # How many the consumer has given, of those that were read.
+    # The number of messages that the consumer has delivered, of those that were read.
     _given: int = 0
 
     def __post_init__(self) -> None:
         self.at = self.first_seq - 1
 
     async def read(self, last_seq: int) -> AsyncIterator[list[Found]]:
-        """What there is up to here, some at a time; ends early where the server has no more to give
-        for a while.
+        """The messages up to here, some at a time; ends early if the server has no more for a
+        while.
         """
         if self._listening is None and self.at < last_seq:
             await self._open()
@@ -109,7 +108,7 @@ class Stretch:
         )
 
     async def _ask(self, messages: int, last_seq: int) -> None:
-        """Have the server give so many; where the first is too large for that, one of any size."""
+        """Request this many messages; if the first is too large for that, one of any size."""
         await self._asked({"batch": messages, "max_bytes": _BYTES_MAX}, last_seq)
         if not self._came and self._too_small:
             await self._asked({"batch": 1}, last_seq)
@@ -127,9 +126,7 @@ class Stretch:
         await wait_for(self._news, 2 * _PATIENCE_S)
 
     def _taken(self, last_seq: int) -> list[Found]:
-        """What has come up to here; where messages were removed, a request may have brought what is
-        beyond.
-        """
+        """The messages up to here; if some were removed, a request may have delivered later ones."""
         found: list[Found] = []
         for _, reply, header, payload in self._came:
             seq, number, _ = place(reply)
@@ -138,7 +135,7 @@ class Stretch:
                 break
             self._given += 1
             if number != self._given:
-                # What the server sent into a connection that was lost does not come again.
+                # What the server sent into a lost connection is not sent again.
                 raise StretchError(f"stream {self.stream} could not be read beyond {self.at}")
             found.append((seq, header, payload))
             self.at = seq
@@ -150,13 +147,14 @@ class Stretch:
             if arrival[1].startswith(b"$JS.ACK."):
                 self._came.append(arrival)
             elif arrival[0] == self._reply and (said := status(arrival[2])) is not None:
-                # Of an earlier request it may come late: that one was complete, and is told so.
+                # It may arrive late, for an earlier request: that one was complete, and this is its
+                # status.
                 self._too_small = said.is_too_small
                 self._news.set()
         if len(self._came) >= self._wanted or (
             self._came and place(self._came[-1][1])[0] >= self._last_seq
         ):
-            # All of it, or all that is left of it where messages were removed.
+            # All of it, or all that is left of it if messages were removed.
             self._news.set()
 
 

@@ -1,8 +1,8 @@
-"""Small durable state in the suite's own KV bucket: values written by compare-and-set, and leases.
+"""Small durable state in the suite's KV bucket: values written by compare-and-set, and leases.
 
 Promises: a write that lost its compare-and-set raises `LostRaceError` and changed nothing. A lease
-has one holder at a time as far as a clock can say; what must hold even for a holder that slept is
-fenced at the stream itself (docs/adr/0005).
+has one holder at a time, as far as clocks can ensure it; whatever must hold even for a holder that
+slept is fenced at the stream itself (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ _IDENTITY = "identity"
 
 
 class LostRaceError(HeadraceError):
-    """Somebody else wrote the same state first."""
+    """Another process wrote the same state first."""
 
     retry = True
 
 
 class ForeignStateError(HeadraceError):
-    """A key of the state bucket holds what the suite did not write."""
+    """A key of the state bucket contains something that the suite did not write."""
 
     remedy = (
         "Find out who may write to the bucket (docs/security.md), then remove the key: nats kv "
-        "purge. What matters is "
-        "found again in the stream and the slot."
+        "purge. The suite recovers its state from the stream and the slot."
     )
 
 
@@ -62,7 +61,7 @@ class Cell:
         try:
             entry = await self.bucket.get(self.key)
         except KeyNotFoundError as missing:
-            # A deleted key has a revision of its own, which the next write must name.
+            # A deleted key has a revision too, which the next write must name.
             entry_of_deletion = getattr(missing, "entry", None)
             self.value = None
             if entry_of_deletion:
@@ -79,11 +78,11 @@ class Cell:
             value = msgpack.unpackb(data)
         except (ValueError, msgpack.UnpackException) as error:
             raise ForeignStateError(
-                f"{self.key} of the state bucket is not the suite's own writing"
+                f"{self.key} of the state bucket was not written by the suite"
             ) from error
         if not isinstance(value, dict):
             raise ForeignStateError(
-                f"{self.key} of the state bucket is a {type(value).__name__}, and no record"
+                f"{self.key} of the state bucket is a {type(value).__name__}, not a record"
             )
         return value
 
@@ -93,7 +92,7 @@ class Cell:
                 self.key, bytes(msgpack.packb(dict(value))), last=self.revision
             )
         except KeyWrongLastSequenceError as error:
-            raise LostRaceError(f"{self.key} was written by somebody else") from error
+            raise LostRaceError(f"another process wrote {self.key}") from error
         self.value = value
 
     async def delete(self) -> None:
@@ -110,9 +109,7 @@ async def bucket(js: JetStreamContext, name: str) -> KeyValue:
 
 
 async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> KeyValue | None:
-    """`bucket`, for a service: waits for JetStream to answer; None when the service stops before it
-    does.
-    """
+    """`bucket`, for a service: waits for JetStream to answer; None if the service stops first."""
     while not scope.stopping.is_set():
         try:
             found = await bucket(js, name)
@@ -126,17 +123,17 @@ async def bucket_patiently(scope: Scope, js: JetStreamContext, name: str) -> Key
 
 
 async def suite_identity(state: KeyValue) -> str:
-    """The identity of the suite that keeps its state in this bucket: random, made once."""
+    """The identity of the suite that uses this bucket: random, created once."""
     cell = Cell(state, _IDENTITY)
     while (kept := await cell.read()) is None:
-        # Another service may make it at the same moment: the first one counts.
+        # Another service may create it at the same moment: the first one counts.
         with contextlib.suppress(LostRaceError):
             await cell.write({"suite": secrets.token_hex(8)})
     return _known(kept)
 
 
 async def known_identity(state: KeyValue) -> str:
-    """The suite's identity; empty while none was made."""
+    """The suite's identity; empty before it is created."""
     kept = await Cell(state, _IDENTITY).read()
     if kept is None:
         return ""
@@ -151,7 +148,7 @@ def _known(kept: Mapping[str, Any]) -> str:
 
 
 class Lease:
-    """The right to be the one active instance of a role, renewed while held."""
+    """The right to be the only active instance of a role, renewed while held."""
 
     def __init__(self, cell: Cell, holder: str, ttl_s: float) -> None:
         self._cell = cell
@@ -162,7 +159,7 @@ class Lease:
         self._since = 0.0
 
     async def acquire(self, scope: Scope) -> bool:
-        """Wait until the lease is ours; False when the service is stopping instead."""
+        """Wait until this process holds the lease; False if the service stops instead."""
         while not scope.stopping.is_set():
             try:
                 acquired = await self._try()
@@ -180,7 +177,7 @@ class Lease:
         return False
 
     async def _try(self) -> bool:
-        """Take the lease if nobody holds it, or its holder was silent for its whole time."""
+        """Take the lease if it is free, or its holder was silent for the whole time to live."""
         current = await self._cell.read()
         if self._cell.revision != self._revision:
             self._revision = self._cell.revision
@@ -195,8 +192,8 @@ class Lease:
         return True
 
     async def keep(self, scope: Scope) -> None:
-        """Renew for as long as the service lives; raises `LostRaceError` when somebody else took
-        it.
+        """Renew the lease for the service's lifetime; raises `LostRaceError` if another process
+        took it.
         """
         while not scope.stopping.is_set():
             await scope.pause(self._ttl_s / 3)
@@ -205,7 +202,7 @@ class Lease:
             try:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await self._cell.write({"holder": self._holder})
-            # The write that won the race may be our own, whose answer was lost.
+            # The write that won the race may be our own, if its answer was lost.
             except (NatsError, TimeoutError, LostRaceError) as error:
                 log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
                 await self._resync()
@@ -218,10 +215,10 @@ class Lease:
         except (NatsError, TimeoutError):
             return
         if current is None or current.get("holder") != self._holder:
-            raise LostRaceError(f"{self._cell.key} was taken by somebody else")
+            raise LostRaceError(f"another process took {self._cell.key}")
 
     async def release(self) -> None:
-        """Hand over at once; best effort, since a lease ends by itself."""
+        """Release the lease immediately; best effort, since a lease expires anyway."""
         try:
             async with asyncio.timeout(1):
                 await self._cell.delete()

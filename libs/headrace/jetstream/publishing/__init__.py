@@ -1,1 +1,1 @@
-"""Publish an ordered run of messages to a JetStream stream, each exactly once."""
+"""Publish an ordered sequence of messages to a JetStream stream, each exactly once."""

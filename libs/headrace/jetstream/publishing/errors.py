@@ -1,6 +1,6 @@
-"""What keeps a message out of a stream, and JetStream's error codes that say so.
+"""Reasons why a stream doesn't store a message, and JetStream's error codes for them.
 
-An `IngestError` leaves it open which messages are stored: that is asked of the stream. Pure.
+An `IngestError` leaves open which messages are stored: read the stream to find out. Pure.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ class FencedError(IngestError):
 
 
 class StreamFullError(IngestError):
-    """The stream refuses messages for lack of room."""
+    """The stream is full and refuses messages."""
 
-    remedy = "The slot holds what is not delivered. Give the stream room (max_bytes), or shorten its retention."
+    remedy = (
+        "The slot retains undelivered changes. Give the stream more space (max_bytes), or "
+        "shorten its retention."
+    )
 
 
 class TailLostError(IngestError):
-    """The stream no longer holds what it acknowledged."""
+    """The stream no longer contains messages that it acknowledged."""
 
 
 class MessageTooLargeError(HeadraceError):
-    """A message is larger than NATS or the stream takes, so it can't ever be stored."""
+    """A message is larger than NATS or the stream allows, so it can never be stored."""
 
     remedy = (
         "Raise nats-server's max_payload (and the stream's max_msg_size), then restart. "
@@ -60,10 +63,10 @@ class MessageTooLargeError(HeadraceError):
 
 
 def refusal(error: Mapping[str, object]) -> IngestError | MessageTooLargeError:
-    """The suite's error for a message that JetStream refused for another reason than its place."""
+    """The suite's error for a message that JetStream refused for any reason but its position."""
     text = f"JetStream refused a message: {error.get('description')}"
-    # A file store has a limit of its own (some 32 MB), which only the text tells from a lack of
-    # room.
+    # A file store has its own limit (about 32 MB), which only the text distinguishes from a full
+    # stream.
     if error.get("err_code") == _TOO_LARGE or "too large" in text:
         return MessageTooLargeError(text)
     if error.get("err_code") in _FULL_CODES:

@@ -1,27 +1,27 @@
-"""Publishing by JetStream's fast ingest (ADR-50 of NATS, servers from 2.14): one acknowledgement
-for many messages.
+"""Publishing by JetStream's fast ingest: one acknowledgement for many messages.
 
-A batch is an ordered run of messages that the server knows by an id; what a message is to its batch
-stands in its reply subject, `{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server
-answers every `flow` messages, and once more when the batch is ended. In the gap mode `fail` a
-message that is lost or refused ends its batch, and all behind it are refused.
+ADR-50 of NATS, servers from 2.14. A batch is an ordered sequence of messages that the server knows
+by an id. The reply subject says what a message is to its batch:
+`{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server answers every `flow` messages,
+and once more when the batch is ended. In the gap mode `fail`, a lost or refused message ends its
+batch, and all messages after it are refused.
 
-Promises what `Ingest` promises: in order, without a hole or a double, fenced, whatever the
-duplicate window. Three rules make it so (docs/adr/0010):
+Promises the same as `Ingest`: in order, without holes or duplicates, fenced, independent of the
+duplicate window. Three rules ensure this (docs/adr/0010):
 
-- every message names the stream's last sequence that must be before it, the first one's read from
-  the server. A batch by itself is not enough: the server looks for a duplicate before it looks at
-  what is expected, so a first message that it has seen would open a batch unfenced, and a failed
-  write does not end a batch by itself;
-- a batch begins only when the one before has its final answer, so that what it expects is known and
-  not guessed;
-- a batch's id is never used again.
+- every message names the stream's last sequence that must precede it, the first one's read from
+  the server. A batch alone is not enough: the server checks for a duplicate before it checks the
+  expected sequence, so a first message that it has seen would open a batch unfenced, and a failed
+  write does not end a batch;
+- a batch starts only after the final answer to the one before, so that its expected sequence is
+  known and not guessed;
+- a batch's id is never reused.
 
-Messages are handed over many at a time, at the latest when the caller says with `settle` that it
-has no more at hand. Few of them are a batch of their own, acknowledged in one round trip; more
-leave the batch open until nothing comes.
+Messages are sent many at a time, at the latest when the caller signals with `settle` that it has no
+more ready. A few of them form their own batch, acknowledged in one round trip; more of them leave
+the batch open until no more arrive.
 
-Never retries on its own what it doesn't know the fate of: that is an `IngestError`, as in `Ingest`.
+Never retries a message whose fate is unknown: that is an `IngestError`, as in `Ingest`.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _UNKNOWN_BATCH = 10208
 # The server never acknowledges less often.
 _FLOW_MAX = 500
 _HANDED_OVER_AT_ONCE = 128
-# A batch of no more is ended with its last message; one with more stays open for what follows.
+# A batch of at most this many is ended with its last message; a larger one stays open for more.
 _SMALL_BATCH = 256
 
 
 async def offers_fast_ingest(js: JetStreamContext, client: Client, stream: str) -> bool:
-    """Whether this server and this stream take it."""
+    """Whether this server and this stream support it."""
     version = client.connected_server_version
     if (version.major, version.minor) < (2, 14):
         return False
@@ -84,7 +84,7 @@ async def offers_fast_ingest(js: JetStreamContext, client: Client, stream: str) 
 
 
 class FastIngestUnsupportedError(HeadraceError):
-    """The server or the stream doesn't take fast ingest, and nothing else was asked for."""
+    """The server or the stream doesn't support fast ingest, and HEADRACE_INGEST requires it."""
 
     remedy = (
         "Use nats-server 2.14 or newer with allow_batched on the stream, or HEADRACE_INGEST=auto."
@@ -92,7 +92,7 @@ class FastIngestUnsupportedError(HeadraceError):
 
 
 class FastIngest(Pipe):
-    """Messages one behind the other, from where the stream's tail is now."""
+    """Publishes messages one after the other, from the stream's current tail."""
 
     def __init__(
         self,
@@ -124,10 +124,10 @@ class FastIngest(Pipe):
         self._base = 0
         self._number = 0
         self._kept = 0
-        # Refused for its place, and whether the server has said what it kept of the batch.
+        # Refused for its position, and whether the server has said what it stored of the batch.
         self._broken = False
         self._over = False
-        # So many messages of the batch the server took; whether it did and they are not seen in the
+        # Messages of the batch that the server accepted; whether some of them don't show up in the
         # stream.
         self._taken = 0
         self._unproved = False
@@ -136,7 +136,7 @@ class FastIngest(Pipe):
 
     @property
     def published(self) -> int:
-        """How many were handed over."""
+        """The number of messages handed over."""
         return self._acked + self._pending
 
     @property
@@ -144,7 +144,7 @@ class FastIngest(Pipe):
         return len(self._sent) + len(self._unsent)
 
     async def open(self, tail: Tail) -> None:
-        """Begin behind a tail that was read from the stream just now."""
+        """Start after a tail that was just read from the stream."""
         self._begin_behind(tail)
         self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
         if self._turns is not None:
@@ -167,7 +167,7 @@ class FastIngest(Pipe):
                 log.debug("unsubscribe_failed", reason=str(error))
 
     async def publish(self, message: Message) -> None:
-        """Take a message; waits while too many are under way."""
+        """Take a message; waits while too many are in flight."""
         size = len(message.payload)
         unsent = self._unsent
         if (
@@ -183,9 +183,7 @@ class FastIngest(Pipe):
         await self._send_soon()
 
     async def publish_all(self, messages: Sequence[Message]) -> None:
-        """`publish` for several, one behind the other: many at once where nothing stands in the
-        way.
-        """
+        """`publish` for several messages: all together if nothing prevents it."""
         for at in range(0, len(messages), _HANDED_OVER_AT_ONCE):
             part = messages[at : at + _HANDED_OVER_AT_ONCE]
             sizes = [len(message.payload) for message in part]
@@ -206,7 +204,7 @@ class FastIngest(Pipe):
     async def _send_soon(self) -> None:
         if len(self._unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
             await self._send(end=False)
-            # Answers come in only when the event loop turns.
+            # Answers arrive only when the event loop runs.
             await asyncio.sleep(0)
 
     async def _await_room(self, message: Message) -> None:
@@ -229,9 +227,7 @@ class FastIngest(Pipe):
         self._raise_failure()
 
     async def settle(self) -> None:
-        """Called when there is nothing to publish: sends what is left, repairs, notices what is
-        missing.
-        """
+        """Called when there is nothing to publish: sends the rest, repairs, detects losses."""
         self._check_connection()
         if self._broken and self._over:
             await self._begin_again()
@@ -249,14 +245,14 @@ class FastIngest(Pipe):
         if self._broken and self._over:
             await self._begin_again()
             return
-        # Of so few messages the server says nothing until the batch is ended.
+        # With so few messages the server says nothing until the batch is ended.
         await self._send(end=self._pending < 2 * self._flow or self._unproved)
-        # Where another writes nothing was sent, and nothing is answered.
+        # While another source writes, nothing was sent, so no answer will come.
         if self._pending and not (self._broken and self._over):
             await self._answer()
 
     async def _send(self, *, end: bool) -> None:
-        """Send what is unsent, unless a batch is ending; `end` the batch with it."""
+        """Send the unsent messages, unless a batch is ending; with `end`, end the batch too."""
         if self._turns is not None and not self._ending and not self._broken:
             end = self._keep_to_turns(self._turns) or end
         if self._ending or self._broken or not (self._unsent or (end and self._open)):
@@ -272,8 +268,8 @@ class FastIngest(Pipe):
             self._raise_failure()
 
     def _keep_to_turns(self, turns: Turns) -> bool:
-        """Begin nothing while another writes; whether the batch that is open has to end for another
-        that waits.
+        """Start nothing while another source writes; whether the open batch must end for a waiting
+        source.
         """
         if not self._open:
             if self._unsent and turns.others_write:
@@ -283,7 +279,7 @@ class FastIngest(Pipe):
         return turns.is_over
 
     def _commands(self, *, end: bool) -> list[bytes]:
-        """The bytes of everything unsent, which is sent with it; nothing here may wait."""
+        """The bytes of all unsent messages, which count as sent afterwards; nothing here may wait."""
         if not self._sent:
             self._heard_at = time.monotonic()
         if not self._open:
@@ -345,7 +341,7 @@ class FastIngest(Pipe):
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
-            self._fail(IngestError(f"JetStream misses message {answer.get('last_seq')} of a batch"))
+            self._fail(IngestError(f"JetStream lacks message {answer.get('last_seq')} of a batch"))
         elif "error" in answer:
             self._refused(answer["error"], first=number == "1", final=kind is None)
         else:
@@ -353,12 +349,12 @@ class FastIngest(Pipe):
         self._room.set()
 
     async def _prove(self) -> None:
-        """Keep what the server has taken of the batch, as far as it is seen in the stream.
+        """Record what the server has accepted of the batch, as far as the stream shows it.
 
-        It stored the messages, or skipped them as duplicates. One that it skipped breaks the batch
-        at the next one that it does not, so the last one speaks for all. While that one is read
-        more are taken, and of those again the last one is read: a read for every answer would hold
-        back what is sent.
+        The server stored the messages, or skipped them as duplicates. A skipped message breaks the
+        batch at the next one that isn't skipped, so the last one proves all. While it is read, more
+        messages are accepted; then the last of those is read. One read per answer would slow down
+        sending.
         """
         looked = ("", 0)
         while self._taken > self._kept and (place := (self._batch, self._taken)) != looked:
@@ -405,13 +401,13 @@ class FastIngest(Pipe):
             if not self._broken:
                 count(self._stats, "batches_broken")
             self._broken = True
-            # Of a batch whose first message was refused nothing was kept; of another the server
-            # says how much.
+            # If the first message was refused, nothing was stored; else the server says how much
+            # was.
             self._over = self._over or (first and final)
         elif code == _UNKNOWN_BATCH and self._broken:
             return
         elif code == _UNKNOWN_BATCH:
-            self._fail(IngestError("JetStream has forgotten a batch that was not ended"))
+            self._fail(IngestError("JetStream lost a batch that was not ended"))
         else:
             self._fail(refusal(error))
 
@@ -449,7 +445,7 @@ class FastIngest(Pipe):
             await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _begin_again(self) -> None:
-        """Something else was stored where a message belongs: go on behind the tail with what is not
+        """Another message was stored at this position: continue after the tail with what isn't
         stored.
         """
         await self._go_behind_others()
@@ -462,8 +458,8 @@ class FastIngest(Pipe):
         await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _go_behind_others(self) -> None:
-        """Find the stream's end; where another writes there, wait for the turn, and read what it
-        writes meanwhile.
+        """Find the stream's end; if another source writes, wait for the turn and read its messages
+        meanwhile.
         """
         if self._turns is None:
             await self._check(await self._tail.after(self._last_seq))

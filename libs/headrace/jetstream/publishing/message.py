@@ -10,7 +10,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Message(Protocol):
-    """What can be stored; `advances`: it takes its source's position forward."""
+    """A message to store; `advances`: it moves its source's position forward."""
 
     @property
     def subject(self) -> str: ...
@@ -28,8 +28,7 @@ class Message(Protocol):
     def advances(self) -> bool: ...
 
 
-# A tuple, since a hundred thousand are made in a second: a dataclass would double what making one
-# costs.
+# A tuple, because a hundred thousand are created per second: a dataclass would double the cost.
 class Outgoing(NamedTuple):
     """A message to be stored."""
 

@@ -1,9 +1,8 @@
-"""What all ways of publishing into a stream share: where they stand, the connection they began
-with, how they fail.
+"""The common part of all ways to publish into a stream: position, connection, failure.
 
-Promises: what failed once goes on failing, since nobody knows what is stored; a connection that was
-lost or replaced is noticed at the latest before the next message (the server may have come back
-with an older store).
+Promises: after a failure every call fails, because it is unknown what is stored; a connection that
+was lost or replaced is detected before the next message at the latest (the server may have come
+back with an older store).
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from headrace.timing.waits import wait_for
 log = logs.logger("ingest")
 
 LOOK_AGAIN_S = 0.5
-# More than the headers of any message take: only beyond it are they counted.
+# More than the headers of any message take: they are counted only above this size.
 HEADERS_BYTES_MAX = 4096
 
 
-# What one answer of the server acknowledged, in order: only its owner knows what the messages are.
+# The messages that one answer acknowledged, in order: only the owner knows what they contain.
 OnStored = Callable[[Sequence[Message]], None]
 
 
 def ignored(_: Sequence[Message]) -> None:
-    """For an owner who does not want to hear of it."""
+    """For an owner that doesn't need the acknowledgements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How much may be under way, and how long the server may take to acknowledge it."""
+    """Limits on messages in flight, and how long the server may take to acknowledge them."""
 
     messages_max: int
     bytes_max: int
@@ -53,7 +52,7 @@ class Window:
 
 
 class Pipe:
-    """Messages one behind the other, from where the stream's tail is."""
+    """Messages in sequence, starting at the stream's tail."""
 
     def __init__(
         self,
@@ -72,25 +71,25 @@ class Pipe:
         self._ack_timeout_s = window.ack_timeout_s
         self._acked = 0
         self._stored_seq = 0
-        # The stream's last sequence, as it was read or as an answer gave it.
+        # The stream's last sequence, from a read or from an answer.
         self._last_seq = 0
         self._created = ""
         self._reconnects = 0
         self._heard_at = time.monotonic()
-        # Ids that the server's duplicate window knows though the messages are not in the stream:
-        # they are stored without `Nats-Msg-Id`.
+        # Ids that the server's duplicate window knows though their messages are not in the stream:
+        # these messages are stored without `Nats-Msg-Id`.
         self._known: set[str] = set()
         self._failure: IngestError | MessageTooLargeError | None = None
         self._room = asyncio.Event()
 
     @property
     def acked(self) -> int:
-        """How many messages, counted from the first, are stored."""
+        """The number of messages, counted from the first, that are stored."""
         return self._acked
 
     @property
     def acked_at(self) -> float:
-        """When the server answered last."""
+        """The time of the server's last answer."""
         return self._heard_at
 
     @property
@@ -106,13 +105,15 @@ class Pipe:
         self._reconnects = self._client.stats["reconnects"]
 
     def _check_connection(self) -> None:
-        """Raise if the connection is not the one of the start, or something failed already."""
+        """Raise if this isn't the connection of the start any more, or something has failed
+        already.
+        """
         if not self._client.is_connected or self._client.stats["reconnects"] != self._reconnects:
             self._fail(IngestError("the NATS connection was lost"))
         self._raise_failure()
 
     def _check_patience(self) -> None:
-        """Raise if what is under way should have been answered long ago."""
+        """Raise if messages in flight should have been acknowledged long ago."""
         if time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
             self._raise_failure()
@@ -129,7 +130,7 @@ class Pipe:
             raise self._failure
 
     async def _answer(self) -> None:
-        """Wait for the next answer of the server, as long as there is reason to hope for one."""
+        """Wait for the server's next answer, as long as one can be expected."""
         self._room.clear()
         deadline = time.monotonic() + self._ack_timeout_s
         while not self._room.is_set():
@@ -139,7 +140,7 @@ class Pipe:
         self._raise_failure()
 
     def _refuse_duplicates(self, messages: Sequence[Message]) -> None:
-        """The server skipped these, by their ids: none of them counts as stored."""
+        """The server skipped these by their ids: none of them counts as stored."""
         count(self._stats, "duplicates_refused", len(messages))
         log.warning("duplicates_refused", first=messages[0].msg_id, messages=len(messages))
         self._known.update([message.msg_id for message in messages])
@@ -150,7 +151,7 @@ class Pipe:
         return "Nats-Msg-Id"
 
     def _count(self, messages: Sequence[Message], last_seq: int) -> None:
-        """These messages are stored, one behind the other, the last one there."""
+        """These messages are stored in sequence, the last one at this sequence."""
         for behind, message in enumerate(reversed(messages)):
             if message.advances:
                 self._stored_seq = last_seq - behind
@@ -165,11 +166,11 @@ class Pipe:
 async def check_tail(
     reader: StreamTail, tail: Tail, created: str, last_seq: int, own: tuple[int, str]
 ) -> None:
-    """Raise unless one may go on behind this tail: what was stored is there, and nothing of another
-    life.
+    """Raise unless publishing may continue after this tail: it contains all that was stored, and
+    nothing of another publisher.
 
     `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message
-    stored here.
+    stored by this pipe.
     """
     if tail.created != created or tail.last_seq < last_seq:
         raise TailLostError("the stream's end is not what was acknowledged")

@@ -1,7 +1,7 @@
-"""The tail of a stream: what is really there, read back from the server.
+"""The tail of a stream: its actual content, read back from the server.
 
-The stream's own messages, not anybody's memory of acknowledgements, say how far a source has been
-delivered: a PubAck is not an fsync, and a server may come back with an older store.
+The stream's own messages decide how far a source has been delivered, not the memory of
+acknowledgements: a PubAck is not an fsync, and a server may come back with an older store.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class TailMark:
     """What a message of ours says: its id, and the position it takes the stream to (None: it takes
     it nowhere).
 
-    A batch has a `lane` besides: its table's token, and the position of its last event. Where that
-    is beyond `position`, other tables' events before it are still to come.
+    In batches, `lane` is the table's token with the position of its last event. If that is beyond
+    `position`, earlier events of other tables are still missing.
     """
 
     msg_id: str
@@ -45,7 +45,7 @@ class TailMark:
 
     @property
     def settles(self) -> bool:
-        """Whether everything of ours up to here is in the stream."""
+        """Whether every message of this source up to here is in the stream."""
         return self.position is not None and (self.lane is None or self.lane[1] <= self.position)
 
 
@@ -58,7 +58,7 @@ Suspect = Callable[[bytes, bytes], bool]
 
 @dataclass(slots=True)
 class Tail:
-    """A stream's end as one source sees it."""
+    """A stream's end from the view of one source."""
 
     first_seq: int
     last_seq: int
@@ -66,11 +66,11 @@ class Tail:
     position: Position | None = None
     position_seq: int = 0
     position_id: str = ""
-    # Ids of our messages after that position which did not advance it (schema events).
+    # Ids of this source's messages after that position which did not advance it (schema events).
     ids_after: set[str] = field(default_factory=set)
-    # Whether the stream takes atomic batches.
+    # Whether the stream supports atomic batches.
     atomic: bool = False
-    # How far single tables go beyond that position, by token.
+    # Positions of single tables beyond that position, by token.
     lanes: dict[str, Position] = field(default_factory=dict)
     # Our last message with a position, of the source or of one of its tables.
     ours_seq: int = 0
@@ -123,9 +123,7 @@ class StreamTail:
         return self._read(message.data or b"", message.headers or {})
 
     async def id_at(self, seq: int) -> str | None:
-        """The id of whosever message is at `seq` ("" if it has none); None when there is none any
-        more.
-        """
+        """The id of any message at `seq` ("" if it has none); None if the message is gone."""
         try:
             message = await self._js.get_msg(self._stream, seq=seq)
         except NotFoundError:
@@ -134,11 +132,11 @@ class StreamTail:
         return str(headers.get("Nats-Msg-Id") or headers.get(ID_HEADER, ""))
 
     async def after(self, seq: int) -> Tail:
-        """Everything of ours after stream sequence `seq`, up to the end as of now."""
+        """Every message of this source after stream sequence `seq`, up to the current end."""
         tail = await self.state()
         if tail.last_seq <= seq or tail.last_seq < tail.first_seq:
             return tail
-        # One source alone in the stream, its last event at the end: by far the usual case.
+        # By far the usual case: only one source in the stream, its last event at the end.
         last = await self.mark_at(tail.last_seq)
         if last is not None and last.settles:
             tail.see(tail.last_seq, last)
@@ -187,7 +185,7 @@ class StreamTail:
 
     @contextlib.asynccontextmanager
     async def watched(self, seq: int) -> AsyncIterator[Callable[[], Awaitable[Tail]]]:
-        """`after` in steps: each call tells of what came since the one before."""
+        """`after` in steps: each call reports what was added since the one before."""
         stretch: Stretch | None = None
         at = seq
 
@@ -223,7 +221,7 @@ class StreamTail:
             await self._check_end(tail, stretch.at)
 
     async def _check_end(self, tail: Tail, at: int) -> None:
-        """Raise unless what could not be read is no longer there."""
+        """Raise unless the messages that could not be read are gone."""
         state = await self.state()
         if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
             return
@@ -231,7 +229,7 @@ class StreamTail:
             raise TailError(f"stream {self._stream} could not be read beyond {at}")
 
     async def _deleted(self, start: int, end: int) -> bool:
-        """Whether the last message was deleted: then no fetch will ever bring it."""
+        """Whether the last message was deleted: then no fetch will ever return it."""
         if start > end:
             return True
         try:

@@ -1,15 +1,14 @@
-"""Turns of several sources at the end of one stream, so that they don't cut each other's batches
-short.
+"""Turns of several sources at the end of one stream, so that they don't cut each other's batches.
 
-Turns only say *when* a batch begins and ends. That the stream stays exact is no matter of theirs:
-the server refuses what is not in its place. Who was refused says on NATS core that it waits; who is
-writing says so then, and after a turn's length ends its batch and passes the turn to the one that
-has waited longest. Meanwhile that one reads what is written, since it has to know it before it goes
-on behind it; a turn lasts a little longer for one that is far behind.
+Turns only decide *when* a batch starts and ends. They don't affect correctness: the server refuses
+a message at the wrong position. A refused publisher announces on NATS core that it waits. The
+writing publisher then announces itself, ends its batch after a turn's length, and passes the turn
+to the publisher that has waited longest. Meanwhile that one reads what is written, because it must
+know it before it continues after it; a turn lasts a little longer for one that is far behind.
 
-A note may be lost, late or a lie, so nobody waits longer than `_WAIT_MAX_S`; and who hears of no
-other that writes does not wait at all. A source's own publishers don't hear each other: they take
-no turns, one is fenced.
+A note may be lost, late or false, so nobody waits longer than `_WAIT_MAX_S`, and a publisher that
+hears of no other writer doesn't wait at all. Publishers of the same source don't hear each other:
+they take no turns; one of them is fenced.
 """
 
 from __future__ import annotations
@@ -32,16 +31,17 @@ from headrace.metrics.counting import Stats, count
 from headrace.timing.waits import wait_for
 
 _TURN_S = 0.2
-# How long at most a turn lasts where who waits is far behind, and what that is.
+# The maximum length of a turn if the waiting publisher is far behind, and what counts as that.
 _LONG_TURN_S = 0.6
 _BEHIND_MESSAGES = 2000
-# A writer of whom nothing was heard for so long is believed to write no more.
+# A writer that was silent for this long is assumed to have stopped writing.
 _BELIEVED_S = 0.5
 _WAIT_MAX_S = 5.0
 _LOOK_S = 0.02
-# Who has nothing to write for so long passes its turn.
+# A publisher with nothing to write for this long passes its turn.
 _REST_S = 0.005
-# How often one that waits or writes says so, and when one that no longer waits is forgotten.
+# The interval of announcements by waiting and writing publishers, and when a silent one is
+# forgotten.
 _SAYS_AGAIN_S = 0.1
 _FORGOTTEN_S = 1.0
 _OTHERS_MAX = 64
@@ -53,8 +53,8 @@ _PASS = "pass"  # noqa: S105  # a word of the notes, and no secret
 
 @dataclass(slots=True)
 class _Waiting:
-    """Another that waits: since when, when it last said so, and whether it has read nearly all that
-    is written.
+    """Another waiting publisher: since when, when it last announced it, and whether it has nearly
+    caught up.
     """
 
     since: float
@@ -87,7 +87,7 @@ class Turns:
         self._resting: asyncio.Task[None] | None = None
 
     async def open(self, is_writing: Callable[[], bool]) -> None:
-        """Hear the others; `is_writing`: whether there is anything under way here."""
+        """Listen to the others; `is_writing`: whether this publisher has messages in flight."""
         self._is_writing = is_writing
         self._subscription = await self._client.subscribe(self._subject, cb=self._on_note)
 
@@ -101,12 +101,12 @@ class Turns:
 
     @property
     def others_write(self) -> bool:
-        """Whether another has the turn."""
+        """Whether another publisher has the turn."""
         return bool(self._writer) and time.monotonic() < self._writes_until
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for another that waits."""
+        """Whether it is time to pass the turn to a waiting publisher."""
         if not self._waiting or (heir := self._heir()) is None:
             return False
         waiting = self._waiting[heir]
@@ -114,13 +114,13 @@ class Turns:
         return age_s >= (_TURN_S if waiting.ready else _LONG_TURN_S)
 
     async def want(self, *, ready: bool = False) -> None:
-        """Ask who writes for the turn."""
+        """Ask the writing publisher for the turn."""
         self._waits_since = self._waits_since or time.monotonic()
         await self._say(_WAIT, ready=ready)
 
     async def wait(self, new: int) -> bool:
-        """After a look at the stream's end that found so much new: whether to look again, a moment
-        later, or write.
+        """After reading this much new at the stream's end: whether to look again a moment later, or
+        to write.
         """
         now = time.monotonic()
         if self._came:
@@ -136,15 +136,15 @@ class Turns:
         return True
 
     async def keep(self) -> None:
-        """Say to those that wait, now and then, that the turn is still ours."""
+        """Announce to the waiting publishers, now and then, that this one still has the turn."""
         if self._waiting and time.monotonic() - self._said_at > _SAYS_AGAIN_S:
             await self._say(_WRITE)
 
     def pass_on(self, *, more: bool) -> bool:
-        """A batch has ended: whether it is another's turn now, which is to `tell`. Without `more`
-        to write, it soon is.
+        """A batch has ended: whether the turn now passes to another, which `tell` announces.
 
-        Nothing here waits, so that nobody begins a batch in between.
+        Without `more` to write, it soon passes. Nothing here waits, so that no batch starts in
+        between.
         """
         if self.is_over:
             return self._pass()
@@ -153,7 +153,7 @@ class Turns:
         return False
 
     async def tell(self) -> None:
-        """Tell whose turn it is now."""
+        """Announce whose turn it is now."""
         await self._say(_PASS, self._writer)
 
     async def _rest(self) -> None:
@@ -223,7 +223,7 @@ class Turns:
             self._came = True
             self._news.set()
         if to == self._me:
-            # One that wrote meanwhile has no use for it.
+            # One that wrote meanwhile doesn't need it.
             busy = self._waits_since or self._is_writing()
             await self._say(_WRITE if busy else _PASS)
 
@@ -233,7 +233,9 @@ class Turns:
         self._writes_until = time.monotonic() + _BELIEVED_S
 
     def _heir(self) -> str | None:
-        """Who has waited longest; one that says so no more has died, or has written meanwhile."""
+        """The publisher that has waited longest. One that stopped announcing it has died, or has
+        written meanwhile.
+        """
         now = time.monotonic()
         for other, waiting in tuple(self._waiting.items()):
             if now - waiting.heard_at > _FORGOTTEN_S:

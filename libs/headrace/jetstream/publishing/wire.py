@@ -1,8 +1,8 @@
-"""Many messages at once over nats-py's connection: their bytes composed here, handed over together.
+"""Sends many messages together over nats-py's connection: composed as bytes here.
 
-A tenth of what a call of `publish` for each costs. One of three modules that touch what nats-py
-keeps to itself, with `bulk` and `connection`; its plain `publish` is the oracle of the test.
-Subjects and ids come from the suite and are not checked again.
+Costs a tenth of calling `publish` for each. One of three modules that touch nats-py's internals,
+with `bulk` and `connection`; the plain `publish` is the oracle of the test. Subjects and ids come
+from the suite and are not checked again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEWLINES = str.maketrans("\r\n", "  ")
 
 
 def header_lines(headers: Mapping[str, str]) -> str:
-    """Headers in NATS's form, each line with its end."""
+    """Headers in NATS's format, each line with its end."""
     return "".join(
         [f"{key}: {value.strip().translate(_NEWLINES)}\r\n" for key, value in headers.items()]
     )
@@ -36,7 +36,7 @@ def command(message: Message, reply: str, expected_seq: int, id_header: str = MS
 
 
 def grouped(message: Message, id_header: str, batch: str, number: int) -> bytes:
-    """What publishes one of an atomic batch that is neither its first nor its last message, without
+    """The command that publishes a message inside an atomic batch (neither first nor last), without
     other headers.
     """
     head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
@@ -44,7 +44,9 @@ def grouped(message: Message, id_header: str, batch: str, number: int) -> bytes:
 
 
 def with_headers(subject: str, reply: str, headers: Mapping[str, str], payload: bytes) -> bytes:
-    """What publishes a message with these headers; without a `reply` nobody answers."""
+    """The command that publishes a message with these headers; without a `reply`, there is no
+    answer.
+    """
     return _command(subject, reply, f"NATS/1.0\r\n{header_lines(headers)}\r\n", payload)
 
 
@@ -55,7 +57,7 @@ def _command(subject: str, reply: str, head: str, payload: bytes) -> bytes:
 
 
 def bare(subject: str, reply: str) -> bytes:
-    """What publishes nothing but a subject and a reply."""
+    """The command that publishes an empty message with a subject and a reply."""
     return f"PUB {subject} {reply} 0\r\n\r\n".encode()
 
 
@@ -75,14 +77,14 @@ def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 async def hand_over(client: Client, commands: list[bytes]) -> None:
-    """Give commands to the connection, in one piece and in order, even among several tasks."""
+    """Send commands in one piece and in order, even from several tasks."""
     data = b"".join(commands)
     client.stats["out_msgs"] += len(commands)
     client.stats["out_bytes"] += len(data)
-    # There is no public call for bytes. The first thing it does, before it may wait, is to put them
-    # in the buffer.
+    # There is no public call for bytes. This one puts them in the buffer before anything in it may
+    # wait.
     await client._send_command(data)  # noqa: SLF001
-    # As `publish` ends: what is in the buffer is written soon, without waiting for an answer as
-    # `flush` does.
+    # Ends like `publish`: the buffer is written soon, without waiting for an answer as `flush`
+    # does.
     if client._flush_queue is not None and client._flush_queue.empty():  # noqa: SLF001
         await client._flush_pending()  # noqa: SLF001
