@@ -1,4 +1,4 @@
-"""The current context, and the statement that passes it to PostgreSQL. No I/O itself.
+"""The current context, and the statement that passes it to PostgreSQL. Does no I/O itself.
 
 Promises: a context belongs to its task or thread and ends with its block; a nested context adds to
 the outer one; values that aren't JSON are written as text, so that auditing never breaks the
