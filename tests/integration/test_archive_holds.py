@@ -132,7 +132,7 @@ async def test_a_store_that_takes_no_more_files_is_on_the_wal_readers_readiness(
         in_the_way.mkdir()
         await database.execute("INSERT INTO orders VALUES (2, 1, 'held')")
         # In between, an epoch that began without the archiver may be what it last asked about.
-        why = f"for archiver ({file_name(2)} was written by somebody else"
+        why = f"for archiver ({file_name(2)} was written by another process"
         async with asyncio.timeout(60):
             while why not in (await reasons(port, "confirm", timeout_s=40))["confirm"]:  # noqa: ASYNC110  # polled
                 await asyncio.sleep(0.2)

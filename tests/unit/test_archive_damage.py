@@ -346,7 +346,7 @@ def test_what_was_collected_what_is_missing_and_what_never_was_are_told_apart(ma
     with pytest.raises(WalFileMissingError, match=r"file 3 .* is missing"):
         reader.get(3)
     for never in (0, -1):
-        with pytest.raises(WalFileMissingError, match=f"never was a file {never}"):
+        with pytest.raises(WalFileMissingError, match=f"there is no file {never}"):
             reader.get(never)
     assert reader.get(6) is None
 

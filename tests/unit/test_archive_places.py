@@ -103,7 +103,7 @@ def test_an_lsn_before_the_archive_began_is_refused(tmp_path: Path) -> None:
     made = Maker(f"file://{tmp_path}/young")
     info = made.write()
     assert begun(made, from_lsn=info.from_lsn) == [100, 200]
-    with pytest.raises(WalFileCollectedError, match="file 1, the first one, begins at 0/28"):
+    with pytest.raises(WalFileCollectedError, match="file 1, the first one, starts at 0/28"):
         begun(made, from_lsn=info.from_lsn - 1)
 
 

@@ -42,7 +42,7 @@ class ClockedStore(Store):
 
 
 def test_a_store_that_ignores_conditions_is_refused() -> None:
-    with pytest.raises(StoreUnfitError, match="made twice"):
+    with pytest.raises(StoreUnfitError, match="created twice"):
         CarelessStore("memory:///").prepare()
 
 

@@ -1,7 +1,7 @@
-"""The archive: numbered log files in object storage, and readers over them.
+"""The archive: numbered log files in object storage, and readers for them.
 
-Needs obstore, pyarrow and numpy, and neither a database driver, nor NATS, nor Spark. The format is
-docs/archive.md's.
+Needs obstore, pyarrow and numpy, but no database driver, NATS or Spark. docs/archive.md specifies
+the format.
 """
 
 try:

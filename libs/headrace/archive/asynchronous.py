@@ -1,4 +1,4 @@
-"""`AsyncWalReader`: as `WalReader`, for asyncio. The steps are the same; only who waits differs."""
+"""`AsyncWalReader`: `WalReader` for asyncio. Both take the same steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.lsn import Position
 
 
 class AsyncWalFile:
-    """A file that is there."""
+    """An existing file."""
 
     def __init__(self, reader: AsyncWalReader, opened: Opened) -> None:
         self._reader = reader
@@ -43,11 +43,11 @@ class AsyncWalFile:
 
     @property
     def info(self) -> SegmentInfo:
-        """The file's own account: positions, tables, checksum, gap."""
+        """The file's metadata: positions, tables, checksum, gap."""
         return self._opened.info
 
     async def metadata(self) -> ObjectMetadata | None:
-        """The object as the store has it now; None when it is there no more."""
+        """The object as the store has it now; None if it no longer exists."""
         return await self._reader.run(read_protocol.head(self.id))
 
     async def __aiter__(self) -> AsyncIterator[RowEntry]:
@@ -64,7 +64,7 @@ class AsyncWalFile:
     async def batches(
         self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
-        """The rows in order, as Arrow has them, with all columns or some."""
+        """The rows in order as Arrow batches, with all columns or some."""
         reading = self._reader.reading
         chosen = reading.chosen(selection)
         read = await self._reader.run(reading.fetch(self._opened, chosen))
@@ -72,12 +72,12 @@ class AsyncWalFile:
             return
         for batch in reading.batches(self._opened, read, chosen, columns):
             yield batch
-            # Others want the event loop too: a batch is some ten milliseconds.
+            # Let other tasks run: a batch takes about ten milliseconds.
             await asyncio.sleep(0)
 
 
 class AsyncWalReader:
-    """Reads an archive; `url` is a folder in any store that obstore knows."""
+    """Reads an archive; `url` is a folder in any store that obstore supports."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
         self.reading = ArchiveReading(options or WalReaderOptions())
@@ -88,7 +88,7 @@ class AsyncWalReader:
         return self.reading.metrics
 
     async def run(self, work: Steps[T]) -> T:
-        """Carry out what is asked for, step by step."""
+        """Execute a generator of requests, step by step."""
         answer: object = None
         try:
             while True:
@@ -104,11 +104,11 @@ class AsyncWalReader:
             return result
 
     async def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
-        """The files that are there, with ids from `first` to before `stop`."""
+        """The existing files with ids from `first` to before `stop`."""
         return await self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     async def get(self, file_id: int) -> AsyncWalFile | None:
-        """The file with this id; None when it is not there yet; raises as `WalReader.get` does."""
+        """The file with this id; None if it doesn't exist yet; raises as `WalReader.get` does."""
         opened = await self.run(self.reading.open(file_id))
         if opened is None:
             return None

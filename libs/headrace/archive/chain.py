@@ -1,8 +1,8 @@
-"""What a file owes to its name, to the file before it and to its own rows. Pure.
+"""How a file must match its name, the file before it and its own rows. Pure.
 
 Readers raise at the first fault while they read; `check` reports all of them. A file is compared
-with the one before only where that one was read: a reader that begins in the middle takes its first
-file's word for what came before.
+with the one before only if that one was read: a reader that starts in the middle trusts its first
+file about earlier ones.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def name_fault(info: SegmentInfo, file_id: int) -> str | None:
 
 
 def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
-    """Why a file can't follow the one with the id before its own."""
+    """The reason why a file can't follow the one before it."""
     if info.archive != before.archive:
         yield f"it belongs to the archive {info.archive}, file {before.id} to {before.archive}"
     if info.previous != before.checksum:
-        yield f"it was written after another file {before.id} than the one that is there"
+        yield f"it was written after another file {before.id} than the current one"
     if info.epoch < before.epoch:
-        yield f"it has the epoch {info.epoch}, file {before.id} has {before.epoch}"
+        yield f"it has epoch {info.epoch}, file {before.id} has {before.epoch}"
     if info.after is not None and info.after != before.last:
-        yield f"it follows the row {info.after}, file {before.id} ends at {before.last}"
+        yield f"it follows row {info.after}, file {before.id} ends at {before.last}"
     if info.rows and info.first <= before.last:
-        yield f"it begins at {info.first}, file {before.id} ends at {before.last}"
+        yield f"it starts at {info.first}, file {before.id} ends at {before.last}"
 
 
 @dataclass(slots=True)
@@ -54,9 +54,7 @@ class ReadFiles:
 
 
 class RowsCheck:
-    """Whether rows are those that their file's footer announces, in rising order; some of them may
-    be left out.
-    """
+    """Checks rows against their file's footer, in rising order; some of them may be left out."""
 
     def __init__(self, info: SegmentInfo) -> None:
         self._info = info
@@ -81,7 +79,7 @@ class RowsCheck:
         return None
 
     def end(self) -> str | None:
-        """The fault of all of them together, where none was left out."""
+        """The fault of all rows together, if none was left out."""
         if self.rows != self._info.rows:
             return f"it has {self.rows} rows, its footer says {self._info.rows}"
         if self._last is not None and self._last != self._info.last:

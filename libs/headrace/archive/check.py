@@ -1,6 +1,6 @@
-"""Verifying an archive: everything its files promise of themselves and of each other.
+"""Verifies an archive: everything its files say about themselves and about each other.
 
-Reads all of it, since a checksum that is not compared with the bytes says nothing.
+Reads all of it, because a checksum proves nothing until it is compared with the bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from headrace.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A file, and what is wrong with it; a gap that it tells of is told, and is no fault."""
+    """A file, and what is wrong with it. A gap that the file records is reported, and is not a
+    fault.
+    """
 
     file_id: int
     fault: str
@@ -39,7 +41,7 @@ class ArchiveTotals:
 def verify(
     reader: WalReader, totals: ArchiveTotals, first: int = 1, stop: int | None = None
 ) -> Iterator[Finding]:
-    """Every fault of the files from an id to before another."""
+    """Every fault of the files from one id to before another."""
     for finding in _findings(reader, totals, first, stop):
         totals.faults += finding.is_fault
         yield finding
@@ -69,7 +71,7 @@ def _findings(
             for batch in WalFile(reader, opened).batches(ALL):
                 totals.rows += batch.num_rows
         except WalFileCollectedError:
-            # Since it was listed.
+            # Collected since it was listed.
             continue
         except ArchiveError as error:
             yield Finding(
@@ -82,11 +84,11 @@ def _findings(
 def _gap(info: SegmentInfo) -> Iterator[Finding]:
     if info.gap is not None:
         told = f"{format_lsn(info.gap.after)} to before {format_lsn(info.gap.up_to)}"
-        yield Finding(info.id, f"tells of a gap: {told} ({info.gap.reason})", is_fault=False)
+        yield Finding(info.id, f"records a gap: {told} ({info.gap.reason})", is_fault=False)
 
 
 def _behind_the_end(reader: WalReader, due: int | None) -> Iterator[Finding]:
-    """Files that nobody lists, but that a registered reader has read."""
+    """Files that a listing lacks, but that a registered reader has read."""
     for known in registered(reader.store):
         if known.next_id > (due or layout.FIRST_ID):
             yield _missing(

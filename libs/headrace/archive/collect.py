@@ -1,8 +1,8 @@
-"""Garbage collection: the oldest files go, by age and by what registered readers have read.
+"""Garbage collection: removes the oldest files, by age and by the progress of registered readers.
 
-Promises: never the last file, from which the archiver goes on; never a file that a registered
-reader has not read, unless told to; always the oldest first, so that ids stay without gaps however
-a collection ends.
+Promises: never removes the last file, which the archiver continues from; never removes a file that
+a registered reader has not read, unless told to; always removes the oldest first, so that ids have
+no gaps however a collection ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def plan(
 ) -> CollectionPlan:
     """The files that may go; `past_readers` takes no account of who has not read them.
 
-    How old a file is, its store's own clock says: that of a machine that collects may be wrong.
+    A file's age is measured by its store's clock: the clock of the collecting machine may be wrong.
     """
     files: list[ObjectMetadata] = [
         item for item in store.ask(Names("")) or [] if layout.file_id(item.location) is not None

@@ -1,7 +1,7 @@
-"""The one schema of every file, and rows of it as Python has them. Pure.
+"""The schema of every file, and its rows as Python values. Pure.
 
-The schema is fixed for all tables, so that any reader of Parquet reads the archive as it is: what
-differs from table to table is JSON text in `key`, `before` and `after`.
+The schema is the same for all tables, so that any Parquet reader can read the archive: everything
+that differs between tables is JSON text in `key`, `before` and `after`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 SCHEMA = pa.schema(_FIELDS)
 NAMES = tuple(SCHEMA.names)
-# Few values each: written, and read, as dictionaries.
+# These have few distinct values: written and read as dictionaries.
 WORDS = ("schema", "table", "operation")
-# No row group has more.
+# The maximum size of a row group.
 GROUP_ROWS = 65_536
 _ROW = partial(tuple.__new__, RowEntry)
 
 
 def completed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch with the column that older files do not have."""
+    """A batch with the column that older files lack."""
     if "exact" in batch.schema.names:
         return batch
     return pa.RecordBatch.from_arrays(
@@ -60,7 +60,7 @@ def entries(batch: pa.RecordBatch) -> Iterator[RowEntry]:
 
 
 def _values(column: Any) -> Any:
-    """A column's values, by the quickest way for its kind."""
+    """A column's values, by the fastest way for its type."""
     if column.null_count == len(column):
         return repeat(None, len(column))
     if pa.types.is_timestamp(column.type):

@@ -1,7 +1,7 @@
-"""A change as the archive has it. Pure.
+"""A change as the archive stores it. Pure.
 
-A named tuple of plain values in the file's own forms, because a reader makes half a million of them
-a second: whatever needs work (a date, parsed JSON) is a property.
+A named tuple of plain values as in the file, because a reader creates half a million of them per
+second: anything that takes work (a date, parsed JSON) is a property.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RowKind(StrEnum):
-    """What a change does to the row with its key; no change is ever a merge."""
+    """What a change does to the row with its key; a change is never a merge."""
 
     PUT = "put"
     DELETE = "delete"
@@ -32,12 +32,12 @@ _KINDS = {"insert": RowKind.PUT, "update": RowKind.PUT} | {str(kind): kind for k
 
 
 class RowEntry(NamedTuple):
-    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts, which have
+    """One change. `key_json`, `before_json`, `after_json` are the file's JSON texts, which keep
     every digit.
 
-    `key`, `before` and `after` are these as Python has them: numbers that 64 bits or a double can't
-    hold are strings of their digits. `exact` and `exact_before` have PostgreSQL's text of the
-    columns whose value there is not all of it.
+    `key`, `before` and `after` are the same as Python values: numbers that neither 64 bits nor a
+    double can hold are strings of their digits. `exact` and `exact_before` contain PostgreSQL's
+    text of columns whose value there loses information.
     """
 
     commit_lsn: int
@@ -53,13 +53,13 @@ class RowEntry(NamedTuple):
     after_json: str | None
     unchanged: list[str] | None
     schema_version: int | None
-    # {"after": {column: text}, "before": …}; older files have none.
+    # {"after": {column: text}, "before": …}; None in older files.
     exact_json: str | None = None
 
     @property
     def position(self) -> Position:
-        """Strictly increasing through the archive: what to store with your output, and compare
-        with.
+        """Strictly increasing throughout the archive: store it with your output, and compare with
+        it.
         """
         return Position(self.commit_lsn, self.ordinal)
 

@@ -1,4 +1,4 @@
-"""What can go wrong with an archive, and what to do about it. Pure."""
+"""Errors of an archive, and what to do about them. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from headrace.errors import HeadraceError
 
 
 class ArchiveError(HeadraceError):
-    """The archive can't be used as it is."""
+    """The archive can't be used in its current state."""
 
 
 class ArchiveUnreachableError(ArchiveError):
-    """The object store does not answer, or refuses."""
+    """The object store does not answer, or refuses the request."""
 
     retry = True
-    remedy = "Check the archive's URL, the store's credentials (AWS_*, GOOGLE_*, AZURE_*) and that it can be reached."
+    remedy = (
+        "Check the archive's URL, the store's credentials (AWS_*, GOOGLE_*, AZURE_*) and the "
+        "network."
+    )
 
 
 class StoreFullError(ArchiveUnreachableError):
-    """There is no room for another file."""
+    """The store has no space for another file."""
 
     remedy = (
-        "Make room on the disk, or raise its quota; or remove old files (`headrace archive gc`, "
+        "Free disk space, or raise the quota, or remove old files (`headrace archive gc`, "
         "HEADRACE_ARCHIVE_KEEP_S). The archiver tries again."
     )
 
@@ -36,48 +39,49 @@ class FileTakenError(ArchiveError):
 
 
 class StoreUnfitError(ArchiveError):
-    """The store lets one writer overwrite what another has written."""
+    """The store lets one writer overwrite another's object."""
 
     remedy = (
-        "Use a store with conditional puts (If-None-Match), or a version of this one that has them."
+        "Use a store with conditional puts (If-None-Match), or a version of this one that "
+        "supports them."
     )
 
 
 class WalFileCollectedError(ArchiveError):
-    """The file was there once, and was removed by garbage collection; or the archive begins behind
-    the place.
-    """
+    """The file was removed by garbage collection, or the archive starts after this position."""
 
     remedy = (
-        "Go on with the first file that is left (`list`), and load what it lacks from a snapshot."
+        "Continue with the first available file (`list`), and load what it lacks from a snapshot."
     )
 
 
 class WalFileMissingError(ArchiveError):
-    """The file should be there and is not, and garbage collection did not remove it."""
+    """The file is missing, and garbage collection did not remove it."""
 
-    remedy = "Run `headrace archive verify`; restore the file from a copy of the store, or begin after it."
+    remedy = (
+        "Run `headrace archive verify`; restore the file from a copy of the store, or start "
+        "after it."
+    )
 
 
 class WalFileCorruptError(ArchiveError):
-    """A file of the archive does not hold what it says."""
+    """A file of the archive is damaged or inconsistent."""
 
     remedy = "Run `headrace archive verify`; restore the file from a copy of the store."
 
 
 class WalGapError(ArchiveError):
-    """The archive tells of changes that it does not have."""
+    """The archive records a gap: changes that it does not contain."""
 
     remedy = (
-        "Take a snapshot of the tables that matter, or read on and be told of it: "
-        "raise_at_gap=False, gaps=tell in "
-        "Spark, --past-gaps with replay."
+        "Take a snapshot of the tables that matter, or continue and handle gaps yourself: "
+        "raise_at_gap=False, gaps=tell in Spark, --past-gaps with replay."
     )
 
 
 @contextmanager
 def naming(file_id: int) -> Iterator[None]:
-    """Errors about a file's bytes say which file it is."""
+    """Errors about a file's bytes name the file."""
     try:
         yield
     except WalFileCorruptError as error:

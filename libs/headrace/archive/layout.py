@@ -1,12 +1,11 @@
 """The names of an archive's objects. Pure.
 
     00000000000000000001.parquet …   log files, ids from 1 without gaps
-    readers/{name}.json              registered readers and where each is
-    _writers/once                    made once: whoever would write it again must be refused
-    _writers/clock                   written to learn what time it is where the objects are
+    readers/{name}.json              registered readers and their next files
+    _writers/once                    created once: a second writer of it must be refused
+    _writers/clock                   written to read the store's clock
 
-The first file that is left and the last one are told by a listing alone: nothing else has to be
-kept right.
+A listing alone tells the first and last file: nothing else has to be kept consistent.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def file_name(file_id: int) -> str:
 
 
 def file_id(name: str) -> int | None:
-    """The id in an object's name; None for what is no log file."""
+    """The id in an object's name; None if it isn't a log file."""
     stem = name.removesuffix(SUFFIX)
     if len(stem) != _DIGITS or stem == name or not (stem.isascii() and stem.isdigit()):
         return None
@@ -36,14 +35,15 @@ def file_id(name: str) -> int | None:
 
 
 def described(file_id: int) -> str:
-    """A log file as errors name it."""
+    """A log file's name in errors."""
     return f"file {file_id} ({file_name(file_id)})"
 
 
 def reader_name(reader: str) -> str:
-    """Where a registered reader's place is kept."""
+    """The object of a registered reader's position."""
     if not reader or not all(c.isascii() and (c.isalnum() or c in "_-") for c in reader):
         raise DecodeError(
-            f"{reader!r} is no name for a reader", remedy="Use letters, digits, - and _."
+            f"{reader!r} is not a valid reader name",
+            remedy="Use letters, digits, hyphens and underscores.",
         )
     return f"{READERS}/{reader}.json"

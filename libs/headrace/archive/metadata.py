@@ -1,7 +1,6 @@
-"""What a file says of itself, in its Parquet footer under the key `headrace`: enough to go on from
-the last file alone.
+"""A file's metadata, in its Parquet footer under the key `headrace`.
 
-Owns the metadata's form, version 1. Pure.
+The last file's metadata is enough to continue the archive. Owns the format, version 1. Pure.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ KEY = b"headrace"
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Changes that PostgreSQL no longer has and the archive does not have.
+    """Changes that neither PostgreSQL nor the archive has.
 
-    Those of transactions whose commit LSN is `after` or greater, and less than `up_to`: `after` is
-    where the last commit record that the archive has ended, and the next one may begin right there.
+    They belong to transactions with `after` <= commit LSN < `up_to`: `after` is the end of the last
+    commit record in the archive, and the next one may start right there.
     """
 
     after: int
@@ -34,9 +33,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column of a table, as the log describes it; `type_name` as the catalog calls it.
+    """A column of a table, as the log describes it; `type_name` is the catalog's name.
 
-    `filled`: adding it may have given existing rows a value, which no change tells.
+    `filled`: adding it may have given existing rows a value, which no change reports.
     """
 
     name: str
@@ -49,7 +48,7 @@ class ColumnInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table's shape: what rows with its name and this schema version have."""
+    """A table's shape: the columns of rows with its name and this schema version."""
 
     schema: str
     table: str
@@ -61,7 +60,7 @@ class TableInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A file's own account."""
+    """A file's metadata."""
 
     id: int
     archive: str
@@ -71,33 +70,33 @@ class SegmentInfo:
     database: str
     system_id: str
     timeline: int
-    # The log from here on, to before there, is in this file, as far as the publication goes.
+    # The file covers the log from here to before there, as far as the publication includes it.
     from_lsn: int
     end_lsn: int
     rows: int
-    # Of the rows; where there are none, `last` is that of the files before.
+    # Of the rows; in a file without rows, `last` is that of earlier files.
     first: Position = ORIGIN
     last: Position = ORIGIN
-    # The last row of the files before.
+    # The last row of the earlier files.
     after: Position | None = None
-    # Whether it ends where a transaction does.
+    # Whether it ends at the end of a transaction.
     whole: bool = True
-    # The latest commit so far, in this file or before; microseconds since 1970.
+    # The latest commit so far, in this file or earlier; microseconds since 1970.
     time_us: int = 0
     gap: Gap | None = None
     tables: tuple[TableInfo, ...] = ()
-    # Of every table so far: its version, and what that version's shape comes down to.
+    # For every table so far: its version, and a digest of that version's shape.
     versions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    # The previous file's, so that the files are a chain.
+    # The previous file's checksum, so that the files form a chain.
     previous: str = ""
     checksum: str = ""
     checksum_bytes: int = 0
     # Whether each page has a checksum too, so that a part of the file can be read and trusted.
     page_checksums: bool = False
-    # Where each row group begins and ends, and its SHA-256: what a part of the file is held to that
-    # is read alone.
+    # The bounds and SHA-256 of each row group, to verify a part of the file that is read on its
+    # own.
     groups: tuple[tuple[int, int, str], ...] = ()
-    # Whether the footer has a checksum, which stands right before it.
+    # Whether the footer has a checksum, which precedes it directly.
     footer_checksum: bool = False
     format: int = FORMAT
 
@@ -106,7 +105,7 @@ class SegmentInfo:
         return self.id + 1
 
     def table(self, schema: str, name: str, version: int) -> TableInfo | None:
-        """The shape of rows of this file."""
+        """The shape of this file's rows."""
         wanted = (schema, name, version)
         return next(
             (
@@ -127,7 +126,7 @@ def decode(data: bytes) -> SegmentInfo:
         body: dict[str, Any] = orjson.loads(data)
         if body["format"] > FORMAT:
             raise WalFileCorruptError(
-                f"it has the format {body['format']}, this version reads formats up to {FORMAT}",
+                f"it has format {body['format']}, this version reads formats up to {FORMAT}",
                 remedy="Read this archive with a newer Headrace.",
             )
         tables = tuple(_table(table) for table in body.pop("tables"))

@@ -1,7 +1,7 @@
-"""Archived rows as the contract's change events again: the same ids, positions and values. Pure.
+"""Rebuilds the contract's change events from archived rows: same ids, positions and values. Pure.
 
-What the archive does not keep follows from what it does: an id's suffix from the rows that share a
-WAL record, whether an event is its transaction's last from the next row. Values have the JSON
+Facts that the archive doesn't store follow from others: an id's suffix from the rows of the same
+WAL record, whether an event is its transaction's last from the next row. Values have their JSON
 forms.
 """
 
@@ -44,23 +44,21 @@ class Replayed:
 
 
 class Payloads:
-    """Makes events of rows; one instance for one run through an archive."""
+    """Builds events from rows; one instance per pass through an archive."""
 
     def __init__(self) -> None:
         self._lsn = -1
         self._repeats: dict[str, int] = {}
 
     def count(self, entry: RowEntry) -> None:
-        """Take account of a row that gives no event, but that shares a WAL record with those that
-        do.
-        """
+        """Account for a row that has no event but shares a WAL record with rows that do."""
         if entry.schema is not None and entry.table is not None:
             self._repeat(
                 entry.lsn, f"{table_token(entry.schema, entry.table)}-{Operation(entry.operation)}"
             )
 
     def of(self, rows: Rows) -> Iterator[Replayed]:
-        """An event for each row but gaps, which are the reader's to judge."""
+        """An event for each row except gaps, which are up to the reader."""
         held: tuple[SegmentInfo, RowEntry] | None = None
         for info, entry in rows:
             if entry.kind is RowKind.GAP:
@@ -70,8 +68,8 @@ class Payloads:
             held = info, entry
         if held is not None:
             info, entry = held
-            # The rest of its transaction may be in a later file, which is not there yet or was not
-            # asked for.
+            # The rest of its transaction may be in a later file, which doesn't exist yet or was not
+            # requested.
             yield self._event(info, entry, last=info.whole or entry.commit_lsn != info.last.lsn)
 
     def _event(self, info: SegmentInfo, entry: RowEntry, *, last: bool) -> Replayed:
@@ -130,7 +128,7 @@ class Payloads:
         return Replayed(subject, msg_id, entry.position, payload, info, None)
 
     def _repeat(self, lsn: int, of: str) -> int:
-        """How many changes of its table and kind the same WAL record had before."""
+        """The number of earlier changes of its table and kind in the same WAL record."""
         if lsn != self._lsn:
             self._lsn = lsn
             self._repeats = {}
@@ -140,7 +138,7 @@ class Payloads:
 
 
 def _exact(entry: RowEntry) -> dict[str, Any]:
-    """The texts beside `data` and `old`; a DELETE's `data` has the key alone."""
+    """The texts that accompany `data` and `old`; a DELETE's `data` contains only the key."""
     key = (entry.key or {}).keys()
     before = entry.exact_before
     after = entry.exact

@@ -1,13 +1,14 @@
-"""Reading an archive, as steps: generators that yield requests to the store and get their answers.
+"""Reading an archive, as steps: generators that yield requests to the store and receive the
+answers.
 
-One text for the blocking reader and the asynchronous one. No I/O here: what carries the requests
-out is `reader`'s and `asynchronous`'.
+The blocking and the asynchronous reader share this code. It does no I/O: `reader` and
+`asynchronous` execute the requests.
 
-A file that is not there was not written yet, was collected, or is missing. Ids have no gaps, and
-garbage collection removes the oldest files and never the last one: where a later file is there it
-was collected or is missing, and where an earlier one is there too, it is missing. A reader that
-polls, and has looked at a listing not long ago, need not look again: its polling costs one request.
-A reader that won't wait always looks.
+A file that doesn't exist was not written yet, was collected, or is missing. Ids have no gaps, and
+garbage collection removes the oldest files but never the last one. So if a later file exists, it
+was collected or is missing; if an earlier one exists too, it is missing. A polling reader that has
+listed the files recently doesn't list them again: a poll costs one request. A reader that doesn't
+wait always lists them.
 """
 
 from __future__ import annotations
@@ -48,22 +49,21 @@ FIND_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class WalReaderOptions:
-    """How an archive is read."""
+    """Options of a reader."""
 
-    # "schema.table", as commands name tables (`headrace.contract.table_names`); none given: all of
-    # them.
+    # "schema.table", as commands name tables (`headrace.contract.table_names`); empty for all
+    # tables.
     tables: tuple[str, ...] = ()
     poll_interval_s: float = 0.5
-    # Fetched with a file's footer: small files need no second request.
+    # Fetched along with a file's footer: small files need no second request.
     tail_bytes: int = 256 * 1024
-    # While polling for the next file, how often a listing is asked for whether a later one is there
-    # already.
+    # How often to check by a listing, while polling for the next file, whether a later one exists.
     recheck_s: float = 5.0
     verify: bool = True
-    # Raise at a gap in the archive, or give it as an entry of kind `gap`.
+    # Raise at a gap in the archive, or return it as an entry of kind `gap`.
     raise_at_gap: bool = True
     timeout_s: float = 30.0
-    # obstore's: access_key_id, endpoint, region …; what is not here comes from the environment.
+    # Options of obstore: access_key_id, endpoint, region …; the environment provides the others.
     store_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -73,13 +73,13 @@ class WalReaderOptions:
 
 @dataclass(slots=True)
 class ReaderMetrics:
-    """What a reader has done so far."""
+    """Counters of a reader."""
 
     requests: int = 0
     not_found: int = 0
     bytes: int = 0
     files: int = 0
-    # Not read at all, and of the others the row groups that were not.
+    # Files that were not read at all, and row groups that were not read in other files.
     files_skipped: int = 0
     groups_skipped: int = 0
     rows: int = 0
@@ -93,11 +93,11 @@ class ReaderMetrics:
 
 @dataclass(slots=True)
 class Seen:
-    """What a reader knows of the files that are there."""
+    """What a reader knows about the existing files."""
 
-    # The highest file that it opened or saw listed.
+    # The highest file that it opened or saw in a listing.
     highest: int = 0
-    # When it last looked, there was none after this one.
+    # At the last listing, there was none after this one.
     last: int = 0
     looked_at: float = float("-inf")
 
@@ -118,7 +118,7 @@ class ListedFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that is there: its own account, and the bytes that came with it."""
+    """An open file: its metadata, and the bytes that were fetched with it."""
 
     info: SegmentInfo
     footer: FileMetaData
@@ -136,18 +136,18 @@ class Opened:
 def open_file(
     file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool = False
 ) -> Steps[Opened | None]:
-    """The file with this id; None when it is not there yet; raises when it is there no more."""
+    """The file with this id; None if it doesn't exist yet; raises if it no longer exists."""
     if file_id < layout.FIRST_ID:
         raise WalFileMissingError(
-            f"there never was a file {file_id}",
-            remedy=f"Ids of files begin with {layout.FIRST_ID}.",
+            f"there is no file {file_id}",
+            remedy=f"File ids start with {layout.FIRST_ID}.",
         )
     name = layout.file_name(file_id)
     fetched: Fetched | None = yield Get(name, options.tail_bytes)
     if fetched is None:
         if not (yield from _has_later(file_id, options, seen, polling=polling)):
             return None
-        # Files are made in order: one that was made between the two requests is there now.
+        # Files are created in order: one that was created between the two requests exists now.
         fetched = yield Get(name, options.tail_bytes)
     if fetched is None:
         raise (yield from gone(file_id, seen))
@@ -169,7 +169,7 @@ def open_file(
 def _has_later(
     file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool
 ) -> Steps[bool]:
-    """Whether this file, or one with a higher id, is or was there."""
+    """Whether this file, or one with a higher id, exists or existed."""
     if file_id <= seen.highest:
         return True
     if polling and file_id >= seen.last and time.monotonic() - seen.looked_at < options.recheck_s:
@@ -178,8 +178,8 @@ def _has_later(
         return True
     before = file_id - 1
     if layout.FIRST_ID <= before <= seen.highest and (yield Head(layout.file_name(before))) is None:
-        # The last file is never collected: the end is lost, or this file was made since, and that
-        # one collected.
+        # The last file is never collected: either the end is lost, or this file was created since,
+        # and that one collected.
         return True
     seen.last = file_id
     seen.looked_at = time.monotonic()
@@ -190,29 +190,29 @@ def _is_later_there(file_id: int) -> Steps[bool]:
     later: list[ObjectMetadata] = yield Names(layout.file_name(file_id), 1)
     if any(layout.file_id(item.location) is not None for item in later):
         return True
-    # A listing may be older than what it lists: a request for the next file is not.
+    # A listing may be older than its files: a request for the next file is current.
     return (yield Head(layout.file_name(file_id + 1))) is not None
 
 
 def begin_at_end(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened | None]:
-    """Where a reading begins with a file that is not there yet: the one before must be, as the
-    archive's last one.
+    """Where to start if the requested file doesn't exist yet: the one before must exist, as the
+    last file.
     """
     if file_id == layout.FIRST_ID or (yield Head(layout.file_name(file_id - 1))) is not None:
         return None
-    # It may be that since then this one was made, and that one collected.
+    # This file may have been created since, and that one collected.
     opened = yield from open_file(file_id, options, seen)
     if opened is None:
         raise WalFileMissingError(
-            f"the archive ends before {layout.described(file_id - 1)}: it can't be read from file "
-            f"{file_id} on"
+            f"the archive ends before {layout.described(file_id - 1)}: it can't be read from "
+            f"file {file_id} on"
         )
     return opened
 
 
 def gone(file_id: int, seen: Seen) -> Steps[ArchiveError]:
-    """Why a file is there no more. The oldest files are collected first, so that this is asked
-    after it was missed.
+    """The reason why a file no longer exists. Ask after it was missed: the oldest files are
+    collected first.
     """
     first = yield from first_left()
     if first > file_id:
@@ -221,21 +221,21 @@ def gone(file_id: int, seen: Seen) -> Steps[ArchiveError]:
         )
     if (yield from _is_later_there(file_id)):
         return WalFileMissingError(
-            f"{layout.described(file_id)} is missing, though a later file is there"
+            f"{layout.described(file_id)} is missing, though a later file exists"
         )
     lost = min(file_id, max(seen.highest, layout.FIRST_ID))
     return WalFileMissingError(
-        f"{layout.described(lost)} is missing: it was there, at the end of the archive"
+        f"{layout.described(lost)} is missing: it used to be the end of the archive"
     )
 
 
 def list_files(first: int, stop: int | None, seen: Seen | None = None) -> Steps[list[ListedFile]]:
-    """The files that are there, from an id to before another."""
+    """The existing files, from one id to before another."""
     listed = yield from _list_files(first, stop)
     late = bool(listed) and listed[0].id > first > layout.FIRST_ID
     if late or (listed and listed[-1].id - listed[0].id >= len(listed)):
-        # A folder that is read while files are made may show a later one without an earlier one:
-        # once more it can't.
+        # A folder that is listed while files are created may show a later one without an earlier
+        # one; a second listing can't.
         listed = yield from _list_files(first, listed[-1].next_id)
     if listed and seen is not None:
         seen.note(listed[-1].id)
@@ -254,20 +254,20 @@ def _list_files(first: int, stop: int | None) -> Steps[list[ListedFile]]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A file's bytes: all of them, or those with the row groups that are wanted, and nothing
-    between.
-    """
+    """A file's bytes: all of them, or those of the wanted row groups, and nothing in between."""
 
     data: bytes | bytearray
     whole: bool
-    # The row groups that were asked for.
+    # The row groups that were requested.
     wanted: tuple[int, ...] = ()
 
 
 def content(
     opened: Opened, chosen: Groups, options: WalReaderOptions, seen: Seen
 ) -> Steps[Content]:
-    """What must be read of a file. Its checksum needs all of it; without it, pages have their own."""
+    """The parts of a file to read. Verifying its checksum takes all of it; without that, pages have
+    their own.
+    """
     if opened.data is not None:
         return Content(opened.data, True)
     size = opened.object.size
@@ -292,14 +292,14 @@ def head(file_id: int) -> Steps[ObjectMetadata | None]:
 
 
 def first_left() -> Steps[int]:
-    """The id of the first file that is left; of the first of all where there is none yet."""
+    """The id of the first existing file; the first id of all if there is none yet."""
     found: list[ObjectMetadata] = yield Names(layout.file_name(layout.FIRST_ID - 1), 1)
     if found:
         number = layout.file_id(found[0].location)
     else:
         number = layout.FIRST_ID
     if number is None:
-        # Something else lies among the files.
+        # Other objects are stored among the files.
         listed = yield from list_files(layout.FIRST_ID, None)
         number = listed[0].id if listed else layout.FIRST_ID
     return number
@@ -308,20 +308,19 @@ def first_left() -> Steps[int]:
 def find(
     past: Callable[[SegmentInfo], bool], options: WalReaderOptions, seen: Seen
 ) -> Steps[tuple[int, Opened | None]]:
-    """The id of the first file that `past` is true of, by halving; the one after the last file
-    where it is of none.
+    """The id of the first file for which `past` is true, by bisection; the one after the last file
+    if there is none.
 
-    `past` must stay true once it is. With the id comes the file, where it is the first one that is
-    left.
+    `past` must stay true once it is. If that is the first existing file, it is returned as well.
     """
     for _ in range(FIND_ATTEMPTS):
         files = yield from list_files(layout.FIRST_ID, None, seen)
         try:
             return (yield from _halved(files, past, options, seen))
         except WalFileCollectedError:
-            # Collected since it was listed: what is left now is what counts.
+            # Collected since it was listed: list again.
             continue
-    raise WalFileCollectedError("files are removed faster than a place is found among them")
+    raise WalFileCollectedError("files are removed faster than the start can be found among them")
 
 
 def _halved(
@@ -347,7 +346,7 @@ def _halved(
 
 
 def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Opened]:
-    """The file with this id, once it is there."""
+    """The file with this id, once it exists."""
     while True:
         opened = yield from open_file(file_id, options, seen, polling=True)
         if opened is not None:

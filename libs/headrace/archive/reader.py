@@ -1,13 +1,12 @@
-"""`WalReader`: the archive, read file by file and row by row. Blocking; `asynchronous` has the
-other one.
+"""`WalReader`: reads the archive file by file and row by row. Blocking; see also `asynchronous`.
 
     reader = WalReader("s3://bucket/orders")
     for entry in reader.follow(from_id=stored.next_id):
         ...
 
-Promises rows in commit order, each exactly once, whole files at a time; raises at a missing file,
-at one that does not follow from the file before, at bytes that are not those that were written and
-(unless told otherwise) at a gap that the archive tells of. Never writes.
+Promises rows in commit order, each exactly once, whole files at a time. Raises at a missing file,
+at one that does not follow the file before, at changed bytes and (by default) at a gap that the
+archive records. Never writes.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class ReadingStart:
     from_id: int | None = None
     from_lsn: int | None = None
     from_time: datetime | None = None
-    # Behind a row that was read before.
+    # After a row that was read before.
     after: Position | None = None
 
     @property
@@ -74,11 +73,9 @@ class ReadingStart:
         return segment.time_us(self.from_time)
 
     def lost(self, opened: Opened) -> str | None:
-        """Why the first file that is left lacks what this place asks for; None where it has all of
-        it.
-        """
+        """Why the first existing file lacks part of the request; None if it contains all of it."""
         info = opened.info
-        begins = f"file {info.id}, the first one, begins at {format_lsn(info.from_lsn)}"
+        begins = f"file {info.id}, the first one, starts at {format_lsn(info.from_lsn)}"
         if (
             info.id > FIRST_ID
             and info.after is not None
@@ -100,7 +97,7 @@ class ReadingStart:
         return None
 
     def past(self, info: SegmentInfo) -> bool:
-        """Whether the place is in this file, or before."""
+        """Whether the start is in this file, or in an earlier one."""
         if self.from_lsn is not None:
             return info.last.lsn >= self.from_lsn
         if self.after is not None:
@@ -122,7 +119,7 @@ class ReadingStart:
         ]
         if len(given) > 1:
             raise ArchiveError(
-                "begin from an id, an LSN, a time or behind a position: more than one was given"
+                "start from an id, an LSN, a time or after a position: more than one was given"
             )
         if self.from_id is not None:
             return self.from_id
@@ -152,7 +149,7 @@ class ArchiveReading:
     trail: ReadFiles = field(default_factory=ReadFiles)
 
     def open(self, file_id: int) -> Steps[Opened | None]:
-        """The file with this id, which must follow from the one before where that was opened last."""
+        """The file with this id; must follow the one before if that was opened last."""
         opened = yield from read_protocol.open_file(file_id, self.options, self.seen, polling=True)
         if opened is not None:
             self.trail.follow(opened.info)
@@ -185,12 +182,12 @@ class ArchiveReading:
         return opened
 
     def check(self, info: SegmentInfo) -> None:
-        """Raise at a gap, where the reader did not ask to be told of it."""
+        """Raise at a gap, unless the reader wants to be told."""
         if info.gap is not None and self.options.raise_at_gap:
             raise WalGapError(
-                f"file {info.id} tells of a gap: what was committed from "
-                f"{format_lsn(info.gap.after)} to before "
-                f"{format_lsn(info.gap.up_to)} is not in the archive ({info.gap.reason})"
+                f"file {info.id} records a gap: transactions committed from "
+                f"{format_lsn(info.gap.after)} to before {format_lsn(info.gap.up_to)} are not "
+                f"in the archive ({info.gap.reason})"
             )
 
     def chosen(self, selection: RowSelection) -> RowSelection:
@@ -244,7 +241,7 @@ def _raise(fault: str | None) -> None:
 
 
 class WalFile:
-    """A file that is there."""
+    """An existing file."""
 
     def __init__(self, reader: WalReader, opened: Opened) -> None:
         self._reader = reader
@@ -260,11 +257,11 @@ class WalFile:
 
     @property
     def info(self) -> SegmentInfo:
-        """The file's own account: positions, tables, checksum, gap."""
+        """The file's metadata: positions, tables, checksum, gap."""
         return self._opened.info
 
     def metadata(self) -> ObjectMetadata | None:
-        """The object as the store has it now; None when it is there no more."""
+        """The object as the store has it now; None if it no longer exists."""
         return self._reader.run(read_protocol.head(self.id))
 
     def __iter__(self) -> Iterator[RowEntry]:
@@ -279,7 +276,7 @@ class WalFile:
     def batches(
         self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows in order, as Arrow has them, with all columns or some."""
+        """The rows in order as Arrow batches, with all columns or some."""
         reading = self._reader.reading
         chosen = reading.chosen(selection)
         read = self._reader.run(reading.fetch(self._opened, chosen))
@@ -288,7 +285,7 @@ class WalFile:
 
 
 class WalReader:
-    """Reads an archive; `url` is a folder in any store that obstore knows."""
+    """Reads an archive; `url` is a folder in any store that obstore supports."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
         self.reading = ArchiveReading(options or WalReaderOptions())
@@ -299,7 +296,7 @@ class WalReader:
         return self.reading.metrics
 
     def run(self, work: Steps[T]) -> T:
-        """Carry out what is asked for, step by step."""
+        """Execute a generator of requests, step by step."""
         answer: object = None
         try:
             while True:
@@ -315,16 +312,16 @@ class WalReader:
             return result
 
     def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
-        """The files that are there, with ids from `first` to before `stop`: after a collected file,
-        where to go on.
+        """The existing files with ids from `first` to before `stop`: where to continue after a
+        collected file.
         """
         return self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     def get(self, file_id: int) -> WalFile | None:
-        """The file with this id; None when it is not there yet.
+        """The file with this id; None if it doesn't exist yet.
 
-        Raises `WalFileCollectedError` or `WalFileMissingError` when it is there no more, or never
-        was.
+        Raises `WalFileCollectedError` or `WalFileMissingError` if it no longer exists, or never
+        did.
         """
         opened = self.run(self.reading.open(file_id))
         if opened is None:
@@ -357,8 +354,8 @@ class WalReader:
         after: Position | None = None,
         wait: bool = True,
     ) -> Iterator[RowEntry]:
-        """Rows from a place on, or behind a stored position, in order; blocks at the tail unless
-        told not to.
+        """Rows from a start on, or after a stored position, in order; blocks at the tail by
+        default.
         """
         selection = ReadingStart(from_id, from_lsn, from_time, after).selection
         for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):

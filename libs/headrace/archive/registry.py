@@ -1,7 +1,7 @@
-"""Registered readers: small objects beside the files that say which file each reads next.
+"""Registered readers: small objects next to the files that record which file each reads next.
 
-A reader registers so that garbage collection leaves what it has not read. Its place here is never
-what it resumes from: that is the position stored with its own output. An older place only keeps
+A reader registers so that garbage collection keeps files that it has not read. It never resumes
+from the position here, but from the one stored with its own output. An outdated entry only keeps
 files longer.
 """
 
@@ -19,7 +19,7 @@ from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A reader, the file it reads next, and when it said so."""
+    """A reader, the file it reads next, and when it reported that."""
 
     name: str
     next_id: int
@@ -27,13 +27,13 @@ class Registered:
 
 
 def register(store: Store, name: str, next_id: int) -> None:
-    """Say that files from `next_id` on are still wanted; said again as the reader goes on."""
+    """Report that files from `next_id` on are still needed; repeat as the reader progresses."""
     body = {"next_id": next_id, "at": datetime.now(UTC).isoformat()}
     store.put(layout.reader_name(name), orjson.dumps(body))
 
 
 def unregister(store: Store, name: str) -> None:
-    """Say that nothing is wanted any more."""
+    """Remove the registration."""
     store.delete(layout.reader_name(name))
 
 
@@ -57,6 +57,6 @@ def _read(store: Store, location: str) -> Registered | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WalFileCorruptError(
-            f"{location} does not say where its reader is",
+            f"{location} does not contain its reader's position",
             remedy="Let the reader register again, or remove the object.",
         ) from error

@@ -1,10 +1,10 @@
 """A file's bytes: written from rows and metadata, and read back. Pure.
 
-The checksum covers all row groups, and stands in the footer; each row group has one of its own, for
-who reads a part (a page's would not cover its header). The footer's own checksum stands right
-before it, where other readers of Parquet see nothing: it is compared before the footer is parsed,
-since Arrow may end the process at one that was damaged. Statistics are written for what readers
-prune by, and not for the JSON texts, where they would be long and useless.
+The file's checksum covers all row groups and is in the footer. Each row group has its own for
+reading parts (a page's checksum would not cover its header). The footer's own checksum directly
+precedes it, where other Parquet readers ignore it: it is compared before the footer is parsed,
+because Arrow may crash at a damaged one. Statistics are written for columns that readers prune by,
+and not for the JSON texts, where they would be long and useless.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STATISTICS = [
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
 _TAIL = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
-# Random bytes, and then the footer's SHA-256.
+# Random bytes, followed by the footer's SHA-256.
 _SEAL_MARK = bytes.fromhex("b1e9a5c07d4f42d69c3e8f1762a0d35b")
 SEAL_BYTES = len(_SEAL_MARK) + hashlib.sha256().digest_size
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,9 +47,7 @@ Bounds = Mapping[str, tuple[Any, Any]]
 
 
 class SegmentWriter:
-    """A file's bytes as they come about: row groups one after the other, each encoded when it is
-    added.
-    """
+    """A file's bytes as they are built: row groups in sequence, each encoded when it is added."""
 
     def __init__(self) -> None:
         self._sink = io.BytesIO()
@@ -66,7 +64,7 @@ class SegmentWriter:
         self.size = 0
 
     def add(self, rows: pa.Table) -> None:
-        """Encode rows as one row group, or more where they are more than a group has."""
+        """Encode rows as a row group, or as several if they exceed a group's size."""
         for first in range(0, rows.num_rows, GROUP_ROWS):
             begins = self._sink.tell()
             self._writer.write_table(rows.slice(first, GROUP_ROWS), row_group_size=GROUP_ROWS)
@@ -75,7 +73,7 @@ class SegmentWriter:
                 self._groups.append((begins, self.size, _checksum(written[begins:])))
 
     def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
-        """The file's bytes, and its metadata with the checksum. Nothing can be added then."""
+        """The file's bytes, and its metadata with the checksum. Nothing can be added afterwards."""
         with self._sink.getbuffer() as written:
             info = replace(
                 info,
@@ -91,7 +89,7 @@ class SegmentWriter:
         return self._sink.getvalue(), info
 
     def _put_seal(self) -> None:
-        """Nothing refers to the footer by its place, so that it may move."""
+        """Nothing refers to the footer by its offset, so it can be moved."""
         with self._sink.getbuffer() as written:
             footer = bytes(written[-footer_bytes(written[-_TAIL.size :]) :])
         self._sink.seek(-len(footer), io.SEEK_END)
@@ -99,7 +97,7 @@ class SegmentWriter:
 
 
 def encode(rows: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
-    """A file of rows that are all there."""
+    """Build a file from a complete list of rows."""
     writer = SegmentWriter()
     writer.add(rows)
     return writer.finish(info)
@@ -110,27 +108,27 @@ def _checksum(data: bytes | memoryview) -> str:
 
 
 def footer_bytes(tail: bytes | memoryview) -> int:
-    """How many bytes at the end of the file are its footer, from its last ones."""
+    """The size of the file's footer, from its last bytes."""
     if len(tail) < _TAIL.size:
         raise WalFileCorruptError("it is empty" if not tail else f"it has only {len(tail)} bytes")
     length, magic = _TAIL.unpack(tail[-_TAIL.size :])
     if magic != _MAGIC:
         raise WalFileCorruptError(
-            "it does not end as Parquet does: its end is missing or was overwritten"
+            "it does not end like a Parquet file: its end is missing or overwritten"
         )
     return int(length) + _TAIL.size
 
 
 def info_of(footer: pq.FileMetaData) -> SegmentInfo:
-    """A file's own account."""
+    """A file's metadata."""
     kept = footer.metadata or {}
     if metadata.KEY not in kept:
-        raise WalFileCorruptError("it is a Parquet file, but not of an archive")
+        raise WalFileCorruptError("it is a Parquet file, but not part of an archive")
     return metadata.decode(kept[metadata.KEY])
 
 
 def footer_of(tail: bytes) -> pq.FileMetaData:
-    """A file's footer, from bytes at its end that hold all of it."""
+    """A file's footer, from bytes at its end that contain all of it."""
     need = footer_bytes(tail)
     if need > len(tail):
         raise WalFileCorruptError("its footer is longer than the file")
@@ -142,7 +140,8 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
     ):
         raise WalFileCorruptError("its footer is not the one that was written")
     try:
-        # A reader of Parquet wants the magic at the beginning too, and looks at nothing between.
+        # A Parquet reader also expects the magic bytes at the start, and ignores everything in
+        # between.
         found = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
     except (pa.ArrowException, OSError) as error:
         raise WalFileCorruptError(f"its footer can't be read: {error}") from error
@@ -152,22 +151,22 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
 
 
 def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
-    """Raise where the bytes are not those that were written."""
+    """Raise if the bytes differ from those that were written."""
     found = _checksum(memoryview(data)[: info.checksum_bytes])
     if found != info.checksum:
         raise WalFileCorruptError(
-            f"its bytes have the checksum {found}, it was written with {info.checksum}"
+            f"its bytes have checksum {found}, it was written with {info.checksum}"
         )
 
 
 def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection[int]) -> None:
-    """Raise where the bytes of these row groups are not those that were written."""
+    """Raise if the bytes of these row groups differ from those that were written."""
     if info.groups:
         for start, stop, written in (info.groups[place] for place in wanted):
             found = _checksum(memoryview(data)[start:stop])
             if found != written:
                 raise WalFileCorruptError(
-                    f"a row group has the checksum {found}, it was written with {written}"
+                    f"a row group has checksum {found}, it was written with {written}"
                 )
 
 
@@ -176,20 +175,19 @@ class RowSelection:
     """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not
     decoded.
 
-    Rows that no commit time is known of (messages outside transactions, gaps) are never left out by
-    time.
+    Rows without a commit time (messages outside transactions, gaps) are never excluded by time.
     """
 
-    # Of a table without its schema, any is meant that is called so.
+    # A table without a schema matches tables of that name in any schema.
     tables: Collection[tuple[str | None, str]] = ()
-    # Behind this position, and of commits before this LSN.
+    # After this position, and of commits before this LSN.
     after: tuple[int, int] | None = None
     before_lsn: int | None = None
     from_time_us: int | None = None
     before_time_us: int | None = None
 
     def wants(self, group: Any) -> bool:
-        """Whether a row group may have rows that are wanted, by its statistics."""
+        """Whether a row group may contain wanted rows, judging by its statistics."""
         bounds = _bounds(group)
         return self._wants_lsn(bounds) and self._wants_time(bounds) and self._wants_table(bounds)
 
@@ -203,7 +201,7 @@ class RowSelection:
         )
 
     def _wants_time(self, bounds: Bounds) -> bool:
-        # Where a time is missing, there are no bounds: see `_bounds`.
+        # If any time is missing, there are no bounds: see `_bounds`.
         if "commit_time" not in bounds:
             return True
         low, high = (time_us(moment) for moment in bounds["commit_time"])
@@ -224,7 +222,7 @@ class RowSelection:
 
     @property
     def columns(self) -> list[str]:
-        """What must be read to choose rows."""
+        """The columns needed to select rows."""
         return [
             *(
                 ("commit_lsn", "ordinal")
@@ -253,7 +251,7 @@ def time_us(moment: datetime) -> int:
 
 
 def _bounds(group: Any) -> Bounds:
-    """What a row group's values lie between; nothing of a column of times that lacks some."""
+    """The bounds of a row group's values; none for a column of times with missing values."""
     found: dict[str, tuple[Any, Any]] = {}
     for place in range(group.num_columns):
         column = group.column(place)
@@ -269,7 +267,7 @@ def _bounds(group: Any) -> Bounds:
 
 
 def first_time_us(footer: pq.FileMetaData) -> int | None:
-    """The earliest commit time of a file's rows; None where some have none."""
+    """The earliest commit time of a file's rows; None if some have none."""
     groups = [_bounds(footer.row_group(place)) for place in range(footer.num_row_groups)]
     if not groups or any("commit_time" not in bounds for bounds in groups):
         return None
@@ -278,7 +276,7 @@ def first_time_us(footer: pq.FileMetaData) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """A file's row groups that may have wanted rows, and the bytes from the first to the last of
+    """A file's row groups that may contain wanted rows, and the bytes from the first to the last of
     them.
     """
 
@@ -291,7 +289,7 @@ class Groups:
 def groups(
     footer: pq.FileMetaData, selection: RowSelection, info: SegmentInfo | None = None
 ) -> Groups:
-    """What has to be read of a file; with its own account, whole row groups as they were written."""
+    """The parts of a file to read; with its metadata, whole row groups as they were written."""
     every = [footer.row_group(place) for place in range(footer.num_row_groups)]
     wanted = tuple(
         place for place, group in enumerate(every) if selection == ALL or selection.wants(group)
@@ -319,7 +317,7 @@ def _span(group: Any) -> tuple[int, int]:
 
 
 def assembled(size: int, start: int, part: bytes, tail: bytes) -> bytearray:
-    """A file of which only a part and the end were fetched: nothing is where nothing will be read."""
+    """A file of which only a part and the end were fetched: the rest is empty and is not read."""
     data = bytearray(size)
     data[start : start + len(part)] = part
     data[size - len(tail) :] = tail
@@ -334,7 +332,7 @@ def batches(
     footer: pq.FileMetaData | None = None,
     page_checksums: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """A file's rows in order, some ten thousand at a time; words come as dictionaries."""
+    """A file's rows in order, about ten thousand at a time; words are dictionary-encoded."""
     try:
         file = pq.ParquetFile(
             pa.BufferReader(data),
@@ -368,7 +366,7 @@ def _chosen(batch: pa.RecordBatch, selection: RowSelection) -> pa.RecordBatch:
         return batch
     import pyarrow.compute  # noqa: PLC0415  # half of pyarrow's import, for those who choose
 
-    # Its stubs know of fewer operands than it takes.
+    # Its stubs know fewer operands than it accepts.
     pc: Any = pyarrow.compute
     batch = _by_lsn(pc, batch, selection)
     batch = _by_time(pc, batch, selection)

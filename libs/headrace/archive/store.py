@@ -1,8 +1,8 @@
-"""The object store, by obstore: what the archive asks of it, blocking and not.
+"""The archive's object store, using obstore, blocking and asynchronous.
 
-Promises that `put_new` never overwrites where `prepare` did not refuse the store, and that with a
-local folder what it wrote is on the disk when it returns. Owns the translation of obstore's errors,
-the only ones that leave here being ours.
+Promises: `put_new` never overwrites in a store that `prepare` accepted; in a local folder, whatever
+it wrote is on disk when it returns. Translates obstore's errors: only this package's errors leave
+this module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.archive.errors import (
 )
 
 LIST_MAX = 1000
-# A draft that is older is nobody's: no put takes so long.
+# An older draft was abandoned: no put takes this long.
 DRAFT_AGE_S = 3600.0
 _DRAFT = "."
 _FAILURES = (exceptions.BaseError, OSError, ValueError)
@@ -40,7 +40,7 @@ _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 
 @dataclass(frozen=True, slots=True)
 class ObjectMetadata:
-    """An object, as its store tells of it."""
+    """An object, as described by its store."""
 
     location: str
     size: int
@@ -57,7 +57,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Ask for an object: its last bytes, or all of it."""
+    """Request an object: its last bytes, or all of it."""
 
     name: str
     tail_bytes: int | None = None
@@ -74,14 +74,14 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Ask for an object's metadata."""
+    """Request an object's metadata."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Ask for the objects after a name, in order; `limit` of them or all."""
+    """Request the objects after a name, in order: `limit` of them, or all."""
 
     after: str
     limit: int | None = None
@@ -89,7 +89,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask for time to pass."""
+    """Request a pause."""
 
     seconds: float
 
@@ -110,14 +110,15 @@ class Store:
             raise ArchiveUnreachableError(
                 f"the archive {url} can't be opened: {_first_line(error)}"
             ) from error
-        # Azure has no way to ask for the last bytes: there the size is asked for first.
+        # Azure can't return the last bytes of an object without its size, so the size is requested
+        # first.
         self.tells_tail = not isinstance(self._store, AzureStore)
         self._folder: Path | None = None
         if isinstance(self._store, LocalStore):
             self._folder = Path(str(self._store.prefix))
 
     def ask(self, request: Request) -> Any:
-        """Carry a request out, blocking; what is not there is None."""
+        """Execute a request, blocking; returns None if the object doesn't exist."""
         with self._errors(request):
             try:
                 return self._answer(request)
@@ -127,7 +128,7 @@ class Store:
                 return _too_short(
                     request, self._metadata(obstore.head(self._store, request.name)), error
                 )
-        # What is not there.
+        # The object doesn't exist.
         return None  # type: ignore[unreachable]  # the context swallowed an error
 
     def _answer(self, request: Request) -> Any:
@@ -152,14 +153,14 @@ class Store:
                 found: list[ObjectMetadata] = []
                 for chunk in obstore.list(self._store, offset=after, chunk_size=limit or LIST_MAX):
                     found += [self._metadata(item) for item in chunk]
-                    # A folder is listed in no order: there the first is known when all are.
+                    # A folder is listed in no order: its first object is known only when all are.
                     if limit is not None and len(found) >= limit and self._folder is None:
                         break
                 return sorted(found, key=lambda item: item.location)[:limit]
         return None
 
     async def ask_async(self, request: Request) -> Any:
-        """Carry a request out."""
+        """Execute a request."""
         with self._errors(request):
             try:
                 return await self._answer_async(request)
@@ -168,7 +169,7 @@ class Store:
                     raise
                 item = self._metadata(await obstore.head_async(self._store, request.name))
                 return _too_short(request, item, error)
-        # What is not there.
+        # The object doesn't exist.
         return None  # type: ignore[unreachable]  # the context swallowed an error
 
     async def _answer_async(self, request: Request) -> Any:
@@ -190,7 +191,7 @@ class Store:
                 return await asyncio.to_thread(self.ask, request)
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Create an object; raises `FileTakenError` where there is one."""
+        """Create an object; raises `FileTakenError` if it exists."""
         if self._folder is not None:
             self._link_new(self._folder / name, data)
             return
@@ -198,43 +199,48 @@ class Store:
             obstore.put(self._store, name, data, mode="create", use_multipart=False)
 
     def prepare(self) -> None:
-        """Before the first `put_new`: raise where it could overwrite, and remove what kills left."""
+        """Call before the first `put_new`: raises if it could overwrite, and removes remains of
+        killed writers.
+        """
         if self._folder is not None:
             self._sweep(self._folder)
             return
-        # Some stores take the condition and ignore it: then two writers would both be told that a
-        # file is theirs.
+        # Some stores accept the condition and ignore it: two writers would both believe that a file
+        # is theirs.
         for _ in range(2):
             try:
                 self.put_new(layout.ONCE, b"made once\n")
             except FileTakenError:
                 return
         raise StoreUnfitError(
-            f"{self.url}: {layout.ONCE} was made twice, though it may be only where it is not there"
+            f"{self.url}: {layout.ONCE} was created twice, though creating it requires that it "
+            "doesn't exist"
         )
 
     def now(self) -> datetime:
-        """What time it is by the clock that dates the objects, which may not be this machine's."""
+        """The time by the clock that dates the objects, which may differ from this machine's."""
         self.put(layout.CLOCK, b"")
         item: ObjectMetadata | None = self.ask(Head(layout.CLOCK))
         if item is None:
             raise ArchiveUnreachableError(
-                f"{self.url}: {layout.CLOCK} was written and is not there"
+                f"{self.url}: {layout.CLOCK} was written and can't be found"
             )
         return item.last_modified
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object anew, for small state that is read as a whole."""
+        """Overwrite an object, for small state that is read as a whole."""
         with self._errors(Head(name)):
             obstore.put(self._store, name, data, use_multipart=False)
 
     def delete(self, name: str) -> None:
-        """Remove an object; one that is gone is no error."""
+        """Remove an object; it is no error if it doesn't exist."""
         with self._errors(Head(name)):
             obstore.delete(self._store, name)
 
     def _link_new(self, path: Path, data: bytes) -> None:
-        """On a disk before it has its name: a machine that fails leaves the file whole, or none."""
+        """Synced before it gets its name: after a machine failure the file is complete or doesn't
+        exist.
+        """
         draft = path.with_name(f"{_DRAFT}{path.name}.{secrets.token_hex(6)}")
         try:
             with draft.open("xb") as file:
@@ -248,7 +254,7 @@ class Store:
             finally:
                 os.close(folder)
         except FileExistsError as error:
-            raise FileTakenError(f"{path.name} was written by somebody else") from error
+            raise FileTakenError(f"{path.name} was written by another process") from error
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             kind = StoreFullError if full else ArchiveUnreachableError
@@ -257,7 +263,7 @@ class Store:
             draft.unlink(missing_ok=True)
 
     def _sweep(self, folder: Path) -> None:
-        """Drafts of files that a kill kept from getting their names."""
+        """Drafts of files whose writer was killed before it could rename them."""
         before = (datetime.now(UTC) - timedelta(seconds=DRAFT_AGE_S)).timestamp()
         with contextlib.suppress(OSError):
             for draft in folder.glob(f"{_DRAFT}*{layout.SUFFIX}.*"):
@@ -275,13 +281,13 @@ class Store:
 
     @contextlib.contextmanager
     def _errors(self, request: Request) -> Iterator[None]:
-        """What is not there is no error; whatever else is wrong is one of ours."""
+        """A missing object is no error; other errors become this package's."""
         try:
             yield
         except _ABSENT:
             return
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise FileTakenError(f"{request} was written by somebody else") from error
+            raise FileTakenError(f"{request} was written by another process") from error
         except _FAILURES as error:
             if isinstance(request, Names):
                 where = f"{self.url}, listed"
@@ -300,7 +306,7 @@ def _too_short(request: Get | ByteRange, item: ObjectMetadata, error: Exception)
 
 
 def _tail(size: int, whole: int | None) -> Any:
-    """Options for an object's last bytes; `whole` is its size, where it must be known for that."""
+    """Options for an object's last bytes; `whole` is its size, if that must be known."""
     return {"range": {"suffix": size} if whole is None else {"offset": max(0, whole - size)}}
 
 
@@ -315,9 +321,9 @@ def _open(url: str, options: dict[str, str], timeout_s: float) -> Any:
     client: Any = {"timeout": timedelta(seconds=timeout_s)}
     if endpoint.startswith("http://"):
         client["allow_http"] = True
-    # Trying again is the caller's: only it knows whether what was lost was an answer.
+    # The caller retries: only it knows whether a lost answer matters.
     retry: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=timeout_s)}
-    # Which store's options these are, the URL decides.
+    # The URL decides which store's options these are.
     config: Any = options or None
     return from_url(url, config=config, client_options=client, retry_config=retry)
 
