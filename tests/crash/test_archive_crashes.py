@@ -249,7 +249,7 @@ async def test_an_optional_archive_that_is_away_for_long_holds_nobody_and_tells_
         before[-1].position.lsn < begins <= missed[0].position.lsn < ends <= after[0].position.lsn
     )
     with pytest.raises(
-        WalGapError, match=f"from {format_lsn(begins)} to before {format_lsn(ends)} is not"
+        WalGapError, match=f"from {format_lsn(begins)} to before {format_lsn(ends)} are not"
     ):
         list(WalReader(url).follow(from_lsn=missed[0].position.lsn, wait=False))
     with pytest.raises(WalGapError):

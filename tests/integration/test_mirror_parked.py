@@ -201,7 +201,7 @@ async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_pa
     async with opened(database.dsn) as target:
         async with mirroring(client, target) as mirror:
             await until(lambda: phases(mirror) == {**parked, "seen": Phase.PARKED})
-            assert "keeps for itself" in mirror.parked["headrace_mirror=2Fmarks"]
+            assert "is reserved for the mirror" in mirror.parked["headrace_mirror=2Fmarks"]
             assert "seen" in mirror.parked["seen"]
         assert (
             await database.fetchval(

@@ -59,7 +59,7 @@ async def test_a_database_without_a_mirror_is_told_too(
     to = f"postgresql://{environment['PGUSER']}@{environment['PGHOST']}:{environment['PGPORT']}/{database.name}"
     found = await command(environment, "verify", "--to", to)
     assert found.code == 1
-    assert found.err.startswith("headrace: the database holds no mirror. ")
+    assert found.err.startswith("headrace: the database contains no mirror. ")
 
 
 async def test_a_verify_that_is_interrupted_ends_soon_and_calls_nothing_equal(

@@ -63,7 +63,7 @@ def test_a_full_disk_is_reported_as_one(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreFullError, match=r"No space left on device\. Make room on the disk"):
+    with pytest.raises(StoreFullError, match=r"No space left on device\. Free disk space"):
         store.put_new(file_name(1), b"a file")
     assert not list(tmp_path.iterdir()), "no draft takes the room that is missing"
 

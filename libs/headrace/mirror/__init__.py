@@ -1,10 +1,10 @@
-"""Tables kept in step with their source: bootstrapped from a snapshot, followed by their changes,
-exactly once.
+"""Tables kept in sync with their source: copied from a snapshot, then updated by change events.
 
     async with opened("sqlite:///local.db") as target:
         await Mirror(client, target, (("public", "users"),)).run(stopping)
 
-A target of your own has three methods: see `headrace.mirror.target` and docs/mirror.md.
+Exactly once. To write a new target, implement three methods: see `headrace.mirror.target` and
+docs/mirror.md.
 """
 
 from headrace.mirror.bootstrap import Streams

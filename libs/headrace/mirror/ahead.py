@@ -1,9 +1,9 @@
-"""What the stream has behind the events that a mirror was given, of tables that it does not follow.
+"""Reads messages of other tables that follow a mirror's last event in the stream.
 
-A transaction's last event may be of such a table, and then nothing that the mirror is given says
-that it is over. Promises: messages are read one behind the other, by their sequence in the stream,
-up to the first that the mirror is still to be given; so what they say holds, whatever server
-answers, however far behind it is.
+A transaction's last event may belong to a table that the mirror doesn't follow, and then none of
+the mirror's events says that the transaction is over. Promises: messages are read in stream order,
+up to the first one that the mirror has yet to receive. So their statements hold, no matter which
+server answers, or how far behind it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.contract.naming import CDC_SUBJECTS, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.range_reader import Stretch, StretchError
 
-# So many are asked for one by one: a transaction has mostly a few events more.
+# This many are requested one by one: a transaction mostly has only a few more events.
 SINGLE_MESSAGES = 32
 STRETCH_MESSAGES = 20_000
 
@@ -34,12 +34,13 @@ class Ahead:
         self._stream = stream
         self._dictionaries = dictionaries
         self._followed = followed
-        # Everything that the mirror was not given was read up to here, or no filter wants it.
+        # Every message up to here was read, if the mirror didn't receive it, or no filter matches
+        # it.
         self.at = 0
 
     async def read(self, after: int) -> AsyncIterator[list[Event]]:
-        """Some at a time; ends before a message for the mirror, at the stream's end, and where the
-        server is away.
+        """Some at a time; ends before a message for the mirror, at the stream's end, and if the
+        server is unavailable.
         """
         self.at = max(self.at, after)
         try:
@@ -51,7 +52,7 @@ class Ahead:
             async for events in self._stretch():
                 yield events
         except (NatsError, OSError, StretchError):
-            # Not found, or nobody answers: who waits asks again.
+            # Not found, or nobody answers: the caller tries again.
             return
 
     async def _next(self) -> list[Event]:
@@ -63,8 +64,8 @@ class Ahead:
         return await self._foreign(seq, header.encode(), message.data or b"")
 
     async def _discarded(self) -> bool:
-        """Whether what comes next was lost to the stream's limits: the consumer of the mirror finds
-        that out too.
+        """Whether the next messages were discarded by the stream's limits: the mirror's consumer
+        will report it too.
         """
         state = (await self._js.stream_info(self._stream)).state
         return int(state.first_seq) > self.at + 1
@@ -86,7 +87,7 @@ class Ahead:
             await stretch.close()
 
     async def _foreign(self, seq: int, header: bytes, payload: bytes) -> list[Event]:
-        """The events of a message; none where it is for the mirror."""
+        """The events of a message; none if it is for the mirror."""
         events = await events_of(self._dictionaries, payload, "", seq, header)
         if any(self._is_ours(event) for event in events):
             return []

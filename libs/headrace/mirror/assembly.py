@@ -1,8 +1,9 @@
-"""Puts the events that a mirror is given together into whole transactions. Pure.
+"""Assembles a mirror's events into whole transactions. Pure.
 
-Promises: only whole transactions are given out, each source's in commit order, whatever stands
-between their events. Nothing but the stream closes a transaction: its own last event, a later event
-of its source, or an array that says before which LSN everything is complete. Time proves nothing.
+Promises: returns only whole transactions, each source's in commit order, no matter which other
+events are in between. Only the stream completes a transaction: its own last event, a later event of
+its source, or an array whose header says before which LSN everything is complete. Elapsed time
+proves nothing.
 """
 
 from __future__ import annotations
@@ -14,31 +15,31 @@ from headrace.contract.events import GAP
 class Assembly:
     def __init__(self) -> None:
         self._pending: dict[str, list[Event]] = {}
-        # By source: every transaction that committed before this LSN is here whole.
+        # By source: every transaction that committed before this LSN is complete here.
         self._whole: dict[str, int] = {}
         self.size = 0
-        # Whether `ready` may find more than at its last call, and what it was asked then.
+        # Whether `ready` may find more than at its last call, and its argument then.
         self._changed = False
         self._below: int | None = None
 
     @property
     def first_seq(self) -> int | None:
-        """The first message of which something is waiting here."""
+        """The first message with an event that is waiting here."""
         firsts = [event.stream_seq for events in self._pending.values() for event in events[:1]]
         return min(firsts, default=None)
 
     def precede(self, event: Event) -> None:
-        """What an event says of those before it, whether it is taken or not."""
+        """What an event says about earlier ones, whether it is taken or not."""
         if event.lane != event.source or event.operation == GAP:
-            # An array of one table's events stands in no order with those of other tables; a gap
-            # may cut off what is open, or stand inside it.
+            # Arrays of different tables have no order among each other; a gap may cut off an open
+            # transaction, or be inside it.
             return
-        # What stands outside transactions comes inside one where its publisher began the
-        # transaction again.
+        # Events outside transactions come inside one if its publisher started the transaction
+        # again.
         self._end(event.source, event.position.lsn)
 
     def follow(self, event: Event) -> None:
-        """What an event says of its own transaction, whether it is taken or not."""
+        """What an event says about its own transaction, whether it is taken or not."""
         if event.complete:
             self._end(event.source, event.complete)
         if event.lane == event.source and event.payload["tx"]["last"] and not is_outside(event):
@@ -52,21 +53,19 @@ class Assembly:
         self.follow(event)
 
     def is_whole(self, source: str, lsn: int) -> bool:
-        """Whether nothing more comes of the transaction that committed there."""
+        """Whether the transaction that committed there is complete."""
         return lsn < self._whole.get(source, 0)
 
     def waits(self, source: str, lsn: int) -> bool:
-        """Whether something is waiting here that committed there or later."""
+        """Whether an event is waiting here that committed there or later."""
         return any(event.position.lsn >= lsn for event in self._pending.get(source, ()))
 
     def lacks(self, source: str, lsn: int) -> bool:
-        """Whether something is waiting here that committed before it."""
+        """Whether an event is waiting here that committed before it."""
         return any(event.position.lsn < lsn for event in self._pending.get(source, ()))
 
     def ready(self, below: int | None = None) -> list[Event]:
-        """Take out the transactions that are whole; `below`: only those that committed before this
-        LSN.
-        """
+        """Take out the complete transactions; `below`: only those that committed before this LSN."""
         if not self._changed and below == self._below:
             return []
         self._changed = False
@@ -81,7 +80,7 @@ class Assembly:
         return found
 
     def part(self) -> list[Event]:
-        """Take out what is here of an unfinished transaction that fills this: the oldest of the
+        """Take out a part of an unfinished transaction that fills the buffer: the oldest of the
         fullest source.
         """
         source = max(self._pending, key=lambda one: len(self._pending[one]))
@@ -110,7 +109,7 @@ class Assembly:
 
 
 def is_outside(event: Event) -> bool:
-    """Whether it stands between transactions, as what the catalog showed and gaps do."""
+    """Whether it is outside transactions, like gaps and events from the catalog."""
     return bool(event.payload["tx"]["xid"] == 0)
 
 

@@ -1,9 +1,8 @@
-"""A table's way into the mirror: snapshot, staging table, its own reading of the stream, then its
-place among the rest.
+"""Brings a table into the mirror: snapshot, staging table, catching up, then joining the others.
 
-Promises: readers see the old rows until the new ones are whole; a crash at any point goes on where
-it was; the table joins at exactly the place where the follower stands, which shows it when it has
-come to the snapshot's LSN.
+Promises: readers see the old rows until the new ones are complete; after a crash at any point it
+resumes where it was; the table joins exactly where the follower is, which shows the table once it
+has reached the snapshot's LSN.
 """
 
 from __future__ import annotations
@@ -65,13 +64,13 @@ STUCK_S = 60.0
 
 
 class AgainError(HeadraceError):
-    """The table changed under its bootstrap, which must begin anew."""
+    """The table changed during its bootstrap, which must start again."""
 
     retry = True
 
 
 class OvertakenError(HeadraceError):
-    """Another bootstrap of the table is wanted by now, or none."""
+    """The table needs another bootstrap by now, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class Streams:
 
 
 class Bootstrap:
-    """One table's, until it follows."""
+    """Bootstraps one table, until it follows the stream."""
 
     def __init__(
         self, book: Book, client: Client, streams: Streams, token: str, progress: Progress
@@ -99,11 +98,11 @@ class Bootstrap:
         self._progress = progress
         self._number = book.run_of(token)
         self._told_of = book.told_of(token)
-        # What the stream had when the source was asked.
+        # The end of the stream when the source was queried.
         self._asked_seq = 0
 
     async def run(self) -> None:
-        """To the end, again and again; returns early when it is overtaken."""
+        """Run to the end, with retries; returns early if another bootstrap takes over."""
         backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
         while True:
             try:
@@ -140,15 +139,15 @@ class Bootstrap:
             if state.why == NEW:
                 raise error
             if self._book.told_of(self._token) != self._told_of:
-                raise AgainError("the stream told of the table while it was refused")
+                raise AgainError("the stream reported the table while it was refused")
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
             await self._book.write([DropTable(state.live)] if state.live else [])
             self._book.forget(state, self._asked_seq)
             await self._book.commit()
 
     async def _park(self, error: TargetError) -> None:
-        """The target can't have this table; the others go on. With none left it is the target that
-        can't be used.
+        """The target can't store this table; the others continue. If none is left, the target
+        itself is unusable.
         """
         async with self._book.lock:
             if self._book.run_of(self._token) != self._number:
@@ -165,7 +164,7 @@ class Bootstrap:
     def _check(self) -> None:
         heed_cancellation()
         if self._book.run_of(self._token) != self._number:
-            raise OvertakenError("another bootstrap is wanted")
+            raise OvertakenError("another bootstrap is needed")
 
     async def _attempt(self) -> None:
         self._check()
@@ -202,14 +201,16 @@ class Bootstrap:
         return run
 
     async def _shape(self, names: Sequence[str] | None) -> tuple[Table, int]:
-        """The staging table for rows with these columns; what both accounts lack is kept as text."""
+        """The staging table for rows with these columns; a column that neither describes is stored
+        as text.
+        """
         known = [await self._told(), await self._in_bucket()]
         accounts = [account for account in known if account is not None]
         accounts.sort(key=lambda account: int(account["version"]), reverse=True)
         if not accounts:
             raise SnapshotError(
-                f"the stream and the bucket {self._streams.schemas} know no columns of "
-                f"{self._token}"
+                f"neither the stream nor the bucket {self._streams.schemas} knows the columns "
+                f"of {self._token}"
             )
         fitting = [
             account
@@ -277,7 +278,7 @@ class Bootstrap:
             self._progress(run.rows, run.row_count)
         if run.rows != run.row_count:
             raise AgainError(
-                f"{run.rows} rows were in the chunks of {run.snapshot_id}, not {run.row_count}"
+                f"the chunks of {run.snapshot_id} contained {run.rows} rows, expected {run.row_count}"
             )
         return run
 
@@ -304,7 +305,7 @@ class Bootstrap:
                     moved_at = time.monotonic()
                 elif time.monotonic() - moved_at > STUCK_S:
                     raise AgainError(
-                        "the stream has an event of the table that its reader does not give out"
+                        "the stream contains an event of the table that its reader does not return"
                     )
 
     async def _is_waiting(self, run: BootstrapRun) -> bool:
@@ -317,7 +318,7 @@ class Bootstrap:
         return self._book.subscribed is None or self._token in self._book.subscribed
 
     async def _events(self, consumer: Consumer) -> list[Event]:
-        """Some of what the follower has passed."""
+        """Some of the events that the follower has passed."""
         events: list[Event] = []
         while len(events) < CATCH_UP_EVENTS:
             event = await consumer.peek(PEEK_S)
@@ -354,7 +355,7 @@ class Bootstrap:
         """
         async with self._book.lock:
             self._check()
-            # A table's events stand in order: where one is beyond the follower, all before it were
+            # A table's events are in order: if one is beyond the follower, all earlier ones were
             # taken here.
             is_there = coming is not None and not self._book.passed(coming)
             if not self._can_join or not (is_there or await self._nothing_left(run)):

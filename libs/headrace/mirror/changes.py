@@ -1,9 +1,8 @@
-"""What events do to a mirror's tables: the steps to write, and what becomes of the tables' states.
-No I/O of its own.
+"""Turns events into a mirror's steps, and updates the states of its tables. No I/O of its own.
 
-Promises: an event before a table's snapshot changes nothing; a table that can't be kept in step by
-events is wanted again, and no other table with it. Where readers see such a table, nothing of its
-transaction may be shown before the copy is: that is raised.
+Promises: an event before a table's snapshot changes nothing. If events can't keep a table in sync,
+that table is bootstrapped again, and no other. If readers see this table, nothing of its
+transaction may be shown before the copy is: that raises.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Changes:
     def __init__(self, book: Book, *, every_table: bool) -> None:
         self._book = book
         self._every_table = every_table
-        # Sources whose positions mean nothing any more.
+        # Sources whose positions are no longer meaningful.
         self.diverged: set[str] = set()
 
     def of(self, events: Iterable[Event]) -> list[Step]:
-        """The steps of these events, in order; the book is changed with them."""
+        """The steps of these events, in order; updates the book accordingly."""
         return [step for event in events for step in self._of(event)]
 
     def _of(self, event: Event) -> list[Step]:
@@ -93,13 +92,13 @@ class Changes:
             raise CopyWantedError(
                 [(state.schema, state.name) for state in states], why, diverged_seq
             )
-        # What readers see in a gap's tables is from before it.
+        # Readers see rows of the gap's tables from before the gap.
         lsn = 0 if event.operation == GAP else event.position.lsn
         for state in states:
             self._book.want(state.schema, state.name, why, lsn=lsn, diverged_seq=diverged_seq)
 
     def _is_shown(self, state: TableState) -> bool:
-        """Whether readers see it, or will with what is being applied."""
+        """Whether readers see it, or will after this is applied."""
         shown_soon = state.phase is Phase.LOADED and state.awaited and self._book.is_moving
         return state.phase is Phase.FOLLOWING or shown_soon
 
@@ -123,9 +122,9 @@ class Changes:
             return []
         self._book.tell_of(state.token)
         if state.phase is Phase.GONE:
-            self._book.want(state.schema, state.name, "it is there again")
+            self._book.want(state.schema, state.name, "it exists again")
         elif state.phase is Phase.PARKED and int(event.payload["version"]) > state.version:
-            self._book.want(state.schema, state.name, "it took another shape since it was parked")
+            self._book.want(state.schema, state.name, "its shape changed since it was parked")
         if state.phase is Phase.LOADED:
             return self._staged(event, state)
         if state.phase is Phase.FOLLOWING:
@@ -141,7 +140,7 @@ class Changes:
             self._book.want(schema, name, "renamed")
 
     def _gone(self, event: Event, state: TableState) -> list[Step] | None:
-        """None where a later snapshot of the table says otherwise, or it is gone already."""
+        """None if a later snapshot of the table replaces it, or the table is gone already."""
         reached = max(state.since if state.live else 0, state.run.lsn if state.run else 0)
         if state.phase is Phase.GONE or event.position.lsn < reached:
             return None
@@ -171,7 +170,7 @@ class Changes:
         return [change]
 
     def _gap(self, event: Event) -> None:
-        """Whatever was not copied after the gap has lost changes."""
+        """Every table that was not copied after the gap has lost changes."""
         up_to = parse_lsn(str(event.payload["up_to"]))
         diverged = event.payload["reason"] == DIVERGED
         if diverged:
@@ -206,7 +205,7 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
             and event.payload["columns"]
             and outdated(table, run.version, event)
         ):
-            return Resync("its shape was newer than the schemas that were known")
+            return Resync("its shape was newer than the known schemas")
         return [], run
     if event.operation != SCHEMA:
         step = row_steps(event, table)
@@ -226,8 +225,8 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
 
 
 def outdated(table: Table, version: int, event: Event) -> bool:
-    """Whether the shape that a table was made with was not yet that of its snapshot, as an event
-    says later.
+    """Whether the shape that a table was created with was older than its snapshot's, as a later
+    event shows.
     """
     if int(event.payload["version"]) <= version:
         return False

@@ -1,4 +1,4 @@
-"""Which kind of value a column of PostgreSQL's type holds, as far as another database cares. Pure."""
+"""The kind of values in a column of a PostgreSQL type, as far as other databases care. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 from headrace.contract.exact import ExactText
 
-# Digits alone: what is left of a type goes into SQL as it is.
+# Digits only: the rest of a type goes into SQL unchanged.
 _BASE = re.compile(r"\([0-9, -]*\)")
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid"})
 _FLOATS = frozenset({"real", "double precision"})
-# Types that any PostgreSQL has under the same name, with input that reads the contract's text.
+# Types that every PostgreSQL has under the same name, with input functions that read the contract's
+# text.
 _PORTABLE = (
     _INTEGERS
     | _FLOATS
@@ -65,10 +66,10 @@ _PORTABLE = (
 )
 
 
-# What Python writes of 1e-7, which PostgreSQL writes out; strings are passed over.
+# Python writes 1e-7, which PostgreSQL writes out; strings are skipped.
 _POWERS = re.compile(r'"(?:[^"\\]++|\\.)*+"|-?[0-9.]+e[+-][0-9]+')
 
-# What an array's literal quotes an element for.
+# Characters for which an array literal quotes an element.
 _QUOTED = re.compile(r'[{}",\\ \t\n\v\f\r]')
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -82,7 +83,7 @@ class ValueKind(StrEnum):
     BYTES = "bytes"
     JSON = "json"
     TEXT = "text"
-    # A type of the source's own: a domain's value comes as its base type's, any other as text.
+    # A type of the source's own: a domain's value has its base type's form, any other is text.
     UNKNOWN = "unknown"
 
 
@@ -99,8 +100,8 @@ def kind_of(data_type: str) -> ValueKind:
 
 
 def base_of(data_type: str) -> str:
-    """The type without its modifier: `numeric(10,2)` is numeric, `timestamp(3) with time zone` has
-    no 3.
+    """The type without its modifier: `numeric(10,2)` becomes numeric, `timestamp(3) with time zone`
+    loses the 3.
     """
     return _BASE.sub("", data_type)
 
@@ -118,8 +119,8 @@ def as_bytes(value: Any) -> bytes:
 
 
 def as_json(value: Any) -> str:
-    """A document as PostgreSQL's jsonb prints it, of an event's value that is not NULL (or has its
-    exact text).
+    """A document as PostgreSQL's jsonb prints it, from an event's value that is not NULL (or has
+    its exact text).
     """
     if isinstance(value, ExactText):
         return str(value)
@@ -129,7 +130,8 @@ def as_json(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Half a surrogate pair, which json (not jsonb) may hold, has no form but its escape.
+        # Half a surrogate pair, which json (not jsonb) may contain, can only be written as its
+        # escape.
         return json.dumps(value, allow_nan=False)
     return text
 
@@ -141,16 +143,14 @@ def _without_power(match: re.Match[str]) -> str:
 
 
 def array_literal(value: list[Any], element: Callable[[Any], str]) -> str:
-    """PostgreSQL's literal of an array that came as lists, as it prints it; `element` makes one's
-    text.
-    """
+    """PostgreSQL's literal of an array that came as lists; `element` converts one value to text."""
     return "{" + ",".join(_literal(item, element) for item in value) + "}"
 
 
 def _literal(item: Any, element: Callable[[Any], str]) -> str:
     if item is None:
         return "NULL"
-    # A document that is a list comes with the array's exact text, so that this is a dimension.
+    # A document that is a list comes with the array's exact text, so this is a dimension.
     if isinstance(item, list):
         return array_literal(item, element)
     text = element(item)
@@ -160,7 +160,7 @@ def _literal(item: Any, element: Callable[[Any], str]) -> str:
 
 
 def as_list(value: list[Any]) -> str:
-    """An array that came as lists in the contract's JSON form."""
+    """An array that came as lists, in the contract's JSON form."""
     return as_json([_plain(item) for item in value])
 
 

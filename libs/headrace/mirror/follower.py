@@ -1,8 +1,7 @@
-"""The mirror's one reading of the stream, for all tables that are past their bootstrap.
+"""The mirror's reader of the stream, for all tables that have finished their bootstrap.
 
-Promises: what is applied and how far that is are committed together; what is committed ends at the
-end of a transaction, for every source and in every way of delivery; nothing that the stream dropped
-passes in silence.
+Promises: changes and position are committed together; a commit ends at the end of a transaction,
+for every source and every way of delivery; events that the stream dropped are always reported.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ IDLE_S = 1.0
 LOOK_S = 0.002
 LOOK_S_MAX = 0.25
 HOLD_LOOK_S = 0.2
-# While a loaded table waits for the others to come to its snapshot.
+# While a loaded table waits for the others to reach its snapshot.
 LOADED_LOOK_S = 0.1
 KEEP_SEEN_S = 5.0
 
 
 class TornError(Exception):
-    """The target's open transaction has a part of one that will never be whole."""
+    """The target's open transaction contains a part of one that will never be complete."""
 
 
 class StepRefusedError(Exception):
@@ -64,7 +63,7 @@ class StepRefusedError(Exception):
 
 
 class TableRefusedError(Exception):
-    """The target refuses a change of this table, or to exchange the table for its copy."""
+    """The target refuses a change of this table, or to replace the table by its copy."""
 
     def __init__(self, token: str, error: TargetError) -> None:
         super().__init__(str(error))
@@ -74,7 +73,9 @@ class TableRefusedError(Exception):
 
 @contextlib.contextmanager
 def _refusals(token: str) -> Iterator[None]:
-    """Name the table that the target refuses; what passes, or a copy heals, stays what it is."""
+    """Name the table that the target refuses. A temporary error, or one that a copy repairs, stays
+    as it is.
+    """
     try:
         yield
     except (TargetAwayError, TakenOverError, RowMissingError):
@@ -104,18 +105,18 @@ class Follower:
         # Transactions that a gap cut off, by source and LSN: they never end.
         self._torn: set[tuple[str, int]] = set()
         self._kept_at = 0.0
-        # Up to here the target refused something: one step at a time says which table's it is.
+        # The target refused something up to here: apply single steps to find the table.
         self._suspect_seq = 0
         self._begin()
 
     def _begin(self) -> None:
-        """From what is committed."""
+        """Start from the committed state."""
         self._assembly = Assembly()
         self._ready: list[Event] = []
         self._large_bytes = 0
         self._writing = False
-        # Of the target's open transaction: the last unfinished one of each source that it has a
-        # part of; and how far each source is in it.
+        # Of the target's open transaction: the unfinished transaction of each source in it; and how
+        # far each source is in it.
         self._spilled: dict[str, int] = {}
         self._lanes: Marks = dict(self._book.lanes)
         self._look_s = LOOK_S
@@ -125,7 +126,7 @@ class Follower:
         self._ahead = Ahead(self._client, self._streams.cdc, dictionaries, tokens)
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until told to stop."""
+        """Follow until told to stop."""
         while not stopping.is_set():
             if self._book.stands:
                 await self._stand(stopping)
@@ -143,17 +144,17 @@ class Follower:
                     await self._book.park(refused.token, refused.error)
 
     async def _stand(self, stopping: asyncio.Event) -> None:
-        """Until every table is loaded without which readers would see no moment of the source."""
+        """Wait until every table is loaded that readers need to see a moment of the source."""
         log.warning("standing", tables=[state.token for state in self._book.awaited])
-        # Whatever is followed next, it is with all tables.
+        # From here on, all tables are followed together.
         self._book.subscribed = None
         while self._book.stands and not stopping.is_set():
             heed_cancellation()
             await self._hold.wait(HOLD_LOOK_S)
 
     async def _roll_back(self, wanted: CopyWantedError | None = None) -> None:
-        """Forget what the target's open transaction has; and want these tables where readers are
-        then.
+        """Discard the target's open transaction, and bootstrap these tables again from where
+        readers are.
         """
         if not self._writing:
             await self._book.lock.acquire()
@@ -208,7 +209,7 @@ class Follower:
             capped = Watermark(mark.position, min(mark.stream_seq, seen_seq))
             await marks.save(lane, capped)
             if lane and "/" not in lane and mark.position > ORIGIN:
-                # Arrays have lanes of their own.
+                # Arrays have their own lanes.
                 for state in self._book.tables.values():
                     if (
                         state.source == lane
@@ -248,7 +249,7 @@ class Follower:
         return IDLE_S
 
     async def _look_ahead(self, given_seq: int) -> None:
-        """Find the end of a transaction among what is not for this mirror."""
+        """Find the end of a transaction among messages that are not for this mirror."""
         before = self._ahead.at
         async for events in self._ahead.read(given_seq):
             for event in events:
@@ -261,8 +262,8 @@ class Follower:
 
     @property
     def _bound(self) -> int | None:
-        """The LSN from which on transactions are held; what is written and can't be shown yet goes
-        on.
+        """The LSN from which on transactions are held back; written transactions that can't be
+        shown yet continue.
         """
         lsn = self._hold.lsn
         if lsn is None or self._spilled or self._book.awaited:
@@ -278,13 +279,13 @@ class Follower:
         if event is None or bound == 0 or self._assembly.size >= SPILL_EVENTS:
             return True
         if event.lane != event.source:
-            # Arrays of other tables, from before the LSN, may come behind it.
+            # Arrays of other tables, from before the LSN, may follow.
             return False
         return event.position.lsn >= bound or self._assembly.waits(event.source, bound)
 
     async def _take(self, consumer: Consumer, seen: Event) -> None:
         event = await consumer.next()
-        assert event is not None, "what was there to see is there to take"
+        assert event is not None, "an event that was available can be taken"
         await consumer.done(event)
         if self._book.passed(event):
             return
@@ -316,7 +317,7 @@ class Follower:
             raise TornError(f"a gap cuts off a transaction of {gap.source}")
 
     async def _spill(self) -> None:
-        """Write a part of a large transaction, and keep the target's transaction open for its rest."""
+        """Write a part of a large transaction, and keep the target's transaction open for the rest."""
         await self._write(self._ready)
         self._ready = []
         part = self._assembly.part()
@@ -356,7 +357,7 @@ class Follower:
             raise StepRefusedError(str(error)) from error
 
     async def _flush(self, consumer: Consumer) -> None:
-        """Commit all transactions that are here whole, with how far that is."""
+        """Commit all transactions that are complete, together with the position."""
         first = self._assembly.first_seq
         if first is None:
             seen_seq = consumer.seen_seq
@@ -401,15 +402,13 @@ class Follower:
             raise TableRefusedError(token, error) from error
 
     async def _show(self, state: TableState) -> None:
-        """Exchange a table for its copy; where the target refuses that, it is put aside as one that
-        it can't hold.
-        """
+        """Replace a table by its copy; if the target refuses that, park the table."""
         with _refusals(state.token):
             await self._book.write([self._book.show(state)])
 
     async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
-        """The loaded tables that readers may see now; None where they must not see what is written
-        without another.
+        """The loaded tables that readers may see now; None if what is written must not be shown
+        without another table.
         """
         reached = [state for state in self._book.loaded if await self._has_reached(state, consumer)]
         if all(state in reached for state in self._book.awaited):
@@ -423,11 +422,11 @@ class Follower:
         run = state.run
         assert run is not None
         if state.diverged_seq:
-            # Nothing comes of its source as it was, and LSNs say nothing: the gap itself must be
+            # The source as it was sends nothing more, and LSNs mean nothing: the gap itself must be
             # applied.
             return self._lanes.get(run.source, Watermark()).stream_seq >= state.diverged_seq
         if self._assembly.lacks(run.source, run.lsn):
-            # Also what is whole and held back.
+            # Including complete transactions that are held back.
             return False
         if self._assembly.is_whole(run.source, run.lsn - 1):
             return True
@@ -438,8 +437,8 @@ class Follower:
 
     @staticmethod
     def _settled(lanes: Marks) -> Marks:
-        """Without the lanes that an earlier version kept for each table of arrays, where their
-        source is past them.
+        """Drop the lanes that an earlier version kept for each table of arrays, if their source is
+        past them.
         """
         return {
             lane: mark
@@ -449,14 +448,14 @@ class Follower:
         }
 
     async def _drop_lanes(self) -> None:
-        """Positions of a source whose log is another one now would skip what is new."""
+        """Positions of a source whose log was replaced would skip new changes."""
         async with self._book.lock:
             gone = self._changes.diverged
             self._changes.diverged = set()
             lanes = self._book.lanes.items()
             self._book.keep_lanes(
                 {
-                    # Its stream_seq stays: what stands between transactions goes by that.
+                    # Its stream_seq stays: events outside transactions are compared by it.
                     lane: replace(mark, position=ORIGIN) if lane in gone else mark
                     for lane, mark in lanes
                     if lane in gone or lane.split("/")[0] not in gone

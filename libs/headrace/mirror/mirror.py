@@ -1,9 +1,8 @@
-"""A mirror: bootstraps tables, follows the stream, and begins again wherever it was when anything
-fails.
+"""A mirror: bootstraps tables, follows the stream, and resumes where it was after any failure.
 
-Promises: position and rows are one transaction of the target, so that a crash at any moment loses
-and doubles nothing; what can pass by itself (a server that is away) is waited for; what can't ends
-in one error with the remedy.
+Promises: position and rows are written in one transaction of the target, so that a crash at any
+moment neither loses nor repeats anything; it waits while a problem may be temporary (a server that
+is unavailable); any other ends in one error with the remedy.
 """
 
 from __future__ import annotations
@@ -59,11 +58,11 @@ class BootstrapProgress:
 
 
 class Mirror:
-    """`tables` as (schema, name); without any, every table that the source publishes, also those
-    made later.
+    """`tables` as (schema, name); if empty, every table that the source publishes, including later
+    ones.
 
-    While a table that readers see is copied again, all of them keep one moment; `fresh`: the others
-    go on.
+    While a table that readers see is copied again, all tables stay at one moment; with `fresh`, the
+    others continue.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class Mirror:
         self._has_begun = False
         self._stood_since = 0.0
         self._running: dict[str, asyncio.Task[None]] = {}
-        # Why it doesn't go on, as far as it is known; empty while it does.
+        # The reason why it makes no progress, if known; empty while it does.
         self.trouble = ""
-        # Who is in its way then: the target, or the stream.
+        # The blocked part: the target or the stream.
         self.trouble_with = ""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until told to stop."""
+        """Run until told to stop."""
         backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
         while not stopping.is_set():
             began = time.monotonic()
@@ -110,7 +109,7 @@ class Mirror:
                 await wait_for(stopping, backoff.pause_s())
 
     def _mend(self, group: BaseExceptionGroup[Any]) -> None:
-        """What can be mended or waited for; anything else is raised."""
+        """Handle errors that can be repaired or waited for; raise any other."""
         errors = list(_leaves(group))
         for error in errors:
             if isinstance(error, RowMissingError):
@@ -132,7 +131,7 @@ class Mirror:
                 log.warning("mirror_waits", error=type(error).__name__, reason=self.trouble)
 
     async def _live(self, stopping: asyncio.Event) -> None:
-        """From opening the target to the first trouble, or the end."""
+        """From opening the target to the first problem, or the end."""
         await self.book.open()
         await self._begin()
         self.trouble = ""
@@ -156,8 +155,8 @@ class Mirror:
                 task.cancel()
 
     async def _begin(self) -> None:
-        """What the last life found out; tables that are not known yet; a place in the stream, the
-        first time.
+        """Act on what the last run found: repairs, unknown tables and, the first time, a position
+        in the stream.
         """
         if self._fell_behind or not self.book.lanes:
             self.book.begin_at(await self._last_seq())
@@ -168,7 +167,7 @@ class Mirror:
             if known is None or known.phase is Phase.GONE:
                 self.book.want(schema, name, NEW if self._tables and known is None else "published")
         if not self._has_begun:
-            # Whoever starts the mirror again may have mended the target.
+            # An operator who restarts the mirror may have repaired the target.
             for token, reason in self.parked.items():
                 self.book.want(*split_table_token(token), f"parked: {reason}")
         await self.book.commit()
@@ -192,7 +191,7 @@ class Mirror:
         return [split_table_token(token) for token in await self._published.tokens(asked)]
 
     async def _discover(self) -> None:
-        """Take up tables that were not published yet when this life began."""
+        """Add tables that were not published yet when this run started."""
         while True:
             await asyncio.sleep(DISCOVER_S)
             with contextlib.suppress(NatsError, TimeoutError):
@@ -207,7 +206,7 @@ class Mirror:
             await self.book.commit()
 
     async def _bootstraps(self, tasks: asyncio.TaskGroup) -> None:
-        """A bootstrap for each table that wants one, a few at a time."""
+        """Start a bootstrap for each table that needs one, a few at a time."""
         room = asyncio.Semaphore(BOOTSTRAPS_MAX)
         while True:
             self.book.news.clear()
@@ -232,7 +231,7 @@ class Mirror:
                 is_loading = self.book.tables[token].phase is Phase.LOADING
                 if is_loading and rows >= progress.rows_loaded:
                     count(self.stats, "mirror_rows", rows - progress.rows_loaded)
-                # What is copied at the source is for another run.
+                # Another run copies at the source.
                 progress.rows_loaded = rows if is_loading else 0
 
             try:
@@ -243,8 +242,8 @@ class Mirror:
                 asyncio.get_running_loop().call_soon(self.book.news.set)
 
     async def look(self) -> None:
-        """See how far the mirror is behind the stream, also while its target is away; and where its
-        tables are.
+        """Measure how far the mirror is behind the stream, even while its target is unavailable;
+        and where its tables are.
         """
         following = len(self.following)
         unfollowed = len(self.unfollowed)
@@ -278,7 +277,7 @@ class Mirror:
 
     @property
     def parked(self) -> dict[str, str]:
-        """The tables that the target refused, by token, and why."""
+        """The tables that the target refused, by token, with the reasons."""
         return {
             token: state.why
             for token, state in self.book.tables.items()
@@ -287,25 +286,28 @@ class Mirror:
 
     @property
     def awaited(self) -> str:
-        """Why readers keep the moment that they see, naming the tables; empty where they don't."""
+        """Why readers stay at the moment that they see, naming the tables; empty if they don't."""
         if not self.book.is_moving or not self.book.awaited:
             return ""
         about = (
             f"{state.schema}.{state.name} ({'catching up' if state.phase is Phase.LOADED else 'being copied'})"
             for state in self.book.awaited
         )
-        return f"readers keep one moment until these tables are copied again: {', '.join(sorted(about))}"
+        return (
+            "readers stay at one moment until these tables are copied again: "
+            f"{', '.join(sorted(about))}"
+        )
 
     @property
     def following(self) -> list[str]:
-        """The tables that are past their bootstrap, by token."""
+        """The tables that have finished their bootstrap, by token."""
         return [
             token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING
         ]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every table that the source has is followed."""
+        """Whether every table of the source is followed."""
         states = self.book.tables.values()
         settled = {Phase.FOLLOWING, Phase.GONE, Phase.PARKED}
         return bool(states) and all(state.phase in settled for state in states)

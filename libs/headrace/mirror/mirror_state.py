@@ -1,7 +1,7 @@
-"""The mirror's own account: what the target holds, in memory as of its last commit.
+"""The mirror's state: what the target contains, in memory as of its last commit.
 
-Owns the one lock that all writing goes through. Promises that what is put into the book is kept in
-the same transaction as the rows that were written since.
+Owns the only lock for writing. Promises that changes of the state are stored in the same
+transaction as the rows that were written since the last commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LANE = "lane "
 TABLE = "table "
 STALE_ROWS = "stale"
 _STALE_COLUMNS = ("schema_name", "table_name", "lsn", "reason")
-# Of a mirror with fresh tables: those that show an older moment than the others.
+# Of a mirror with fresh tables: tables that show an older moment than the others.
 STALE = Table(
     "headrace_mirror",
     "stale_tables",
@@ -48,7 +48,7 @@ STALE = Table(
     _STALE_COLUMNS[:2],
 )
 _COPIED = frozenset({Phase.WANTED, Phase.LOADING, Phase.LOADED})
-# The lane of no source: how far the stream was seen, whatever was in it.
+# The lane without a source: how far the stream was seen, including irrelevant messages.
 SEEN = ""
 
 
@@ -59,7 +59,7 @@ def _stale_row(values: Sequence[str]) -> dict[str, str]:
 class FormatError(TargetError):
     """The target was written by another version of Headrace."""
 
-    remedy = "Mirror into a new target, or use the version that made it."
+    remedy = "Mirror into a new target, or use the version that created it."
 
 
 def seen_by(lanes: Marks) -> int:
@@ -70,11 +70,11 @@ def seen_by(lanes: Marks) -> int:
 
 
 def has_passed(lanes: Marks, event: Event) -> bool:
-    """Whether an event is applied: beyond what is seen, its transaction is, where it committed
-    before others are.
+    """Whether an event is applied: beyond the seen messages, its transaction is, if it committed
+    before another applied one.
 
-    What stands between transactions goes by its place in the stream, for its LSN is in no order
-    with theirs.
+    Events outside transactions are compared by their stream sequence, because their LSNs have no
+    order with those of transactions.
     """
     if event.stream_seq <= seen_by(lanes):
         return True
@@ -103,7 +103,7 @@ def tables_of(marks: Mapping[str, str]) -> dict[str, TableState]:
 
 
 def identity_of(marks: Mapping[str, str]) -> str | None:
-    """Which mirror this is; None for a target that none has written to."""
+    """The identity of this mirror; None for a target that no mirror has written to."""
     if ABOUT not in marks:
         return None
     about = json.loads(marks[ABOUT])
@@ -113,8 +113,8 @@ def identity_of(marks: Mapping[str, str]) -> str | None:
 
 
 def heed_cancellation() -> None:
-    """End a task that was cancelled while something it waited for was just done, and swallowed that
-    (Python 3.11).
+    """End a cancelled task that swallowed the cancellation because it was just finishing (Python
+    3.11).
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -124,28 +124,27 @@ def heed_cancellation() -> None:
 class Book:
     def __init__(self, target: Target, *, fresh: bool = False) -> None:
         self.target = target
-        # Whether tables go on while another that readers see is copied again.
+        # Whether tables continue while another one that readers see is copied again.
         self.fresh = fresh
         self.lock = asyncio.Lock()
         self.news = asyncio.Event()
         self.identity = ""
         self.tables: dict[str, TableState] = {}
-        # Of these: loaded, and shown when the others have come to their snapshots; and without
-        # which what readers see can't move on.
+        # Of these: tables that are loaded and wait for the others to reach their snapshots; and
+        # tables that readers need before their view can move on.
         self.loaded: list[TableState] = []
         self.awaited: list[TableState] = []
-        # Whether a table that readers see is moved on by the stream; and waits for one that is
+        # Whether the stream moves on a table that readers see, or that table waits for one that is
         # copied again.
         self.is_moving = False
         self.stands = False
         self.lanes: Marks = {}
-        # What the follower is given: these tables, or all (None). Only such a table can join those
-        # it follows.
+        # The follower receives these tables, or all (None). Only they can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         self._runs: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._changed: dict[str, str | None] = {}
-        # The rows of the table that names older tables; None where there is none.
+        # The rows of the table that names older tables; None if there is none.
         self._stale: list[list[str]] | None = None
 
     async def open(self) -> None:
@@ -158,7 +157,7 @@ class Book:
             self._runs[token] = self._runs.get(token, 0) + 1
 
     async def roll_back(self) -> None:
-        """Forget what was not committed."""
+        """Forget everything uncommitted."""
         marks = await self.target.load()
         self._changed = {}
         if STALE_ROWS in marks:
@@ -173,14 +172,12 @@ class Book:
 
     @property
     def seen_seq(self) -> int:
-        """Everything of the stream up to this sequence is in the target, or on its way there by a
-        bootstrap.
-        """
+        """Every message up to this sequence is in the target, or on its way there by a bootstrap."""
         return seen_by(self.lanes)
 
     @property
     def reached_seq(self) -> int:
-        """Nothing of the stream beyond this sequence is in the target."""
+        """No message beyond this sequence is in the target."""
         return max((mark.stream_seq for mark in self.lanes.values()), default=0)
 
     def passed(self, event: Event) -> bool:
@@ -190,16 +187,16 @@ class Book:
         return has_passed(self.lanes, event)
 
     def run_of(self, token: str) -> int:
-        """Changes whenever a bootstrap of the table that is under way has become pointless."""
+        """Changes whenever a running bootstrap of the table has become pointless."""
         return self._runs.get(token, 0)
 
     def tell_of(self, token: str) -> None:
-        """The stream says that the source has the table."""
+        """The stream reported that the source has the table."""
         self._told[token] = self.told_of(token) + 1
 
     def told_of(self, token: str) -> int:
-        """Changes whenever the stream says that the source has the table: what refused it before
-        may be outdated.
+        """Changes whenever the stream reports that the source has the table: an earlier refusal may
+        be outdated.
         """
         return self._told.get(token, 0)
 
@@ -210,7 +207,7 @@ class Book:
         self.news.set()
 
     def _sort(self) -> None:
-        """Keep at hand what is asked with every event."""
+        """Cache what every event needs."""
         states = list(self.tables.values())
         self.loaded = [state for state in states if state.phase is Phase.LOADED]
         if self.fresh:
@@ -233,13 +230,13 @@ class Book:
         lsn: int = 0,
         diverged_seq: int = 0,
     ) -> None:
-        """The table must be bootstrapped (again); readers keep what they have until then."""
+        """The table must be bootstrapped (again); readers keep the current rows until then."""
         token = table_token(schema, name)
         state = self.tables.get(token) or TableState(schema, name)
         self._runs[token] = self._runs.get(token, 0) + 1
         log.info("bootstrap_wanted", table=token, why=why)
-        # What readers see of a parked table is older than the rest already: nothing stands for its
-        # copy.
+        # Readers see a parked table at an older moment than the others already: nothing waits for
+        # its copy.
         is_shown = state.live is not None and state.phase is not Phase.PARKED
         awaited = not self.fresh and (awaited or state.awaited or is_shown)
         until = self._until(state, lsn)
@@ -257,7 +254,9 @@ class Book:
         )
 
     def _until(self, state: TableState, lsn: int = 0) -> int:
-        """The LSN before which everything was committed that readers see of a table at rest."""
+        """The LSN before which all transactions committed whose rows readers see of a table at
+        rest.
+        """
         if state.phase is not Phase.FOLLOWING:
             return state.until
         return lsn or self.lanes.get(state.source, Watermark()).position.lsn
@@ -284,8 +283,8 @@ class Book:
         return SwapTables(run.staged)
 
     async def park(self, token: str, error: TargetError) -> None:
-        """The target can't have this table; the others go on. With none left it is the target that
-        can't be used.
+        """The target can't store this table; the others continue. If none is left, the target
+        itself is unusable.
         """
         others = [state for name, state in self.tables.items() if name != token]
         if all(state.phase in {Phase.PARKED, Phase.GONE} for state in others):
@@ -299,8 +298,8 @@ class Book:
         await self.commit()
 
     def forget(self, state: TableState, outdated_seq: int = 0) -> None:
-        """The source has the table no more; what the stream says of it up to this sequence is
-        outdated.
+        """The source no longer has the table; the stream's messages about it are outdated up to
+        this sequence.
         """
         self._runs[state.token] = self._runs.get(state.token, 0) + 1
         log.info("table_gone", table=state.token)
@@ -329,8 +328,8 @@ class Book:
         """Follow from here, with every table to be bootstrapped."""
         self.keep_lanes({SEEN: Watermark(stream_seq=stream_seq)})
         for state in list(self.tables.values()):
-            # Sequences of another stream, or from before this place, say nothing of what is to
-            # come.
+            # Sequences of another stream, or from before this position, say nothing about later
+            # messages.
             self.put(replace(state, outdated_seq=0, diverged_seq=0))
             if state.phase is not Phase.GONE:
                 self.want(
@@ -338,9 +337,7 @@ class Book:
                 )
 
     def _stale_steps(self) -> list[Step]:
-        """Name the tables that are older than the others, where they may be; only what has changed
-        is written.
-        """
+        """Name the tables that may be older than the others; only changes are written."""
         if not self.fresh:
             steps: list[Step] = [] if self._stale is None else [DropTable(STALE)]
             self._keep_stale(None)
@@ -365,19 +362,19 @@ class Book:
                 self._changed[STALE_ROWS] = json.dumps(rows)
 
     async def write(self, steps: Sequence[Step]) -> None:
-        """Only with the lock held."""
+        """Call only while holding the lock."""
         if not steps:
             return
         try:
             await self.target.write(coalesced(steps))
         except TargetError:
-            # Before the lock is free: whoever has it next must not commit a part of this.
+            # Before the lock is released: its next holder must not commit a part of this.
             with contextlib.suppress(TargetError):
                 await self.target.load()
             raise
 
     async def commit(self) -> None:
-        """Only with the lock held."""
+        """Call only while holding the lock."""
         await self.write(self._stale_steps())
         changed = self._changed
         self._changed = {}

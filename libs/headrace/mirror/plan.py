@@ -1,4 +1,4 @@
-"""What an event means for a mirror's table: the steps, or that the table must be copied again."""
+"""Plans an event's effect on a mirror's table: steps, or another bootstrap."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The source has the table no more; `now` is the name that it goes on under, if any."""
+    """The source no longer has the table; `now` is its new name, if it was renamed."""
 
     now: tuple[str, str] | None
 
 
 def shape(payload: Mapping[str, Any]) -> Table:
-    """The table as a schema event, or a value of the schemas bucket, describes it."""
+    """The table as described by a schema event, or by a value of the schemas bucket."""
     columns = tuple(
-        # A domain's value comes as its base type's, and its checks are the source's.
+        # A domain's values have its base type's form; the source checks the domain's constraints.
         Column(column["name"], column.get("base_type") or column["data_type"])
         for column in payload["columns"]
     )
@@ -55,13 +55,13 @@ def shape(payload: Mapping[str, Any]) -> Table:
 
 
 def gone(payload: Mapping[str, Any]) -> Gone | None:
-    """Whether a schema event says that the table is there no more."""
+    """Whether a schema event says that the table no longer exists."""
     if payload["columns"]:
         return None
     for change in payload["changes"]:
         if change["change"] == "table_renamed" and change.get("to"):
             schema, _, name = str(change["to"]).partition(".")
-            # Of an older publisher only the whole, in which a dot may be any name's.
+            # An older publisher only sends the full name, where a dot may belong to either name.
             return Gone((str(change.get("to_schema", schema)), str(change.get("to_table", name))))
     return Gone(None)
 
@@ -78,7 +78,7 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
     wanted = shape(payload)
     renamed = _renames(table, wanted, payload["changes"])
     if renamed is None:
-        return Resync("columns that took each other's names")
+        return Resync("columns exchanged their names")
     old_names = {old: new for new, old in renamed.items()}
     types = {column.name: column for column in wanted.columns}
     kept = [old_names.get(column.name, column.name) for column in table.columns]
@@ -89,7 +89,7 @@ def reshaped(table: Table, payload: Mapping[str, Any]) -> AlterTable | Resync | 
         _is_newly_known(column, types.get(old_names.get(column.name, column.name)))
         for column in table.columns
     ):
-        return Resync("the type that a column's values are of was not known before")
+        return Resync("the type of a column's values was not known before")
     filled = {
         str(change["column"]): _filled(types[change["column"]], change)
         for change in payload["changes"]
@@ -113,7 +113,7 @@ def _is_newly_known(before: Column, after: Column | None) -> bool:
 
 def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
     text = str(change["filled_text"])
-    # A document's native form may lose something, as in a row.
+    # A document's native form may lose information, as in a row.
     return Filled(
         ExactText(text) if kind_of(column.data_type) is ValueKind.JSON else change["filled"], text
     )
@@ -122,8 +122,8 @@ def _filled(column: Column, change: Mapping[str, Any]) -> Filled:
 def _renames(
     table: Table, wanted: Table, changes: Iterable[Mapping[str, Any]]
 ) -> dict[str, str] | None:
-    """New name → old name. What the mirror has already (after a later snapshot) is not renamed
-    again.
+    """New name → old name. Renames that the mirror already has (after a later snapshot) are not
+    repeated.
     """
     there = {column.name for column in table.columns}
     wanted_names = {column.name for column in wanted.columns}
@@ -142,7 +142,7 @@ def _renames(
 
 
 def row_steps(event: Event, table: Table) -> Step | Resync:
-    """The step of a change, or that the table hasn't the columns it tells of."""
+    """The step of a change; Bootstrap if the table lacks one of its columns."""
     if event.operation == "TRUNCATE":
         return TruncateTable(table)
     known = {column.name for column in table.columns}
@@ -160,17 +160,17 @@ def row_steps(event: Event, table: Table) -> Step | Resync:
 
 
 def _identified(event: Event, table: Table) -> dict[str, Any] | None:
-    """The values that name the row as it was before.
+    """The values that identify the row as it was before.
 
-    Never the primary key out of a whole old row: one that is deferrable may be two rows' within a
-    transaction.
+    Never takes the primary key out of a whole old row: a deferrable key may belong to two rows
+    within a transaction.
     """
     old = exact.old_row(event.payload)
     row = exact.row(event.payload)
     if old is not None:
         return dict(old) or None
-    # What PostgreSQL sends no old values for did not change: the replica identity, and not always
-    # the primary key.
+    # Columns whose old values PostgreSQL doesn't send did not change: the replica identity, which
+    # isn't always the primary key.
     for names in (table.identity, table.primary_key):
         if names and set(names) <= set(row):
             return {name: row[name] for name in names}
@@ -178,7 +178,7 @@ def _identified(event: Event, table: Table) -> dict[str, Any] | None:
 
 
 def coalesced(steps: Iterable[Step]) -> list[Step]:
-    """The same steps, with inserts that follow each other as one."""
+    """The same steps, with consecutive inserts merged."""
     merged: list[Step] = []
     rows: list[Mapping[str, Any]] = []
     for step in steps:

@@ -1,8 +1,7 @@
-"""A mirror in another PostgreSQL: the source's types where every server has them, text for types of
-its own.
+"""A mirror in another PostgreSQL: the source's types if every server has them, text for others.
 
-Tables have the names and schemas of the source's; what the mirror keeps for itself is in the schema
-`headrace_mirror`. Values travel as text, which PostgreSQL reads as the column's type.
+Tables have the same names and schemas as at the source; the mirror's own state is in the schema
+`headrace_mirror`. Values are sent as text, which PostgreSQL parses as the column's type.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ from headrace.mirror.target import (
 )
 
 SCHEMA = "headrace_mirror"
-# The mark that names who writes: each transaction holds it.
+# The mark that identifies the writer: each transaction locks it.
 WRITER = "writer"
-# How long another's transaction, which may be committing, is waited for before that is reported.
+# How long to wait for another writer's transaction, which may be committing, before reporting it.
 TAKE_OVER_S = 10
 PIPELINED_MAX = 500
 _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-# What passes: connections, resources, an operator, and what a deadlock with a reader rolled back.
+# Temporary errors: connections, resources, an operator's actions, and a deadlock with a reader.
 _AWAY = frozenset({"08", "57", "53", "40"})
-# And a lock that somebody holds for longer than the role's lock_timeout, or a table in use.
+# A lock held longer than the role's lock_timeout, or a table in use.
 _BUSY = frozenset({"55P03", "55006"})
 _Statement = tuple[Table, str, list[str | None]]
 
@@ -72,7 +71,7 @@ def table_name(table: Table) -> str:
 
 
 class PostgresTarget:
-    """`url` is libpq's; its own variables hold for what it doesn't say."""
+    """`url` is libpq's; its variables apply for parts that are missing."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -97,7 +96,7 @@ class PostgresTarget:
             return marks
 
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """From here on no other writes; what one was committing is committed, or never will be."""
+        """From here on no other mirror writes; its last commit is complete, or never will be."""
         await connection.execute(f"SET LOCAL lock_timeout = '{TAKE_OVER_S}s'")
         if self._has_opened:
             await self._check_writer(connection)
@@ -176,11 +175,11 @@ async def _connect(url: str, application: str) -> psycopg.AsyncConnection[Any]:
 
 
 async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
-    """Before the moment is fixed: a TRUNCATE or DROP after it would show in what is read of it."""
+    """Before the snapshot is taken: a later TRUNCATE or DROP would be visible in it."""
     try:
         await connection.execute(f"LOCK TABLE {table_name(table)} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable:
-        # It went just now; the marks will say so.
+        # It was just dropped; the marks will show it.
         await connection.rollback()
 
 
@@ -190,12 +189,12 @@ async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
 
 
 async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
-    """Those of a mirror that must be there."""
+    """The marks of a mirror, which must exist."""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"{SCHEMA}.marks"])
     if await cursor.fetchone() == (True,):
         raise TargetError(
-            "the database holds no mirror",
-            remedy="Check --to; `headrace mirror` makes a mirror there.",
+            "the database contains no mirror",
+            remedy="Check --to; `headrace mirror` creates a mirror there.",
         )
     return await _marks(connection)
 
@@ -209,14 +208,14 @@ async def _explained() -> AsyncIterator[None]:
 
 
 def error_of(error: psycopg.Error) -> TargetError:
-    """What the server's error means for a mirror."""
+    """The mirror's error for a server error."""
     message = error.diag.message_primary or str(error).splitlines()[0]
     state = error.sqlstate or "08"
     if state[:2] in _AWAY or state in _BUSY:
         return TargetAwayError(f"the mirror's PostgreSQL: {message}")
     return TargetError(
         f"the mirror's PostgreSQL: {message}",
-        remedy="Check the role's rights there, and what else uses its tables.",
+        remedy="Check the role's permissions there, and which other programs use its tables.",
     )
 
 
@@ -236,7 +235,7 @@ async def _commit(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 class _Writer:
-    """The steps, in SQL; changes of single rows go many at a time."""
+    """The steps in SQL; many changes of single rows are sent together."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
@@ -279,7 +278,7 @@ class _Writer:
             done = [await self._connection.execute(sql, values) for _, sql, values in waiting]
         for (table, _, _), cursor in zip(waiting, done, strict=True):
             if cursor.rowcount != 1:
-                raise RowMissingError(table, "a change of a row that isn't there")
+                raise RowMissingError(table, "a change of a row that doesn't exist")
 
     async def _run(self, sql: str) -> None:
         await self.flush()
@@ -288,7 +287,7 @@ class _Writer:
     async def _one(
         self, table: Table, head: str, values: list[str | None], where: Mapping[str, Any]
     ) -> None:
-        """The statement on one row with these values."""
+        """The statement for one row with these values."""
         found, given = _found(table, where)
         self._waiting.append((table, f"{head} WHERE {found}", [*values, *given]))
         if len(self._waiting) >= PIPELINED_MAX:
@@ -313,7 +312,7 @@ class _Writer:
     async def _create(self, table: Table) -> None:
         if table.schema == SCHEMA:
             raise TargetError(
-                f"{SCHEMA}.{table.name}: the schema {SCHEMA} is what the mirror keeps for itself",
+                f"{SCHEMA}.{table.name}: the schema {SCHEMA} is reserved for the mirror's state",
                 remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
             )
         await self.do(DropTable(table))
@@ -373,20 +372,20 @@ class _Writer:
         await self._index(after)
 
     async def _add(self, table: str, column: str, kind: str, filled: Filled | None) -> None:
-        """As a default the value is in all rows that are there, without writing them."""
+        """As a default, existing rows get the value without being rewritten."""
         value = "NULL" if filled is None else _literal(filled.text)
         await self._run(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
         await self._run(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
 
 
 def _literal(text: str) -> str:
-    """For a statement that takes no parameters."""
+    """For a statement without parameters."""
     escaped = text.replace("\\", "\\\\").replace("'", "''")
     return f"E'{escaped}'"
 
 
 def _safe(name: str) -> str:
-    """In a statement with placeholders, where % means something."""
+    """For a statement with placeholders, where % has a meaning."""
     return quoted(name).replace("%", "%%")
 
 
@@ -399,7 +398,7 @@ def _mark(table: Table, name: str) -> str:
 
 
 def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None]]:
-    """The condition that the row with these values fulfils, and no other; and its parameters."""
+    """The condition that only the row with these values fulfills, and its parameters."""
     named, rest = split(table, where)
     if named is where or None in named.values():
         found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"  # noqa: S608  # quoted
@@ -407,7 +406,7 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
     by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
     if not rest:
         return by_key, _texts(table, named)
-    # By its key where that is one row's; a deferrable key may be several rows' within a
+    # By its key if that identifies one row; a deferrable key may belong to several rows within a
     # transaction.
     whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"
     what = f"CASE WHEN count(*) = 1 THEN (array_agg(ctid))[1] ELSE {whole} END"
@@ -470,7 +469,7 @@ _TEXTS: Mapping[ValueKind, Callable[[Any], str]] = {
 
 
 def text_of(data_type: str) -> Callable[[Any], str]:
-    """A value that is not NULL, as text that PostgreSQL reads."""
+    """A value that is not NULL, as text that PostgreSQL can parse."""
     if data_type.endswith("[]"):
         element = text_of(data_type.removesuffix("[]"))
         return lambda value: (
@@ -480,7 +479,7 @@ def text_of(data_type: str) -> Callable[[Any], str]:
 
 
 class PostgresReading:
-    """One moment of the database: a transaction that is read only."""
+    """One moment of the database: a read-only transaction."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], marks: Mapping[str, str]) -> None:
         self.connection = connection
@@ -488,7 +487,7 @@ class PostgresReading:
 
     @staticmethod
     def relation(table: Table) -> str:
-        """What SQL calls a table of the mirror."""
+        """The SQL name of a mirrored table."""
         return table_name(table)
 
     async def rows(

@@ -1,7 +1,7 @@
-"""Which tables the source publishes: the keys of the bucket of schemas.
+"""The tables that the source publishes: the keys of the schemas bucket.
 
-Promises that a table whose key is there is found, now or at the next look. Leaves no consumer on
-the server, as listing a bucket's keys by a watch would.
+Promises that a table with a key is found, now or at the next call. Leaves no consumer on the
+server, unlike listing a bucket's keys by a watch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Published:
         self._bucket = bucket
 
     async def tokens(self, asked: Callable[[str], bool]) -> list[str]:
-        """The tables' tokens, of those that are asked for."""
+        """The tokens of the tables that are wanted."""
         prefix = f"$KV.{self._bucket}."
         try:
             bucket = await self._js.key_value(self._bucket)
@@ -34,7 +34,7 @@ class Published:
             try:
                 await bucket.get(token)
             except NotFoundError:
-                # Deleted: its subject has the marker of that.
+                # Deleted: its last message is a delete marker.
                 continue
             found.append(token)
         return found

@@ -1,7 +1,7 @@
-"""Whether all that a source committed before an LSN is in the stream, up to a sequence: as its
-publisher wrote down.
+"""Whether the stream contains everything that a source committed before an LSN, up to a sequence.
 
-On a source that is at rest no later event says so. Reads only; what it can't read says nothing.
+Taken from the publisher's stored resume point, because no later event of an idle source says it.
+Only reads; anything it can't read says nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Reach:
     def __init__(self, js: JetStreamContext, bucket: str) -> None:
         self._js = js
         self._bucket = bucket
-        # By source: up to which LSN all is in the stream, up to which sequence.
+        # By source: the LSN and the sequence up to which everything is in the stream.
         self._known: dict[str, tuple[int, int]] = {}
         self._looked_at: dict[str, float] = {}
         self._look_s = LOOK_S
@@ -44,7 +44,7 @@ class Reach:
         return known[0] >= lsn and known[1] <= stream_seq
 
     async def _read(self, source: str) -> tuple[int, int] | None:
-        """What the publisher has confirmed, and its last message then."""
+        """The LSN that the publisher has confirmed, and its last message then."""
         subject = f"$KV.{self._bucket}.progress.{source}"
         self._look_s = LOOK_S
         try:
@@ -52,7 +52,7 @@ class Reach:
             body = msgpack.unpackb(message.data or b"")
             return int(body["confirmed_lsn"]), int(body["stream_seq"])
         except NotFoundError:
-            # Nothing is written down yet.
+            # Nothing is stored yet.
             return None
         except (NatsError, OSError) as error:
             self._look_s = LOOK_S_MAX

@@ -1,8 +1,8 @@
-"""A table's snapshot as a consumer gets it: asked for, waited for, read chunk by chunk.
+"""A table's snapshot as a consumer receives it: requested, awaited, read chunk by chunk.
 
-Promises that a snapshot which it names is whole: its meta message is there, and each chunk is of
-it. Never mixes the chunks of two. Its end is taken from the stream itself, which takes no right to
-listen to it.
+Promises that a snapshot is complete: its meta message exists, and each chunk belongs to it. Never
+mixes the chunks of two snapshots. Its end is read from the stream, which takes no permission to
+subscribe to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.timing.waits import wait_for
 
 ANSWER_TIMEOUT_S = 30.0
 LOOK_S = 0.5
-# With neither progress nor a result for so long, it is asked again.
+# After this long without progress or a result, it is requested again.
 SILENCE_S = 300.0
 OPTIONS = b'{"values": "typed"}'
 
@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 
 class SnapshotError(HeadraceError):
-    """There is no snapshot now."""
+    """There is no snapshot at the moment."""
 
     retry = True
     remedy = "Ask again."
@@ -90,8 +90,8 @@ class Snapshots:
         async with self._heard(request) as inbox:
             note = await self._last_seq(self._stream)
             after = await self._last_seq(self._init)
-            # With the inbox in a header the answer is to this very request, however late it is
-            # taken.
+            # With the inbox in a header, the answer belongs to this very request, however late it
+            # is processed.
             await self._client.publish(
                 snapshot_request_subject(token), options, reply=inbox, headers={REPLY_HEADER: inbox}
             )
@@ -109,7 +109,7 @@ class Snapshots:
 
     @contextlib.asynccontextmanager
     async def _heard(self, request: _Request) -> AsyncIterator[str]:
-        """Listen to what is said of a request; the inbox for its answer."""
+        """Subscribe to the messages about a request; returns the inbox for its answer."""
         inbox = self._client.new_inbox()
         listeners: Mapping[str, Callable[[Msg], Awaitable[None]]] = {
             inbox: request.answered,
@@ -125,7 +125,7 @@ class Snapshots:
         return int((await self._js.stream_info(stream)).state.last_seq)
 
     async def _end(self, request: _Request, first: int) -> Mapping[str, Any]:
-        """The meta message, as the stream has it behind the sequence from before the request."""
+        """The meta message in the stream, after the sequence from before the request."""
         places = dict.fromkeys(
             (meta_subject(request.token), snapshot_error_subject(request.token)), first
         )
@@ -158,7 +158,7 @@ class Snapshots:
             message = await self._js.get_last_msg(self._init, subject, direct=True)
         except NotFoundError as error:
             raise SnapshotError(
-                f"chunk {number} of {snapshot.snapshot_id} is not in the stream any more"
+                f"chunk {number} of {snapshot.snapshot_id} is no longer in the stream"
             ) from error
         payload = await whole(self._js, decode(message.data or b""))
         return exact.rows(payload)
@@ -182,13 +182,13 @@ class Snapshots:
             if event.source == snapshot.source and event.position.lsn < snapshot.lsn:
                 return first - 1
         raise SnapshotError(
-            "the stream does not reach back to a snapshot that others had asked for"
+            "the stream does not reach back to a snapshot that others had requested"
         )
 
 
 @dataclass(slots=True)
 class _Request:
-    """What is heard of one request."""
+    """The messages about one request."""
 
     token: str
     progress: Progress
@@ -199,7 +199,7 @@ class _Request:
     heard_at: float = field(default_factory=time.monotonic)
 
     async def answered(self, message: Msg) -> None:
-        """An answer; another one where an interrupted snapshot began again."""
+        """An answer; another one if an interrupted snapshot started again."""
         if (message.headers or {}).get("Status"):
             self.refusal = SnapshotError(
                 "no snapshot-responder answers", remedy="Start `headrace snapshot-responder`."
@@ -218,7 +218,8 @@ class _Request:
         rows = int(body["rows"])
         estimated = int(body["rows_estimated"])
         if rows >= estimated and (done := int(body.get("tasks_done", 0))):
-            # A table that was never analyzed: as many rows for each task as there were so far.
+            # A table that was never analyzed: assume as many rows for each task as there were so
+            # far.
             estimated = rows * int(body["tasks"]) // done
         self.progress(rows, estimated)
 
@@ -231,13 +232,13 @@ class _Request:
             raise SnapshotError("the snapshot-responder did not answer in time") from error
 
     async def news_within(self, wait_s: float) -> None:
-        """Until something is heard, or for as long; not for ever."""
+        """Wait until a message arrives, or the time is over."""
         await wait_for(self.news, wait_s)
         self.news.clear()
         if self.refusal is not None:
             raise self.refusal
         if time.monotonic() - self.heard_at > SILENCE_S:
-            raise SnapshotError(f"nothing was heard of a snapshot for {SILENCE_S:g} s")
+            raise SnapshotError(f"nothing was received about a snapshot for {SILENCE_S:g} s")
 
 
 def _refusal(token: str, answer: Mapping[str, Any]) -> HeadraceError | None:

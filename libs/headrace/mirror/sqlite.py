@@ -1,9 +1,8 @@
-"""A mirror in SQLite: one file, whose readers are never in the way and always see a committed
-moment.
+"""A mirror in SQLite: one file, whose readers never block it and always see a committed moment.
 
-Values are stored so that nothing is lost: integers, booleans (0 and 1) and bytes as SQLite's own,
-floats too (NaN as its name), all else as text; numbers of any length among it. A table outside
-`public` is called `schema.table`.
+Values are stored without loss: integers, booleans (0 and 1), bytes and floats as SQLite's own types
+(NaN as its name), everything else as text, including numbers of any length. A table outside
+`public` is named `schema.table`.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from headrace.mirror.target import (
 T = TypeVar("T")
 
 MARKS = "headrace_mirror"
-# The mark that names who writes.
+# The mark that identifies the writer.
 WRITER = "writer"
 BUSY_TIMEOUT_S = 30.0
-_NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` makes a mirror there."
+_NO_MIRROR_REMEDY = "Check the path; `headrace mirror --to …` creates a mirror there."
 READ_ROWS = 5000
 _TYPES = {
     ValueKind.BOOL: "INTEGER",
@@ -66,13 +65,16 @@ def quoted(name: str) -> str:
 
 
 class NameTakenError(TargetError):
-    """Two of the source's tables would be one in the file."""
+    """Two of the source's tables would have the same name in the file."""
 
-    remedy = "Name the tables to mirror (--table), and give each file one of these; or mirror into a PostgreSQL."
+    remedy = (
+        "Select tables (--table) so that each file contains only one of them, or mirror into "
+        "a PostgreSQL."
+    )
 
 
 def table_name(table: Table) -> str:
-    """What the table is called in the file."""
+    """The table's name in the file."""
     name = _plain_name(table.schema, table.name)
     return quoted(f"{MARKS}_new.{name}" if table.staging else name)
 
@@ -84,7 +86,7 @@ def _plain_name(schema: str, name: str) -> str:
 
 
 def _folded(name: str) -> str:
-    """What SQLite compares names by."""
+    """The form in which SQLite compares names."""
     return name.translate(_LOWER)
 
 
@@ -94,14 +96,14 @@ def _index_name(table: Table, number: int) -> str:
 
 
 class SqliteTarget:
-    """The file is made if it isn't there."""
+    """Creates the file if it doesn't exist."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         self._writer = uuid.uuid4().hex
         self._has_opened = False
-        # One thread: what a cancelled caller has begun is done before what comes next.
+        # One thread: what a cancelled caller started is finished before the next call.
         self._thread = ThreadPoolExecutor(1, "headrace-sqlite")
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -134,7 +136,8 @@ class SqliteTarget:
         with _explained(self._path):
             connection = _connect(self._path)
             connection.execute("PRAGMA journal_mode = WAL")
-            # A power cut may cost the last commits, whole: the stream still has what they held.
+            # A power failure may cost the last commits as a whole: the stream still contains their
+            # changes.
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -206,7 +209,7 @@ def _explained(path: str) -> Any:
 
 
 class _Writer:
-    """The steps, in SQL."""
+    """The steps in SQL."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._run = connection.execute
@@ -246,10 +249,10 @@ class _Writer:
         self._index(table)
 
     def _check_name(self, table: Table) -> None:
-        """Two tables with one name would each replace what the other has."""
+        """Each of two tables with one name would replace the other's rows."""
         called = _plain_name(table.schema, table.name)
         if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
-            raise NameTakenError(f"{called} is what the mirror keeps for itself in a SQLite file")
+            raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
         for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():  # noqa: S608  # a constant
             other = _plain_name(state.schema, state.name)
             if (
@@ -259,7 +262,7 @@ class _Writer:
             ):
                 both = f"{table.schema}.{table.name} and {state.schema}.{state.name}"
                 raise NameTakenError(
-                    f"{both} can't both be in a SQLite file: it has one table of this name"
+                    f"{both} can't both be in a SQLite file: they have the same name there"
                 )
 
     def _index(self, table: Table) -> None:
@@ -311,21 +314,21 @@ class _Writer:
         self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)  # noqa: S608  # quoted
 
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
-        """The statement on one row with these values."""
+        """The statement for one row with these values."""
         row_id = _row_id(table)
         named, rest = split(table, where)
         what = row_id
         given = _stored(table, named)
         if rest:
-            # By its key where that is one row's; a deferrable key may be several rows' within a
-            # transaction.
+            # By its key if that identifies one row; a deferrable key may belong to several rows
+            # within a transaction.
             whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
             what = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END"
             given = [*_stored(table, rest), *given]
         found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"  # noqa: S608  # quoted
         done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
-            raise RowMissingError(table, "a change of a row that isn't there")
+            raise RowMissingError(table, "a change of a row that doesn't exist")
 
 
 def _tests(values: Iterable[str]) -> str:
@@ -383,7 +386,7 @@ _STORED: Mapping[ValueKind, Callable[[Any], Any]] = {
 
 
 def stored(data_type: str) -> Callable[[Any], Any]:
-    """What SQLite keeps of a value that is not NULL; arrays that come as lists are JSON."""
+    """SQLite's value for one that is not NULL; arrays that come as lists become JSON."""
     if data_type.endswith("[]"):
         return _any
     return _STORED.get(kind_of(data_type), _same)
@@ -393,10 +396,9 @@ class SqliteReading:
     """One moment of the file."""
 
     def __init__(self, path: str) -> None:
-        # SQLite would make the file, and a path with a slip of the pen would leave an empty one
-        # behind.
+        # SQLite would create the file, and a mistyped path would leave an empty one behind.
         if not Path(path).exists():
-            raise TargetError(f"SQLite file {path} isn't there", remedy=_NO_MIRROR_REMEDY)
+            raise TargetError(f"SQLite file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
         with _explained(path):
             self._connection = _connect(path)
             self._connection.execute("PRAGMA query_only = 1")
@@ -404,7 +406,9 @@ class SqliteReading:
                 "SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]
             ).fetchone():
                 self._connection.close()
-                raise TargetError(f"SQLite file {path} holds no mirror", remedy=_NO_MIRROR_REMEDY)
+                raise TargetError(
+                    f"SQLite file {path} contains no mirror", remedy=_NO_MIRROR_REMEDY
+                )
             self._connection.execute("BEGIN")
             self.marks = _marks(self._connection)
 
@@ -414,7 +418,7 @@ class SqliteReading:
     async def rows(
         self, table: Table, columns: Sequence[Column]
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
-        """As they are kept."""
+        """As they are stored."""
         names = ", ".join(quoted(column.name) for column in columns)
         query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted
         cursor = await asyncio.to_thread(self._connection.execute, query)

@@ -1,6 +1,6 @@
-"""What a mirror knows of a table: its shape in the target, and how far it has come.
+"""What a mirror knows about a table: its shape in the target, and its progress.
 
-A table's state is kept in the target, in the same transaction as its rows; it is written as JSON.
+A table's state is stored in the target as JSON, in the same transaction as its rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.contract.naming import table_token
 from headrace.lsn import Position
 
 Marks = dict[str, Watermark]
-# Why a table is wanted that was never there: what is refused then is refused to the user.
+# The reason for copying a table for the first time: if it is refused then, the user gets an error.
 NEW = "new"
 
 
 class Phase(StrEnum):
-    """A table's way: a snapshot is wanted, being loaded, followed unseen until it can be shown,
-    followed; or the source has it no more.
+    """A table's stages: a snapshot is wanted; it is being loaded; the table is followed unseen
+    until it can be shown; it is followed; the source no longer has it.
     """
 
     WANTED = "wanted"
@@ -30,13 +30,13 @@ class Phase(StrEnum):
     LOADED = "loaded"
     FOLLOWING = "following"
     GONE = "gone"
-    # The target refuses it, for the reason that is kept; the other tables go on.
+    # The target refuses it for the stored reason; the other tables continue.
     PARKED = "parked"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, with its type in PostgreSQL's words."""
+    """A column, with the name of its type in PostgreSQL."""
 
     name: str
     data_type: str
@@ -44,15 +44,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the target. `staging`: it stands beside the one that is read, until it takes its
-    place.
+    """A table of the target. A `staging` table exists next to the one that is read, until it
+    replaces it.
     """
 
     schema: str
     name: str
     columns: tuple[Column, ...]
     primary_key: tuple[str, ...] = ()
-    # By these an UPDATE or DELETE names its row.
+    # The columns by which an UPDATE or DELETE identifies its row.
     identity: tuple[str, ...] = ()
     staging: bool = False
 
@@ -62,7 +62,7 @@ class Table:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What finds a row and is worth an index; empty where only the whole row does."""
+        """The columns that find a row and are worth an index; empty if only the whole row does."""
         if self.primary_key and set(self.primary_key) <= {column.name for column in self.columns}:
             return self.primary_key
         if len(self.identity) < len(self.columns):
@@ -71,8 +71,8 @@ class Table:
 
     @property
     def finders(self) -> tuple[tuple[str, ...], ...]:
-        """What changes name their rows by and is worth an index: the key, and a replica identity
-        beside it.
+        """The columns that identify rows in changes and are worth an index: the key, and a
+        different replica identity.
         """
         if 0 < len(self.identity) < len(self.columns):
             by_index = self.identity
@@ -104,28 +104,27 @@ class BootstrapRun:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table's place on its way; `live` is what readers see, and may be older while it is
-    bootstrapped again.
-    """
+    """A table's stage; `live` is what readers see, and may be older while it is bootstrapped again."""
 
     schema: str
     name: str
     phase: Phase = Phase.WANTED
     live: Table | None = None
-    # Everything committed before this LSN came with the snapshot: such events are skipped.
+    # Changes committed before this LSN are in the snapshot: such events are skipped.
     since: int = 0
     version: int = 0
     run: BootstrapRun | None = None
     why: str = NEW
     source: str = ""
-    # Readers had it, and see the moment when they last did until its copy can be shown.
+    # Readers saw it, and still see that moment until its copy can be shown.
     awaited: bool = False
-    # With fresh tables: what readers see of it was committed before this LSN, while others move on.
+    # With fresh tables: the rows that readers see were committed before this LSN, while others move
+    # on.
     until: int = 0
-    # What the stream says of a table that is gone is outdated up to this sequence.
+    # The stream's messages about a dropped table are outdated up to this sequence.
     outdated_seq: int = 0
-    # It is copied since the gap at this sequence, from where its source's LSNs mean something else;
-    # 0 where none is.
+    # It is copied since the gap at this sequence, from where its source's LSNs have another
+    # meaning; 0 if there is none.
     diverged_seq: int = 0
 
     @property

@@ -1,8 +1,7 @@
-"""The port for a new target: what a mirror asks of the database that it writes.
+"""The interface of a target: what a mirror needs from the database that it writes.
 
-Owns the steps, which are all that ever changes in a target. A target keeps rows and marks, and
-makes what was written since the last commit visible all at once: with that, the mirror is
-exactly-once.
+Owns the steps, which are the only changes of a target. A target stores rows and marks, and makes
+everything written since the last commit visible together: that makes the mirror exactly-once.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from headrace.mirror.table import Column, Table
 
 
 class TargetError(HeadraceError):
-    """The target can't take what it is given."""
+    """The target can't store what it is given."""
 
 
 class TargetAwayError(TargetError):
-    """The target can't be reached now."""
+    """The target can't be reached at the moment."""
 
     retry = True
     remedy = "The mirror tries again; check the server that --to names."
@@ -43,20 +42,20 @@ class CommitRefusedError(TargetError):
 
 
 class TakenOverError(TargetError):
-    """Another mirror has opened the target since: what this one goes on from is not what the target
-    holds.
+    """Another mirror has opened the target since: its content is no longer what this one continues
+    from.
     """
 
-    remedy = "One mirror at a time writes to a target: stop one of them, or give it another target."
+    remedy = (
+        "Only one mirror at a time writes to a target: stop one of them, or use another target."
+    )
 
     def __init__(self, place: str) -> None:
-        super().__init__(f"{place}: another mirror writes to it now")
+        super().__init__(f"{place}: another mirror is writing to it")
 
 
 class RowMissingError(TargetError):
-    """A change names a row that the target does not have exactly once: the table is not what the
-    source's is.
-    """
+    """A change names a row that the target does not have exactly once: table and source differ."""
 
     def __init__(self, table: Table, what: str) -> None:
         super().__init__(
@@ -81,7 +80,7 @@ class DropTable:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The value that all rows have in a column that is added: in the contract's form, and as
+    """The value of an added column in all existing rows: in the contract's form, and as
     PostgreSQL's text.
     """
 
@@ -94,7 +93,7 @@ class AlterTable:
     """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as
     `after`.
 
-    An added column is NULL in all rows, or has the value that `filled` names for it.
+    An added column is NULL in all rows, or has its value in `filled`.
     """
 
     before: Table
@@ -126,7 +125,8 @@ class InsertRows:
 class UpdateRow:
     """The one row that has the values of `where` gets those of `data`; of several equal ones, any.
 
-    A `where` that is the whole old row may be found by the table's key, where one row alone has it.
+    A `where` that is the whole old row may be found by the table's key, if only one row has that
+    key.
     """
 
     table: Table
@@ -162,8 +162,8 @@ Step = (
 
 
 def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What of `where` finds the row in an index, and what is left to tell several rows apart that
-    have it.
+    """The part of `where` that finds the row in an index, and the part that distinguishes several
+    matches.
     """
     for names in table.finders:
         if set(names) <= where.keys():
@@ -176,22 +176,21 @@ class Target(Protocol):
     """Three methods, called one at a time."""
 
     async def load(self) -> dict[str, str]:
-        """Open (or open again), forget what was written and not committed; the marks of the last
-        commit.
+        """Open (or reopen), discard uncommitted writes; returns the marks of the last commit.
 
-        Whoever had it open before, and still runs, must write nothing from here on
+        A process that had it open before, and still runs, must write nothing from here on
         (`TakenOverError`).
         """
         ...
 
     async def write(self, steps: Sequence[Step]) -> None:
-        """Do these steps, in order; nobody sees them before the commit. `RowMissingError` where a
-        row is not there.
+        """Execute these steps in order; nobody sees them before the commit. `RowMissingError` if a
+        row doesn't exist.
         """
         ...
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
-        """Keep these marks (None: remove it) together with everything written, or nothing of both."""
+        """Store these marks (None: remove it) together with everything written, atomically."""
         ...
 
 
@@ -204,8 +203,8 @@ class TargetReading(Protocol):
         ...
 
     def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
-        """All rows, some at a time, in no particular order, with values as a mirror in SQLite keeps
-        them.
+        """All rows, some at a time, in no particular order, with values as a mirror in SQLite
+        stores them.
         """
         ...
 
@@ -214,37 +213,37 @@ class ReadableTarget(Target, Protocol):
     """A target that can be verified."""
 
     def reading(self, table: Table | None = None) -> AbstractAsyncContextManager[TargetReading]:
-        """One consistent moment of it, while it goes on; `table` is the one whose rows will be
-        read.
+        """Open one consistent moment of it, while it continues; `table` is the one whose rows will
+        be read.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
 def target_of(url: str) -> ReadableTarget:
-    """The target that an address names: `sqlite:///file` or `postgresql://…`."""
+    """The target of an address: `sqlite:///file` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator and rest.startswith("/") and len(rest) > 1:
         from headrace.mirror.sqlite import SqliteTarget  # noqa: PLC0415  # only the driver that is used
 
-        # As others have it: three slashes for a relative path, four for an absolute one.
+        # The usual form: three slashes for a relative path, four for an absolute one.
         return SqliteTarget(rest[1:])
     if scheme in {"postgresql", "postgres"} and separator:
         from headrace.mirror.postgres import PostgresTarget  # noqa: PLC0415  # only the driver that is used
 
         return PostgresTarget(url)
     raise SettingError(
-        f"--to {scheme}{separator}… names no target",
+        f"--to {scheme}{separator}… is not a valid target",
         remedy="Write sqlite:///local.db or postgresql://user@host/name.",
     )
 
 
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[ReadableTarget]:
-    """That target, closed at the end."""
+    """Opens that target, and closes it at the end."""
     target = target_of(url)
     try:
         yield target

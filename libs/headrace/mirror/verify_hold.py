@@ -1,8 +1,8 @@
-"""A mirror that stands still for a moment, so that `headrace verify` finds it at a place it knows.
+"""Holds a mirror for a moment, so that `headrace verify` finds it at a known position.
 
-A request on the mirror's own core subject holds it where it is; a second one lets it go on up to an
-LSN, and no further; a third one, or the time that was asked for, ends the hold. A dead verifier
-holds nobody for long.
+A request on the mirror's own core subject holds it where it is; a second one lets it continue up to
+an LSN, and no further; a third one, or the requested time, ends the hold. A dead verifier holds
+nobody for long.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class VerifyHold:
         self.changed.set()
 
     def stops(self, lsn: int) -> bool:
-        """Whether what committed there must wait."""
+        """Whether a transaction that committed there must wait."""
         if self.lsn is not None and time.monotonic() >= self._until:
             log.warning("hold_ended", reason="its time is over")
             self.lsn = None
         return self.lsn is not None and lsn >= self.lsn
 
     async def wait(self, wait_s: float) -> None:
-        """Until something about the hold changes, or a little while."""
+        """Wait until something about the hold changes, or a little while."""
         self.changed.clear()
         self.stopped.set()
         await wait_for(self.changed, wait_s)

@@ -1,10 +1,10 @@
-"""Whether a mirror, as one reading of it shows it, is exactly at an LSN: asked of the mirror and of
-the stream alone.
+"""Whether a mirror, read at one moment, is exactly at an LSN: judged by the mirror's data and the
+stream.
 
-The rule: the table is past its bootstrap; what is applied of its source committed before the LSN;
-and of what the stream has of the table and the mirror has not applied, nothing committed before the
-LSN. It holds once the stream is known to have every such transaction. Trusts no clock and no answer
-of the mirror's process.
+The rule: the table has finished its bootstrap; everything applied of its source committed before
+the LSN; and no event of the table that the stream contains and the mirror has not applied committed
+before the LSN. It holds once the stream is known to contain every such transaction. Trusts no clock
+and no answer of the mirror's process.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class MirrorProgress(StrEnum):
 
 
 def state_of(marks: Mapping[str, str], token: str) -> TableState | None:
-    """A table's state, as a reading has it."""
+    """A table's state at that moment."""
     return tables_of(marks).get(token)
 
 
 def awaits(marks: Mapping[str, str]) -> bool:
-    """Whether a mirror's readers keep one moment until a table is copied again."""
+    """Whether a mirror's readers stay at one moment until a table is copied again."""
     return any(state.awaited for state in tables_of(marks).values())
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The stream of changes, as a verifier reads it: single messages, by their subject."""
+    """The change stream as a verifier reads it: single messages, by subject."""
 
     js: JetStreamContext
     name: str

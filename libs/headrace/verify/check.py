@@ -1,9 +1,9 @@
-"""Source against mirror, table by table, each at one LSN, while both move.
+"""Compares source and mirror, table by table, each at one LSN, while both move.
 
-The way: the mirror is asked to stand still; the source's snapshot is taken, which gives the LSN;
-the mirror goes on to that LSN and no further; one reading of it is opened there
-(`headrace.verify.at_lsn` says when), and it is let go. Then both are read at leisure, and neither is
-held up.
+The procedure: the mirror is asked to hold; the source's snapshot is taken, which gives the LSN; the
+mirror continues to that LSN and no further; a read transaction on it is opened there
+(`headrace.verify.at_lsn` says when), and it is released. Then both are read without holding up
+either.
 """
 
 from __future__ import annotations
@@ -48,29 +48,32 @@ BOOTSTRAP_LOOK_S = 1.0
 
 
 class NotThereError(HeadraceError):
-    """The mirror did not come to the source's LSN in time."""
+    """The mirror did not reach the source's LSN in time."""
 
-    remedy = "Check that the suite and the mirror run (`headrace status`, the mirror's log), or give --wait more time."
+    remedy = (
+        "Check that the suite and the mirror run (`headrace status`, the mirror's log), or "
+        "raise --wait."
+    )
 
 
 class NoMirrorError(HeadraceError):
-    """Nothing has been mirrored there."""
+    """The target contains no mirror."""
 
     remedy = "Run `headrace mirror --to …` first."
 
 
 class PastError(HeadraceError):
-    """The mirror went past the LSN before it could be held."""
+    """The mirror passed the LSN before it could be held."""
 
     retry = True
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for a mirror, and how much later a table that differs is looked at once
-    more.
+    """How long to wait for a mirror, and when to compare a table that differs once more.
 
-    DDL that no row follows is told a few seconds late: what it did heals, what is lost does not.
+    DDL that no row follows is reported a few seconds late: its differences disappear, lost changes
+    stay.
     """
 
     wait_s: float = 60.0
@@ -79,16 +82,16 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one table's comparison."""
+    """The outcome of one table's comparison."""
 
     token: str
     lsn: int
     rows: int = 0
     ranges: int = 0
     found: tuple[Difference, ...] = ()
-    # Of a table that can't be compared row by row.
+    # The reason why a table can't be compared row by row.
     why: str = ""
-    # Columns of the key, by which `found` names rows; empty: whole rows.
+    # Columns of the key, which identify rows in `found`; empty: whole rows.
     key: tuple[str, ...] = ()
 
     @property
@@ -106,17 +109,17 @@ class Verifier:
     patience: Patience = field(default_factory=Patience)
 
     async def tables(self) -> list[TableState]:
-        """What the mirror has."""
+        """The tables that the mirror contains."""
         async with self.target.reading() as reading:
             if identity_of(reading.marks) is None:
-                raise NoMirrorError("the target holds no mirror")
+                raise NoMirrorError("the target contains no mirror")
             states = tables_of(reading.marks).values()
         return sorted(
             (s for s in states if s.phase is not Phase.GONE), key=lambda state: state.token
         )
 
     async def table(self, token: str) -> Verdict:
-        """One table's verdict; what differs is looked at again before it is said."""
+        """One table's verdict; a difference is checked again before it is reported."""
         if (refusal := await self._refusal(token)) is not None:
             return refusal
         deadline = time.monotonic() + self.patience.wait_s
@@ -132,7 +135,7 @@ class Verifier:
         return verdict
 
     async def _refusal(self, token: str) -> Verdict | None:
-        """The verdict on a table that no waiting brings: a name that the mirror doesn't know."""
+        """The verdict on a table that needs no waiting: the mirror doesn't know its name."""
         known = {state.token: state for state in await self.tables()}
         if token in known and known[token].phase is Phase.PARKED:
             return Verdict(token, 0, why=f"it is parked: {known[token].why}")
@@ -177,7 +180,7 @@ class Verifier:
     async def _held(
         self, stack: contextlib.AsyncExitStack, state: TableState, identity: str
     ) -> HeldSnapshot | Verdict:
-        """The source's snapshot, with the mirror kept from passing it."""
+        """The source's snapshot, with the mirror held before it."""
         await self._hold(identity, 0)
         stack.push_async_callback(self._hold, identity, None)
         try:
@@ -190,8 +193,8 @@ class Verifier:
         return held
 
     async def _hold(self, identity: str, lsn: int | None) -> None:
-        """Ask the mirror to stop (0), to go no further than an LSN, or to go on; one that doesn't
-        run stands anyway.
+        """Ask the mirror to hold (0), to go no further than an LSN, or to continue; a stopped
+        mirror holds anyway.
         """
         body = json.dumps({"lsn": lsn, "for_s": HOLD_S}).encode()
         with contextlib.suppress(nats.errors.NoRespondersError, TimeoutError):
@@ -201,13 +204,13 @@ class Verifier:
     async def _reading_at(
         self, lsn: int, before: TableState, deadline: float
     ) -> AsyncIterator[TargetReading]:
-        """A reading of the mirror as of exactly this LSN."""
+        """A reader of the mirror at exactly this LSN."""
         token = before.token
         until = min(deadline, time.monotonic() + HOLD_S)
         while await source.confirmed_lsn(self.settings) < lsn:
             if time.monotonic() > until:
                 raise NotThereError(
-                    f"the stream has not come to the source's LSN; {token} can't be compared"
+                    f"the stream has not reached the source's LSN; {token} can't be compared"
                 )
             await asyncio.sleep(LOOK_S)
         stream = self._stream()
@@ -226,7 +229,7 @@ class Verifier:
             if place is MirrorProgress.PAST:
                 raise PastError(f"{token} went past the LSN")
             await asyncio.sleep(LOOK_S)
-        raise NotThereError(f"the mirror's {token} is {place} and did not come to the source's LSN")
+        raise NotThereError(f"the mirror's {token} is {place} and did not reach the source's LSN")
 
     def _stream(self) -> Stream:
         js = self.client.jetstream()
@@ -243,7 +246,9 @@ class Verifier:
             lacks = ", ".join(sorted(theirs - ours)) or "none"
             has = ", ".join(sorted(ours - theirs)) or "none"
             return Verdict(
-                token, held.lsn, why=f"columns the mirror lacks: {lacks}; columns of its own: {has}"
+                token,
+                held.lsn,
+                why=f"columns missing in the mirror: {lacks}; columns only in the mirror: {has}",
             )
         names = [column.name for column in state.live.columns]
         key = state.live.key

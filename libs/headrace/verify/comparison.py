@@ -1,9 +1,8 @@
-"""A table's rows in a source and a mirror that both stand still: digests of ranges first, rows
-where these differ.
+"""Compares a table's rows in a source and a mirror that both stand still: first digests of ranges,
+then rows.
 
-Promises that every difference of values is found. Where both are PostgreSQLs and each column's text
-is its value, the servers hash their rows themselves; else rows are brought to one form here, and
-hashed here.
+Promises that every difference of values is found. If both are PostgreSQLs and each column's text is
+its value, the servers hash their rows; else rows are converted to one form and hashed here.
 """
 
 from __future__ import annotations
@@ -64,9 +63,7 @@ class HashedThere:
 
 @dataclass(frozen=True, slots=True)
 class HashedHere:
-    """A side whose rows are read and brought to the forms that can be compared; None: a value is
-    its own form.
-    """
+    """A side whose rows are read and converted to comparable forms; None: a value is its own form."""
 
     read: Callable[[], AsyncIterator[list[Row]]]
     forms: Sequence[Form | None]
@@ -111,7 +108,7 @@ async def compared(
 
 
 async def _both(one: Any, other: Any) -> tuple[Any, Any]:
-    """What both give; the first error of either, as it is, when both have ended."""
+    """The results of both; the first error of either, unchanged, when both have ended."""
     tasks = (
         asyncio.create_task(one, name="verify-source"),
         asyncio.create_task(other, name="verify-mirror"),
@@ -126,7 +123,7 @@ async def _both(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _some(ranges: frozenset[int], *sides: Digests) -> frozenset[int]:
-    """As many of the ranges as may be held in memory."""
+    """As many of the ranges as fit in memory."""
     chosen: set[int] = set()
     rows = 0
     for place in sorted(ranges):

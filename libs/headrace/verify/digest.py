@@ -1,9 +1,8 @@
-"""Rows of two databases compared without either's order: digests of ranges first, rows where these
-differ. Pure.
+"""Compares rows of two databases in any order: first digests of ranges, then rows. Pure.
 
-A range is a share of the hashes of the rows' keys: no two databases sort text alike, but both have
-the same hashes. A range's digest is a sum over its rows, so that it does not matter which row comes
-first, and equal rows count.
+A range is a share of the hashes of the rows' keys: no two databases sort text alike, but both
+compute the same hashes. A range's digest is a sum over its rows, so that their order doesn't
+matter, and equal rows count.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class RowFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row, by its key, or whole where it has none; the columns that differ, of a changed one."""
+    """A row, by its key, or whole if it has none; for a changed row, the columns that differ."""
 
     kind: RowFault
     key: Row
@@ -40,8 +39,8 @@ class Difference:
 
 @dataclass(slots=True)
 class Digests:
-    """The digest of each range, and its number of rows; `places` are the key's columns (none: the
-    whole row).
+    """The digest and number of rows of each range; `places` are the indexes of the key's columns
+    (none: the whole row).
     """
 
     places: Sequence[int] = ()
@@ -55,7 +54,7 @@ class Digests:
             self.counts[place] += 1
 
     def add_sums(self, place: int, count: int, one: int, other: int) -> None:
-        """The rows of a range whose hashes, in two halves, were summed where they are."""
+        """The rows of a range whose hashes, in two halves, were summed on the server."""
         self.sums[place] = (self.sums[place] + one + (other << 64)) % _MODULUS
         self.counts[place] += count
 
@@ -80,7 +79,7 @@ def _hash(values: Row) -> int:
 
 
 def differing(source: Digests, mirror: Digests) -> frozenset[int]:
-    """The ranges that are not the same."""
+    """The ranges that differ."""
     pairs = enumerate(zip(source.sums, source.counts, mirror.sums, mirror.counts, strict=True))
     return frozenset(
         place for place, (a, a_count, b, b_count) in pairs if a != b or a_count != b_count

@@ -1,8 +1,8 @@
 """PostgreSQL's text of a value, and the value that a mirror must have for it.
 
-Written from docs/mirror.md and docs/contract.md, for the verifier alone: shares no conversion with
-the services, whose mistakes it is there to find. A form brings both sides of a comparison to one
-value; equal values are equal forms.
+Written from docs/mirror.md and docs/contract.md, only for the verifier: shares no conversion with
+the services, whose mistakes it exists to find. A form maps both sides of a comparison to one value;
+equal values have equal forms.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def in_postgres(source: SqlType, mirror: str, *, lists: bool) -> Form | None:
         return meaning
     if source.name == mirror:
         return None
-    # A type of the source's own: text there, in the contract's form.
+    # A type of the source's own: stored as text, in the contract's form.
     if source.element is not None:
         if lists:
             return _array(source, in_contract)
@@ -120,13 +120,13 @@ def _money(text: str) -> str:
 
 
 class _Number(str):
-    """A number's digits, which are no string."""
+    """A number's digits, which are not a string."""
 
     __slots__ = ()
 
 
 def meaning(value: Any) -> Any:
-    """A document by what it says: without blanks, with sorted names, each number with all its
+    """A document by its meaning: without blanks, with sorted names, each number with all its
     digits.
     """
     if not isinstance(value, str):
@@ -168,7 +168,7 @@ def _written(document: Any) -> str:
 
 
 def _digits(text: str) -> str:
-    """As jsonb has them: 1e2 is 100, 1.50 keeps its zero, and 0 has no sign."""
+    """As jsonb writes them: 1e2 is 100, 1.50 keeps its zero, and 0 has no sign."""
     number = Decimal(text)
     if not number:
         number = abs(number)

@@ -1,8 +1,8 @@
-"""The source's side of a comparison: a table's rows in a snapshot of an exact LSN, as PostgreSQL's
-own text.
+"""The source's side of a comparison: a table's rows in a snapshot at an exact LSN, as PostgreSQL's
+text.
 
-Uses what snapshots are made with, so that the same rows and columns are read: the publication's,
-without what the suite leaves out. Never writes, and holds no WAL while it reads.
+Uses the code that copies snapshots, so that the same rows and columns are read: the publication's,
+without those that the suite excludes. Never writes, and retains no WAL while it reads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def confirmed_lsn(settings: Settings) -> int:
     finally:
         connection.terminate()
     if lsn is None:
-        raise NoSlotError(f"there is no replication slot {settings.source.slot}")
+        raise NoSlotError(f"replication slot {settings.source.slot} does not exist")
     return int(lsn)
 
 
@@ -86,7 +86,7 @@ async def in_snapshot(
 
 
 def explained(error: psycopg.Error, settings: Settings) -> HeadraceError:
-    """The suite's error for one of the source's server."""
+    """The suite's error for an error of the source's server."""
     return refusal(error.sqlstate, error.diag.message_primary or str(error), settings.postgres)
 
 

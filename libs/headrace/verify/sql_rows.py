@@ -1,8 +1,8 @@
-"""A table's rows in a PostgreSQL, as its own text, or hashed there: the same statements for a
-source and a mirror.
+"""A table's rows in a PostgreSQL, as its text or hashed there: the same statements for source and
+mirror.
 
-Promises that equal values have equal texts, whatever the roles' and databases' settings say, and
-that the digests of two servers are equal exactly where their rows are.
+Promises that equal values have equal texts, with any settings of the roles and databases, and that
+the digests of two servers are equal exactly if their rows are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.postgres.replication import quote_name
 from headrace.verify.digest import RANGES, Digests, Row
 
 READ_ROWS = 5000
-# All that decides how PostgreSQL prints a value, or what a name means.
+# Every setting that affects how PostgreSQL prints a value, or what a name means.
 SESSION = {
     "bytea_output": "hex",
     "client_encoding": "UTF8",
@@ -37,7 +37,7 @@ SESSION = {
 
 @dataclass(frozen=True, slots=True)
 class SqlRows:
-    """`relations` as SQL names them, one or (of a partitioned source) several; `where` holds for
+    """`relations` are SQL names, one or (for a partitioned source) several; `where` applies to
     each.
     """
 
@@ -90,8 +90,8 @@ class SqlRows:
 
 
 def _hash(names: Sequence[str]) -> str:
-    # A record's text is made by its types' output functions, as a cast to text is not; and in it
-    # NULL is not ''.
+    # A record's text is written by its types' output functions, unlike a cast to text; and NULL in
+    # it differs from ''.
     return f"sha256(convert_to(ROW({', '.join(map(quote_name, names))})::text, 'UTF8'))"
 
 
@@ -104,7 +104,7 @@ def _number(name: str, first: int) -> str:
 
 
 async def settle(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Give the connection's transaction the settings."""
+    """Apply the settings to the connection's transaction."""
     for name, value in SESSION.items():
         await connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
 

@@ -1,8 +1,7 @@
-"""The types of a table's columns, as a database's own catalog has them, with domains resolved. Pure
-but for one query.
+"""The types of a table's columns from a database's own catalog, with domains resolved. Pure but for
+one query.
 
-The verifier asks each database for itself, and takes neither the stream's word nor the mirror's for
-a type.
+The verifier asks each database itself, and trusts neither the stream nor the mirror about a type.
 """
 
 from __future__ import annotations
