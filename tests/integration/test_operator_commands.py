@@ -379,7 +379,9 @@ async def test_a_nats_user_without_rights_is_refused_with_the_rights_that_it_lac
         for user, password in (("admin", "a"), ("mute", "m"), ("reader", "r"), ("nobody", "n"))
     }
     one_line(
-        await command(as_user["nobody"], "init"), "refuses these credentials", "NATS_BRIDGE_PASSWORD"
+        await command(as_user["nobody"], "init"),
+        "refuses these credentials",
+        "NATS_BRIDGE_PASSWORD",
     )
     one_line(await command(as_user["mute"], "init"), "CDC", "nats stream add CDC")
     assert (await command(as_user["admin"], "init")).code == 0

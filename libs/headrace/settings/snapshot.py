@@ -75,7 +75,8 @@ class SnapshotSettings:
     attempts_max: int = setting(
         "HEADRACE_SNAPSHOT_ATTEMPTS_MAX",
         3,
-        "Number of attempts at a request if the responder is restarted during its snapshot. After the last attempt the request fails.",
+        "Number of attempts at a request if the responder is restarted during its snapshot. After "
+        "the last attempt the request fails.",
         least=1,
     )
     chunk_rows_max: int = setting(

@@ -1,6 +1,6 @@
 """Proves that a mirror is equal to its source: both at one LSN, while both move.
 
-    verdict = await Verifier(settings, client, target).table("users")
+verdict = await Verifier(settings, client, target).table("users")
 """
 
 from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier
