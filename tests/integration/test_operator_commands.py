@@ -398,7 +398,7 @@ async def test_a_server_without_room_for_the_stream_says_which_setting_is_too_la
     settings: dict[str, str],
 ) -> None:
     outcome = await command({**settings, "HEADRACE_CDC_BYTES_MAX": str(1 << 50)}, "init")
-    one_line(outcome, "doesn't have the 1048576.0 GiB", "HEADRACE_CDC_BYTES_MAX")
+    one_line(outcome, "no room for the 1048576.0 GiB", "HEADRACE_CDC_BYTES_MAX")
 
 
 async def test_a_nats_server_without_jetstream_is_refused_with_the_remedy(
