@@ -199,6 +199,6 @@ async def test_a_server_that_can_not_be_reached_is_one_line_with_the_remedy(
     ) as up:
         assert await up.ends() == 1
     last = up.output.splitlines()[-1]
-    assert last.startswith("headrace: PostgreSQL at 127.0.0.1:9 can't be used now")
+    assert last.startswith("headrace: PostgreSQL at 127.0.0.1:9 is not available now")
     assert "set PG_HOST" in last
     assert "Traceback" not in up.output

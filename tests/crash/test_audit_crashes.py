@@ -171,7 +171,7 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
     since = len(audited.suite.log(AUDIT))
     await audited.destination.close()
     await audited.server.stop("immediate")
-    await not_ready(audited, "can't be used now", since)
+    await not_ready(audited, "is not available now", since)
     # Whoever writes goes on: the trail falls behind in sight, though nobody reads for it.
     log = audited.suite.log(AUDIT)
     await figures_when(

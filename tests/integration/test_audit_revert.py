@@ -378,7 +378,7 @@ async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restor
     await trail.destination.prepare()
     for change in changes[:2]:
         with pytest.raises(
-            IrreversibleError, match="earlier version that wrote the change kept neither"
+            IrreversibleError, match="earlier version that wrote the change stored neither"
         ):
             await undo(change)
     assert await trail.text() == ["(1,{},2)"]

@@ -181,7 +181,7 @@ async def test_servers_that_are_down_are_waited_for_by_name_and_found_when_they_
         await suite.logged("publisher", f"NATS at nats://127.0.0.1:{port} can't be reached")
         nats = await own_nats(port=port)
         await suite.logged(
-            "wal-reader", f"PostgreSQL at 127.0.0.1:{postgres.port} can't be used now"
+            "wal-reader", f"PostgreSQL at 127.0.0.1:{postgres.port} is not available now"
         )
         await postgres.start()
         await suite.logged("publisher", "epoch_joined", timeout_s=30)

@@ -1,3 +1,1 @@
-"""The audit trail: every change a row of a `changes` table, with the application's context beside
-it.
-"""
+"""The audit trail: every change as a row of a `changes` table, with the application's context."""

@@ -1,9 +1,9 @@
-"""The database that the trail is written to: rows and how far they reach, in one transaction.
+"""The database that the trail is written to: rows and position in one transaction.
 
-Promises: a batch is there whole or not at all, and once: the state is moved by compare-and-set in
-the transaction of the rows, so that neither a restart nor a second writer doubles or skips one.
-Never makes the table anew where the state says that there was one: a renamed or dropped audit table
-is waited for.
+Promises: a batch is written completely or not at all, and once: the state is updated by
+compare-and-set in the transaction of the rows, so that neither a restart nor a second writer
+repeats or skips one. Never recreates the table if the state says that it existed: it waits for a
+renamed or dropped audit table.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _NOTHING_NEW: Mapping[Names, Noted] = MappingProxyType({})
 _UNREADABLE = ("22", "54")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('headrace audit'))"
 _CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
-# So that a claim whose holder's network is gone is given up in half a minute.
+# So that a lock whose holder's network is gone is released within half a minute.
 _KEEPALIVES = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
 }
-# An index on what an older table has may take hours.
+# An index on an older table's rows may take hours.
 _UPGRADE_TIMEOUT_S = 86_400.0
 _OWN = """
 SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -52,18 +52,18 @@ WHERE n.nspname = $1 AND (c.relname = ANY($2::text[])
 
 
 class AuditTableError(PostgresError):
-    """The audit table isn't there, or isn't one."""
+    """The audit table is missing, or isn't an audit table."""
 
 
 class DestinationFencedError(PostgresError):
     """Another audit-writer has moved the trail on."""
 
     retry = True
-    remedy = "Run one audit-writer for a source; this one goes on from where the other is."
+    remedy = "Run one audit-writer per source; this one continues from where the other is."
 
 
 class ClaimedError(PostgresError):
-    """The trail has its writer already; this one stands by."""
+    """Another audit-writer writes the trail; this one stands by."""
 
     retry = True
 
@@ -78,8 +78,8 @@ class TrailState:
 
 
 def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
-    """As libpq has it: an authority that is named is asked by `require` too, and by `disable` and
-    `prefer` never.
+    """As in libpq: a configured authority is also checked with `require`, and never with `disable`
+    and `prefer`.
     """
     mode = settings.ssl_mode
     if mode in {None, SslMode.DISABLE, SslMode.PREFER} or settings.ssl_root_cert is None:
@@ -94,7 +94,7 @@ def _ssl(settings: AuditSettings) -> ssl.SSLContext | str | None:
                 f"DEST_DB_SSL_ROOT_CERT={settings.ssl_root_cert!r} can't be read: "
                 f"{error.strerror or error}"
             ),
-            remedy="Name a file of certificates in PEM.",
+            remedy="Name a file of PEM certificates.",
         ) from error
     context.check_hostname = mode is SslMode.VERIFY_FULL
     return context
@@ -106,7 +106,7 @@ async def connect(
     application: str,
     command_timeout_s: float | None = None,
 ) -> asyncpg.Connection:
-    """A connection to the destination; a command that takes longer is a `TimeoutError`."""
+    """A connection to the destination; a statement that takes longer raises `TimeoutError`."""
     to = settings.destination(source)
     given: dict[str, Any] = {
         "host": to.host,
@@ -127,14 +127,12 @@ async def connect(
     except (OSError, asyncio.IncompleteReadError, asyncpg.InterfaceError) as error:
         unreachable = explained(None, str(error) or "it did not answer in time", to)
         if settings.elsewhere:
-            unreachable.remedy = (
-                "Start it, or set DEST_DB_HOST and DEST_DB_PORT to where it listens."
-            )
+            unreachable.remedy = "Start it, or set DEST_DB_HOST and DEST_DB_PORT to its address."
         raise unreachable from error
 
 
 class Destination:
-    """An open connection to where the trail is written."""
+    """An open connection to the trail's database."""
 
     def __init__(
         self, connection: asyncpg.Connection, settings: AuditSettings, source: str
@@ -159,12 +157,12 @@ class Destination:
         return {self._table.name, STATE, TABLES, GAPS}
 
     async def claim(self) -> None:
-        """Be the one that writes this source's trail, for as long as the connection lasts."""
+        """Become the only writer of this source's trail, for as long as the connection lasts."""
         if not await self._connection.fetchval(_CLAIM, self._source):
             raise ClaimedError(f"another audit-writer writes the trail of {self._source}")
 
     async def prepare(self) -> None:
-        """Make what is missing; read how far the trail is."""
+        """Create what is missing; read how far the trail is."""
         try:
             async with self._connection.transaction():
                 await self._connection.execute(_LOCK)
@@ -184,7 +182,7 @@ class Destination:
         await self._load()
 
     async def noted(self) -> dict[Names, Noted]:
-        """What is known of every table, as of the trail's place."""
+        """The known facts of every table, as of the trail's position."""
         found = await self._connection.fetch(
             f'SELECT schema, "table", key, binary_columns FROM {self._table.beside(TABLES)} WHERE source = $1',  # noqa: S608  # checked names
             self._source,
@@ -198,10 +196,10 @@ class Destination:
         }
 
     async def write(self, batch: Batch, noted: Mapping[Names, Noted] = _NOTHING_NEW) -> None:
-        """Commit a batch; where PostgreSQL refuses a value after all, with that value as text.
+        """Commit a batch; if PostgreSQL refuses a value, write that value as text.
 
-        `noted` is what became known of tables up to the batch's end, and not beyond: who goes on
-        there after a crash reads again what comes behind it.
+        `noted` contains what became known about tables up to the batch's end, and not beyond: after
+        a crash, the rest is read again.
         """
         try:
             await self._write(batch, noted)
@@ -213,17 +211,21 @@ class Destination:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its connection ended, which with nothing to write nobody would notice."""
+        """Whether its connection ended, which would go unnoticed with nothing to write."""
         return bool(self._connection.is_closed())
 
     async def note_gap(self, stream_seq: int, reason: str) -> None:
-        """Keep for good that something is missing, and go on in the stream behind this sequence."""
+        """Record permanently that something is missing, and continue in the stream after this
+        sequence.
+        """
         async with self._connection.transaction():
             await self._connection.execute(self._insert_gap, self._source, stream_seq, reason)
             await self._move(self.state.position, stream_seq, self.state.open)
 
     async def expire(self, keep_days: int) -> int:
-        """Remove what is older; partitions whole, rows some at a time. How many partitions or rows."""
+        """Remove older rows: whole partitions, or rows some at a time. Returns the number of
+        partitions or rows.
+        """
         if self._table.partitioned:
             return await self._drop_partitions(keep_days)
         status = await self._connection.execute(
@@ -245,7 +247,7 @@ class Destination:
             ),
             self._table.quoted,
         )
-        # A partition of another's making, one by default say, is not the audit's to drop.
+        # The audit must not drop a partition that it did not create, such as a default partition.
         months = [row["relname"] for row in partitions if self._table.is_a_month(row["relname"])]
         old = [name for name in months if name < self._table.partition(oldest)]
         for name in old:
@@ -262,8 +264,9 @@ class Destination:
         there = await fetchval("SELECT to_regclass($1)::oid", self._table.quoted)
         if there is None and began:
             raise AuditTableError(
-                f"the audit table {self._table.quoted} is gone, and its trail had begun",
-                remedy=f"Rename it back, or empty {STATE} to begin a new one.",
+                f"the audit table {self._table.quoted} no longer exists, although its trail has "
+                "started",
+                remedy=f"Rename it back, or empty {STATE} to start a new one.",
             )
         if there is None:
             await self._connection.execute(self._table.create())
@@ -271,7 +274,7 @@ class Destination:
             await self._adopt(there)
 
     async def _make_place_unique(self) -> None:
-        """In a transaction of its own: an earlier version's large table can be read meanwhile."""
+        """In a separate transaction: an earlier version's large table stays readable meanwhile."""
         if (
             await self._connection.fetchval("SELECT to_regclass($1)", self._table.place_index)
             is None
@@ -291,8 +294,8 @@ class Destination:
             return
         if not columns.issuperset(ADOPTABLE):
             raise AuditTableError(
-                f"{self._table.quoted} is there, and is no audit table",
-                remedy="Name another with HEADRACE_AUDIT_TABLE.",
+                f"{self._table.quoted} exists, but is not an audit table",
+                remedy="Choose another name with HEADRACE_AUDIT_TABLE.",
             )
         if "ordinal" in columns:
             sources = await self._connection.fetch(
@@ -348,8 +351,8 @@ class Destination:
                 )
             for patch in batch.patches:
                 await self._connection.execute(
-                    # Another source may have rows at the same place. The id tells them apart also
-                    # where the table's earlier rows don't name their source.
+                    # Another source may have rows at the same position. The id distinguishes them
+                    # even if the table's earlier rows don't name their source.
                     f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2"  # noqa: S608  # checked names
                     " AND id BETWEEN $4 AND $5 AND coalesce(source, $6) = $6",
                     patch.lsn,
@@ -365,9 +368,7 @@ class Destination:
         self.state = TrailState(batch.position, batch.stream_seq, batch.open)
 
     async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
-        """First in the transaction: whoever comes second waits here, and then finds that it is
-        late.
-        """
+        """First in the transaction: a second writer waits here, and then finds that it is late."""
         status = await self._connection.execute(
             f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = $4, open = $5,"  # noqa: S608  # checked names
             " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND "
@@ -404,7 +405,7 @@ class Destination:
         await self._know_own()
 
     async def _mend(self, batch: Batch) -> None:
-        """Find the values that jsonb refuses, and put their text in their place."""
+        """Find the values that jsonb refuses, and replace them by their text."""
         for place, line in enumerate(batch.lines):
             fields = line.split(b"\t")
             fields[5], fields[6] = await self._mended(fields[5]), await self._mended(fields[6])

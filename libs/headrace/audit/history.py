@@ -1,7 +1,7 @@
-"""Rows as they were, from the trail: what a key's row held at a time, or right before a change.
+"""Earlier versions of rows, from the trail: at a time, or right before a change.
 
-Promises: what the trail doesn't know (a value that PostgreSQL did not send and no earlier row has)
-is named, never guessed. Follows a key that changed, and a TRUNCATE.
+Promises: anything the trail doesn't know (a value that PostgreSQL did not send and no earlier row
+contains) is named, never guessed. Follows changed keys and TRUNCATEs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TrailRow:
     values: dict[str, Any] | None
     unknown: list[str] = field(default_factory=list)
     change: Mapping[str, Any] | None = None
-    # PostgreSQL's text of documents whose value loses something.
+    # PostgreSQL's text of documents whose value loses information.
     exact: dict[str, str] = field(default_factory=dict)
-    # Columns of which nobody knows whether it does.
+    # Columns for which it is unknown whether they lose information.
     unsure: set[str] = field(default_factory=set)
-    # The earliest change that something of it is from.
+    # The earliest change that contributed to it.
     oldest: Mapping[str, Any] | None = None
 
 
@@ -43,7 +43,7 @@ async def key_columns(
     name: str,
     source: str | None = None,
 ) -> tuple[str, ...]:
-    """A table's key, as far as the trail was told; of several sources, this one's first."""
+    """A table's key, as known to the trail; with several sources, this one's first."""
     found = await connection.fetchval(
         f'SELECT key FROM {table.beside(TABLES)} WHERE schema = $1 AND "table" = $2'  # noqa: S608  # checked names
         " ORDER BY source = $3 DESC LIMIT 1",
@@ -65,7 +65,7 @@ async def row_at(
 ) -> TrailRow:
     """The row of this key at a time, or right before the change at this place.
 
-    `database`: of a trail of several, the one that is meant.
+    `database`: selects one if the trail contains several.
     """
     columns = await key_columns(connection, table, *names)
     values: dict[str, Any] = {}
@@ -108,8 +108,8 @@ async def gap_between(
     one: Mapping[str, Any],
     other: Mapping[str, Any],
 ) -> str | None:
-    """Why changes between these two may be missing, if they may: a gap is noted before the rows
-    behind it.
+    """Why changes between these two may be missing, if they may: a gap is recorded before the rows
+    after it.
     """
     found: str | None = await connection.fetchval(
         f"SELECT reason FROM {table.beside(GAPS)} WHERE noticed_at BETWEEN $1 AND $2 LIMIT 1",  # noqa: S608  # checked names
@@ -120,22 +120,22 @@ async def gap_between(
 
 
 def _is_anothers(after: Mapping[str, Any], columns: tuple[str, ...], key: str) -> bool:
-    """Whether the key had this value while it was of other columns: then this was another row."""
+    """Whether the key had this value with other columns: then this was another row."""
     named = key_text(after, columns)
     return named is not None and named != key
 
 
 def exact_of(change: Mapping[str, Any], side: str) -> dict[str, str]:
-    """PostgreSQL's own text of a change's documents, `before` or `after`, of those whose value
-    loses something.
+    """PostgreSQL's text of a change's documents, `before` or `after`, whose value loses
+    information.
     """
     sides: dict[str, dict[str, str]] = json.loads(change["exact"] or "{}") or {}
     return sides.get(side, {})
 
 
 def is_unsure(change: Mapping[str, Any]) -> bool:
-    """Whether a change is of an earlier version (or another auditor), which did not keep those
-    texts.
+    """Whether a change was written by an earlier version (or another auditor), which did not store
+    those texts.
     """
     return bool(change["exact"] == "null")
 
@@ -146,10 +146,9 @@ async def columns_by(
     names: tuple[str, str, str],
     change: Mapping[str, Any] | None = None,
 ) -> set[str]:
-    """The columns that the trail had of a table (database, schema, name) by a change (None: to this
-    day).
+    """The columns of a table (database, schema, name) in the trail by a change (None: until today).
 
-    The nearest written row shows them.
+    Taken from the nearest row.
     """
     arguments: list[object] = [*names]
 
@@ -176,7 +175,7 @@ async def columns_by(
 async def later_change(
     connection: asyncpg.Connection, table: AuditTable, change: Mapping[str, Any], but: list[Any]
 ) -> Mapping[str, Any] | None:
-    """The first change of the same row behind this one, other than those."""
+    """The first later change of the same row, except for those."""
     columns = await key_columns(
         connection, table, change["schema"], change["table"], change["source"]
     )
@@ -221,8 +220,8 @@ async def _changes(
     columns: tuple[str, ...],
     database: str | None,
 ) -> list[Any]:
-    """What happened to the key, the latest first; also that it moved to another, or that the table
-    was emptied.
+    """The changes of the key, the latest first, including those that moved it to another key or
+    emptied the table.
     """
     arguments: list[object] = [*names, key]
 
@@ -252,7 +251,7 @@ async def _changes(
 
 
 def _old_key(columns: list[str]) -> str:
-    """What `key_text` makes of the old row's key, in SQL."""
+    """The result of `key_text` for the old row's key, in SQL."""
     values = [f"before ->> {column}" for column in columns]
     if len(values) == 1:
         text = values[0]

@@ -1,8 +1,8 @@
-"""In which order changes are undone: the latest first, but a row before those whose foreign keys
-name it. Pure.
+"""The order in which changes are undone: latest first, but a row before rows that reference it.
+Pure.
 
-The log has a DELETE before those that it cascades to: undone the latest first, rows would come back
-before the row that they refer to, and PostgreSQL would refuse them.
+The log contains a DELETE before those that it cascades to. Undone latest first, rows would come
+back before the row that they reference, and PostgreSQL would refuse them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Change = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A foreign key; `on_delete` as `pg_constraint.confdeltype` has it."""
+    """A foreign key; `on_delete` is `pg_constraint.confdeltype`."""
 
     child: Names
     columns: tuple[str, ...]
@@ -29,12 +29,12 @@ class Reference:
 
     @property
     def takes_along(self) -> bool:
-        """Whether the end of the parent's row deletes or changes the child's."""
+        """Whether deleting the parent's row deletes or changes the child's."""
         return self.on_delete in {"c", "n", "d"}
 
 
 def ordered(changes: Sequence[Change], references: Sequence[Reference]) -> list[Change]:
-    """The changes, given with the latest first, in the order in which to undo them."""
+    """The changes, given latest first, in the order in which to undo them."""
     orders = _Order(references)
     done: list[Change] = []
     for change in changes:
@@ -50,7 +50,7 @@ class _Order:
         self._befores: dict[str, dict[str, Any]] = {}
 
     def place(self, done: Sequence[Change], change: Change) -> int:
-        """Where a change belongs among later ones: at its turn, or before the first that needs its
+        """A change's position among later ones: in its turn, or before the first one that needs its
         row.
         """
         place = len(done)
@@ -64,7 +64,7 @@ class _Order:
         return place
 
     def _may_pass(self, change: Change, later: Change) -> bool:
-        """Rows of one table may stand in each other's way, but for those that were there together."""
+        """Rows of one table may conflict with each other, except for those that existed together."""
         if _names(change) == _names(later):
             keys = change["primary_key"], later["primary_key"]
             if later["operation"] != "DELETE" or None in keys or keys[0] == keys[1]:
@@ -72,8 +72,8 @@ class _Order:
         return not self._refers(change, later)
 
     def _refers(self, child: Change, parent: Change) -> bool:
-        """Whether the row that one change had needs that of the other; so it does where the trail
-        does not say.
+        """Whether the row of one change needs that of the other; also true if the trail does not
+        say.
         """
         return any(
             self._names_it(one, child, parent)

@@ -1,6 +1,4 @@
-"""Searches of the audit table as SQL with arguments. Pure: the command line and the page run the
-same ones.
-"""
+"""Searches of the audit table as SQL with arguments. Pure: command line and page use the same ones."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class TrailPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is looked for; what is None doesn't matter. `context` is `name=value` or a JSON object."""
+    """Search criteria; None matches anything. `context` is `name=value` or a JSON object."""
 
     table: str | None = None
     key: str | None = None
@@ -53,7 +51,7 @@ class Search:
 
 
 def rows(search: Search, table: AuditTable) -> tuple[str, list[object]]:
-    """The rows of a search, the latest first unless it says otherwise."""
+    """The rows of a search, latest first by default."""
     where, arguments = conditions(search)
     order = "ASC" if search.oldest_first else "DESC"
     sql = (
@@ -107,7 +105,7 @@ def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
 
 
 def _keys(text: str) -> list[str]:
-    """A key as given, and as the trail writes one of several columns."""
+    """A key as given, and as the trail writes a key of several columns."""
     if text.startswith("["):
         with contextlib.suppress(ValueError):
             return [text, json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))]
@@ -115,14 +113,16 @@ def _keys(text: str) -> list[str]:
 
 
 def contexts(text: str) -> list[str]:
-    """The JSON objects that a context search means: `user_id=42` is the number as well as the text."""
+    """The JSON objects that a context search matches: `user_id=42` matches the number as well as
+    the text.
+    """
     name, equals, value = text.partition("=")
     if text.lstrip().startswith("{"):
         with contextlib.suppress(ValueError):
             return [json.dumps(json.loads(text))]
     if not equals or not name:
         raise SettingError(
-            f"the context {text!r} can't be searched for",
+            f"the context {text!r} is not a valid search",
             remedy='Write name=value, or JSON such as {"user_id": 42}.',
         )
     meant = [json.dumps({name.strip(): value})]
@@ -132,7 +132,7 @@ def contexts(text: str) -> list[str]:
 
 
 def statistics(table: AuditTable) -> str:
-    """How many changes of each kind each table has, and since when."""
+    """The number of changes of each kind for each table, and the earliest time."""
     return (
         'SELECT schema, "table", operation, count(*) AS changes, min(committed_at) AS first, max(committed_at) AS last,'  # noqa: S608  # checked names
         f" count(*) FILTER (WHERE context <> '{{}}') AS with_context FROM {table.quoted}"

@@ -1,8 +1,8 @@
-"""The SQL that undoes changes, and how a row is held to what the trail says of it. Does no I/O.
+"""The SQL that undoes changes, and the checks of a row against the trail. Does no I/O.
 
-Promises: what can't be undone from what the trail knows is refused, never guessed. Values are
-written as literals that the column's own input function reads, documents from PostgreSQL's own
-text. A row is compared as the stream would show it: its text in the way of an event, against the
+Promises: a change that can't be undone from what the trail knows is refused, never guessed. Values
+are written as literals that the column's input function reads, documents from PostgreSQL's own
+text. A row is compared in the form of the stream: its text converted like an event's, against the
 trail.
 """
 
@@ -28,9 +28,7 @@ _LARGE_NUMBER = re.compile(r"-?[0-9][0-9.]{14,}|-?[0-9.]+[eE][+-]?[0-9]+")
 
 
 class IrreversibleError(HeadraceError):
-    """The trail doesn't hold what undoing this change takes, or the row is not what the change
-    left.
-    """
+    """The trail lacks what undoing this change takes, or the row has changed since."""
 
     remedy = "With ALTER TABLE … REPLICA IDENTITY FULL later changes can always be undone."
 
@@ -56,7 +54,7 @@ class SourceColumn:
     generated: bool = False
     told: Callable[[bytes], object] = bytes.decode
     listed: Callable[[bytes], object] = bytes.decode
-    # The user leaves it as it is: it is neither compared nor written into a row that is there.
+    # The user excluded it: it is neither compared nor written into an existing row.
     left: bool = False
     # HEADRACE_JSON_VALUES=text: a document is its text.
     as_text: bool = False
@@ -82,7 +80,7 @@ class RowImage:
 
     values: Mapping[str, Any]
     exact: Mapping[str, str] = field(default_factory=dict)
-    # Columns of which nobody knows whether there is such a text: an earlier version wrote the
+    # Columns for which it is unknown whether such a text exists: an earlier version wrote the
     # change.
     unsure: Collection[str] = ()
 
@@ -92,28 +90,26 @@ class RowImage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What undoes one change: the row as it must be before, the statement, the row as it must be
-    then.
-    """
+    """How to undo one change: the expected row before, the statement, the expected row after."""
 
     change: Mapping[str, Any]
     table: SourceTable
     now: RowImage | None
     then: RowImage | None
     statement: str
-    # Nothing is written: a comment says why.
+    # Nothing to write: a comment says why.
     idle: bool = False
 
     @property
     def found_by(self) -> RowImage:
         """What the row is looked for by before the statement."""
         side = self.then if self.now is None else self.now
-        assert side is not None, "a change has one side at least"
+        assert side is not None, "a change has at least one side"
         return side
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """A row of the trail, its numbers to the last digit."""
+    """A row of the trail, its numbers with every digit."""
     found: dict[str, Any] = json.loads(text, parse_float=Decimal)
     return found
 
@@ -138,13 +134,13 @@ def undo_update(
     unknown = [name for name in after.values if name not in was.values]
     if unknown:
         raise IrreversibleError(
-            f"what a row of {table.name} was before is not known{_named(unknown)}"
+            f"the former values of a row of {table.name} are not known{_named(unknown)}"
         )
     hidden = [name for name in after.values if REDACTED in (after.values[name], was.values[name])]
     if hidden:
         raise IrreversibleError(
             f"HEADRACE_AUDIT_REDACT keeps values of {table.name} out of the trail{_named(hidden)}",
-            remedy="Undo it by hand.",
+            remedy="Undo it manually.",
         )
     changed = [
         name for name in was.values if name in after.values and was.of(name) != after.of(name)
@@ -153,8 +149,8 @@ def undo_update(
     kept = {name: text for name, text in after.exact.items() if name not in was.values}
     then = RowImage({**after.values, **was.values}, {**kept, **was.exact})
     if not values:
-        # A name may have several lines, and a comment ends with the first.
-        text = f"-- nothing to undo in {one_line(table.quoted)}: the row was written as it was"
+        # A name may have several lines, but a comment ends with the first.
+        text = f"-- nothing to undo in {one_line(table.quoted)}: the row was written unchanged"
         return Step(change, table, after, then, text, idle=True)
     sets = ", ".join(f"{quote_name(name)} = {literal}" for name, literal in values.items())
     sql = f"UPDATE {table.quoted} AS t SET {sets} WHERE {located(table, after)};"  # noqa: S608  # quoted
@@ -165,7 +161,7 @@ def located(table: SourceTable, side: RowImage) -> str:
     """The condition that finds the row."""
     if not table.key or any(side.values.get(name) in {None, REDACTED} for name in table.key):
         raise IrreversibleError(
-            f"a row of {table.name} can't be found again without a key", remedy="Undo it by hand."
+            f"a row of {table.name} can't be found again without a key", remedy="Undo it manually."
         )
     parts = (f"t.{quote_name(name)} = {_value(table, name, *side.of(name))}" for name in table.key)
     return " AND ".join(parts)
@@ -207,7 +203,7 @@ def _is(column: SourceColumn, text: str | None, value: Any, exact: str | None) -
             text == value if column.as_text else _document(text) == _document(json_text(value))
         )
     told = (column.listed if isinstance(value, list) else column.told)(text.encode())
-    # As the audit-writer makes a row of it.
+    # As the audit-writer converts a row of it.
     shown = parsed(row_json({"told": getattr(told, "native", told)}).decode())["told"]
     # int8 may come as text.
     return bool(shown == value or (isinstance(value, str) and str(shown) == value))
@@ -222,7 +218,7 @@ def _written(table: SourceTable, side: RowImage, names: Iterable[str]) -> dict[s
     wanted = [name for name in names if not table.columns[name].generated]
     if hidden := [name for name in wanted if side.values[name] == REDACTED]:
         raise IrreversibleError(
-            f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it by hand."
+            f"a redacted value is not in the trail{_named(hidden)}", remedy="Undo it manually."
         )
     lossy = [
         name
@@ -231,10 +227,10 @@ def _written(table: SourceTable, side: RowImage, names: Iterable[str]) -> dict[s
     ]
     if lossy:
         raise IrreversibleError(
-            f"what a row of {table.name} was is not known exactly: the earlier version that wrote "
-            "the change kept"
-            f" neither JSON's null nor long numbers of documents{_named(lossy)}",
-            remedy="Undo it by hand; `headrace audit diff` shows the values.",
+            f"the former values of a row of {table.name} are not known exactly: the earlier "
+            "version that wrote the change stored neither JSON's null nor long numbers of "
+            f"documents{_named(lossy)}",
+            remedy="Undo it manually; `headrace audit diff` shows the values.",
         )
     return {name: _value(table, name, *side.of(name)) for name in wanted}
 
@@ -265,14 +261,14 @@ def _value(table: SourceTable, name: str, value: Any, exact: str | None) -> str:
     if column.kind is ValueForm.DOCUMENT and not (column.as_text and isinstance(value, str)):
         return _literal(json_text(value))
     if isinstance(value, list):
-        # PostgreSQL makes an array of the list, of the column's own type.
+        # PostgreSQL converts the list to an array of the column's type.
         row = _literal(json_text({name: value}))
         return f"(jsonb_populate_record(NULL::{table.quoted}, {row}::jsonb)).{quote_name(name)}"
     return _literal(value if isinstance(value, str) else json_text(value))
 
 
 def _hex(value: Any) -> str:
-    """bytea as PostgreSQL writes it; base64, from JSON events, has no backslash."""
+    """bytea as PostgreSQL writes it; base64, from JSON events, contains no backslash."""
     text = str(value)
     if text.startswith("\\"):
         return text
@@ -280,7 +276,7 @@ def _hex(value: Any) -> str:
 
 
 def json_text(value: Any) -> str:
-    """JSON with every digit that the value has."""
+    """JSON with every digit of the value."""
     if isinstance(value, Mapping):
         fields = (
             f"{json.dumps(name, ensure_ascii=False)}: {json_text(one)}"
@@ -295,7 +291,7 @@ def json_text(value: Any) -> str:
 
 
 def _literal(text: str) -> str:
-    """Read the same whatever standard_conforming_strings says to whoever runs it."""
+    """A literal that is read the same with any standard_conforming_strings."""
     escaped = text.replace("'", "''")
     if "\\" not in text:
         return f"'{escaped}'"

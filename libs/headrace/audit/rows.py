@@ -1,8 +1,8 @@
-"""From events to rows of the audit table, as lines of COPY's text format. Pure.
+"""Converts events to rows of the audit table, as lines of COPY's text format. Pure.
 
 Owns the columns, their order and every value but the context, which is known only when a
-transaction ends and so comes last. Promises one line for each change, the same on every replay but
-for `queued_at`.
+transaction ends and therefore comes last. Promises one line for each change, the same on every
+replay except for `queued_at`.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ Texts = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What is known of a table: its key (the primary key, or else its replica identity), and its
-    columns of bytea.
+    """The known facts of a table: its key (the primary key, or else its replica identity), and its
+    bytea columns.
     """
 
     key: tuple[str, ...] = ()
-    # None where only the key is known: an earlier version noted the table.
+    # None if only the key is known: an earlier version recorded the table.
     binary: tuple[str, ...] | None = ()
 
 
@@ -71,12 +71,12 @@ _NO_TEXTS: tuple[Texts, Texts] = ({}, {})
 
 @dataclass(slots=True)
 class TableBook:
-    """What is known of each table at the place where the trail is read."""
+    """The known facts of each table at the current position of the trail."""
 
     tables: dict[Names, Noted] = field(default_factory=dict)
 
     def learn(self, payload: Mapping[str, Any]) -> Names:
-        """Take it from a schema event."""
+        """Learn a table from a schema event."""
         names = (str(payload["schema"]), str(payload["table"]))
         key = tuple(payload.get("primary_key") or ())
         if not key and payload.get("replica_identity") == "i":
@@ -91,7 +91,9 @@ class TableBook:
         return names
 
     def hear(self, event: Event) -> bool:
-        """Take a table's key from one of its changes, which knows it best; whether it is news."""
+        """Learn a table's key from one of its changes, which is the best source; returns whether it
+        is new.
+        """
         key = event.payload.get("key")
         if key is None:
             return False
@@ -104,7 +106,7 @@ class TableBook:
         return True
 
     def missing(self, events: Iterable[Event]) -> set[Names]:
-        """Tables of these events of which nothing is known where their first change comes."""
+        """Tables of these events that are unknown at their first change."""
         found: set[Names] = set()
         told: set[Names] = set()
         for one in events:
@@ -120,7 +122,7 @@ class TableBook:
         return found
 
     def complete(self, found: Mapping[Names, Noted]) -> None:
-        """Take what was missing from the catalog; a key that was noted is that of the changes, and
+        """Add missing facts from the catalog; a key that was recorded is that of the changes, and
         not today's.
         """
         for names, noted in found.items():
@@ -143,7 +145,7 @@ class RowMaker:
     _heads: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
     _hidden: dict[Names, frozenset[str]] = field(default_factory=dict)
     _mark: int = 0
-    # Of the transaction at hand.
+    # Of the current transaction.
     _lsn: int = -1
     _id_head: bytes = b""
     _low: int = 0
@@ -216,10 +218,10 @@ class RowMaker:
         return b"\t%b\t%b%b" % (_array(unchanged) if unchanged else _NULL, exact, self._source)
 
     def _begin(self, lsn: int, tx: Mapping[str, Any]) -> None:
-        """What all changes of a transaction have in common.
+        """The common fields of all changes of a transaction.
 
-        The id is a UUID (version 8) of the place: the same on every replay, and in the order of the
-        trail.
+        The id is a UUID (version 8) of the position: the same on every replay, and in the order of
+        the trail.
         """
         self._lsn = lsn
         high = f"{lsn >> 16:012x}"
@@ -243,12 +245,14 @@ class RowMaker:
 
 
 def _mark(source: str) -> int:
-    """Of the id: 26 bits that tell this source's changes from another's at the same place."""
+    """Part of the id: 26 bits that distinguish this source's changes from another's at the same
+    position.
+    """
     return int.from_bytes(hashlib.sha256(source.encode()).digest()[:4], "big") & 0x3FFFFFF
 
 
 def change_id(source: str, lsn: int, seq: int) -> uuid.UUID:
-    """The id of the change at this place, as `RowMaker` writes it."""
+    """The id of the change at this position, as `RowMaker` writes it."""
     mark = _mark(source)
     low = 1 << 63 | (lsn & 0xFFFF) << 46 | seq << 14 | mark & 0x3FFF
     return uuid.UUID(int=(lsn >> 16) << 80 | (0x8000 | mark >> 14) << 64 | low)
@@ -260,12 +264,12 @@ def _exact_sides(
     after: Mapping[str, Any],
     hidden: frozenset[str],
 ) -> tuple[Texts, Texts]:
-    """PostgreSQL's own text of the documents whose JSON form loses something, before and after."""
+    """PostgreSQL's text of documents whose JSON form loses information, before and after."""
     was = {
         name: text for name, text in (payload.get("exact_old") or {}).items() if name not in hidden
     }
     now = {name: text for name, text in (payload.get("exact") or {}).items() if name not in hidden}
-    # A value that was not sent again is the old row's.
+    # A value that was not sent again equals the old row's.
     kept = {name: was[name] for name in payload.get("unchanged") or () if name in was}
     return {name: was[name] for name in was if name in before}, {
         name: text for name, text in {**now, **kept}.items() if name in after
@@ -273,16 +277,14 @@ def _exact_sides(
 
 
 def _hexed(values: Mapping[str, Any], binary: Sequence[str]) -> Mapping[str, Any]:
-    """bytea, which JSON events have in base64, as PostgreSQL writes it; in MessagePack it is bytes
-    already.
-    """
+    """bytea as PostgreSQL writes it, from base64 in JSON events or from bytes in MessagePack."""
     return {name: _hex(value) if name in binary else value for name, value in values.items()}
 
 
 def _hex(value: Any) -> Any:
     if isinstance(value, list):
         return [_hex(one) for one in value]
-    # An array's literal begins with what base64 has not.
+    # An array literal starts with a character that base64 lacks.
     if isinstance(value, str) and value[:1] not in _LITERAL:
         return "\\x" + base64.b64decode(value).hex()
     return value
@@ -294,7 +296,7 @@ def _sides(
     old: Mapping[str, Any] | None,
     unchanged: list[str] | None,
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], list[str] | None]:
-    """What was before, what is after, and which columns of the latter nobody knows."""
+    """The row before, the row after, and the columns of the latter that are unknown."""
     if operation == "UPDATE":
         before = old or {}
         if not unchanged:
@@ -316,7 +318,7 @@ def _redacted(values: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str,
 
 
 def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequence[str]) -> bytes:
-    """The key's value; of several columns, their JSON array."""
+    """The key's value; for several columns, their JSON array."""
     if not key or not values:
         return _NULL
     if len(key) == 1 and type(only := values.get(key[0])) is int:
@@ -329,7 +331,7 @@ def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequenc
 
 
 def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
-    """What `primary_key` says of a row; None where PostgreSQL sent another identity than the key."""
+    """The `primary_key` of a row; None if PostgreSQL sent another identity than the key."""
     found = [values.get(name) for name in key]
     if not key or None in found:
         return None

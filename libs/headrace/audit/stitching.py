@@ -1,11 +1,11 @@
-"""Transactions of the stream as batches of rows with the context that belongs to each. Pure.
+"""Assembles transactions into batches of rows, each with its context. Pure.
 
-Context comes in messages of prefix `_bemi`, inside the transaction. Two rules: a message applies to
-the changes that follow it, up to the next one; and where all messages of a transaction say the
-same, that applies to all of it, also to what was changed before the first.
+Context comes in messages with prefix `_bemi`, inside the transaction. Two rules: a message applies
+to the changes that follow it, up to the next one; if all messages of a transaction say the same,
+that applies to the whole transaction, including changes before the first message.
 
-Promises: a batch ends where a transaction ends, except inside one larger than `whole_rows_max` or
-`whole_bytes_max`; what must be remembered across such a cut is in the batch's `open`.
+Promises: a batch ends at the end of a transaction, except inside one larger than `whole_rows_max`
+or `whole_bytes_max`; the batch's `open` contains what must be remembered across such a cut.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PREFIX = "_bemi"
 
 
 class MixedDeliveryError(HeadraceError):
-    """The stream carries arrays of one table's events: transactions can't be told there."""
+    """The stream contains arrays of one table's events: transactions can't be recognized there."""
 
     remedy = "Run the publisher with --delivery event or transaction."
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What is remembered of a transaction that is written in parts."""
+    """The state of a transaction that is written in parts."""
 
     lsn: int
     context: str | None = None
@@ -48,7 +48,7 @@ class Patch:
 
 @dataclass(slots=True)
 class Batch:
-    """What one commit writes, and where the trail then is."""
+    """The content of one commit, and the trail's position after it."""
 
     lines: list[bytes] = field(default_factory=list)
     contexts: list[bytes] = field(default_factory=list)
@@ -59,11 +59,11 @@ class Batch:
     open: Open | None = None
     transactions: int = 0
     committed_at: str = ""
-    # Of what is lost for good: where in the stream that is told, and why.
+    # Permanent losses: the sequence at which the stream reports each, and the reason.
     gaps: list[tuple[int, str]] = field(default_factory=list)
 
     def copy_chunks(self, bytes_max: int = 1 << 20) -> Iterator[bytes]:
-        """What COPY is sent, in pieces: a long context is never there once for each row at a time."""
+        """The data for COPY, in pieces: a long context is never repeated in memory for each row."""
         held: list[bytes] = []
         size = 0
         for line, context in zip(self.lines, self.contexts, strict=True):
@@ -79,7 +79,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Stitcher:
-    """Takes events in order, gives out batches."""
+    """Takes events in order, returns batches."""
 
     whole_rows_max: int
     whole_bytes_max: int
@@ -90,7 +90,7 @@ class Stitcher:
     _first_at: int | None = None
     _several: bool = False
     _rows: list[bytes] = field(default_factory=list)
-    # Of each row the context in force, None before the transaction's first.
+    # The context in force for each row, None before the transaction's first.
     _contexts: list[bytes | None] = field(default_factory=list)
     _bytes: int = 0
     _whole: Batch = field(default_factory=Batch)
@@ -109,7 +109,7 @@ class Stitcher:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self._bytes + self._whole_bytes
 
     @property
@@ -120,9 +120,9 @@ class Stitcher:
         return None
 
     def add(self, event: Event, line: bytes | None) -> None:
-        """The next event; `line` is its row, None for one that has none."""
+        """The next event; `line` is its row, None if it has none."""
         if event.lane != event.source:
-            raise MixedDeliveryError(f"{event.subject} carries arrays of one table's events")
+            raise MixedDeliveryError(f"{event.subject} contains arrays of one table's events")
         lsn = event.position.lsn
         if lsn != self._lsn:
             self._begin(lsn)
@@ -150,12 +150,12 @@ class Stitcher:
             whole.months.add(committed_at[:7])
 
     def gap(self, stream_seq: int, reason: str) -> None:
-        """Something is missing before what comes next."""
+        """Something is missing before the next event."""
         self._whole.gaps.append((stream_seq, reason))
 
     def give_back(self, batch: Batch) -> None:
-        """A batch without rows that is not worth a commit of its own: the next one carries its
-        place.
+        """Return a batch without rows that is not worth its own commit: the next one includes its
+        position.
         """
         if self._whole.position is None:
             self._whole.position = batch.position
@@ -164,7 +164,7 @@ class Stitcher:
         self._whole.transactions += batch.transactions
 
     def cut(self) -> Batch | None:
-        """All that may be committed now."""
+        """Everything that may be committed now."""
         if self._whole.position is None:
             return None
         batch = self._whole
@@ -173,8 +173,8 @@ class Stitcher:
         return batch
 
     def _begin(self, lsn: int) -> None:
-        # What was left open ended with an event that isn't followed any more (a gap): its rows are
-        # as they are.
+        # An open transaction ended with an event that isn't followed any more (a gap): its rows
+        # stay as they are.
         if self._rows or self._first_at is not None or self.open is not None:
             self._end()
         self._lsn = lsn
@@ -190,8 +190,8 @@ class Stitcher:
         elif text != self._context:
             self._several = True
         if text != self._context:
-            # Triggers say the same again for each row: it is held once, and counted as what is
-            # held.
+            # Triggers repeat the same context for each row: it is stored once, and its size counts
+            # once.
             self._set(text)
             self._bytes += len(self._encoded)
 
@@ -203,7 +203,7 @@ class Stitcher:
             self._encoded = escaped(context_json(context))
 
     def _end(self) -> None:
-        """Give the rows before the first message the only context there was, if there was one."""
+        """Apply the only context to the rows before the first message, if there was only one."""
         if self._first_at is None and self.open is None:
             self._whole.open = None
             self._move(EMPTY)
@@ -229,8 +229,8 @@ class Stitcher:
         self._set(None)
 
     def _part(self, event: Event) -> None:
-        """A transaction too large to be held: what has come of it is written, and what it said so
-        far is kept.
+        """A transaction too large to hold: its rows so far are written, and its context so far is
+        kept.
         """
         self._move(EMPTY)
         self.open = Open(self._lsn, self._context, self._first_at, self._several)

@@ -1,11 +1,11 @@
-"""The audit's tables: their DDL, and how one that Bemi or Zemi made is taken over. Pure.
+"""The audit's tables: their DDL, and the upgrade of a table of Bemi or Zemi. Pure.
 
-`changes` has Bemi's columns, and four of its own: `ordinal`, the change's place in its transaction,
+`changes` has Bemi's columns, and four more: `ordinal`, the change's place in its transaction,
 unique together with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose
-value PostgreSQL did not send; and `exact`, the text of documents that jsonb does not keep as they
-were. Beside it stand `headrace_audit_state` (how far the trail is, in the same transaction as its
-rows), `headrace_audit_tables` (the key of each table and its columns of bytea) and
-`headrace_audit_gaps` (what is missing for good).
+value PostgreSQL did not send; and `exact`, the text of documents that jsonb does not preserve.
+Additional tables are `headrace_audit_state` (how far the trail is, in the same transaction as its
+rows), `headrace_audit_tables` (the key of each table and its bytea columns) and
+`headrace_audit_gaps` (permanent losses).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
     source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
     reason text NOT NULL, PRIMARY KEY (source, stream_seq));
 """
-# What an older auditor's table lacks, and the uniqueness that a COPY of many rows breaks.
+# Columns that an older auditor's table lacks, and a unique constraint that a COPY of many rows
+# violates.
 _ADOPT = """
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS ordinal bigint, ADD COLUMN IF NOT EXISTS unchanged text[];
 ALTER TABLE {table} ALTER COLUMN primary_key TYPE text, ALTER COLUMN database TYPE text, ALTER COLUMN schema TYPE text,
@@ -60,16 +61,16 @@ ALTER TABLE {table}
     DROP CONSTRAINT IF EXISTS changes_position_table_schema_database_operation_unique,
     DROP CONSTRAINT IF EXISTS {unique};
 """
-# What a table of an earlier version lacks. `null` as `exact` says of its rows that nobody knows any
-# more where a document lost something. Where two sources share it their changes may have the same
-# place: what was unique without the source stopped one of the trails.
+# Columns that a table of an earlier version lacks. `null` in `exact` means that it is unknown
+# whether the row's documents lost information. If two sources share the table, their changes may
+# have the same position: a unique constraint without the source stopped one of the trails.
 _UPGRADE = """
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb DEFAULT 'null',
     ADD COLUMN IF NOT EXISTS source text{default};
 ALTER TABLE {table} ALTER COLUMN exact DROP DEFAULT, ALTER COLUMN source DROP DEFAULT;
 ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[];
 """
-# Apart from it, since the columns lock readers out, and a large table's index takes long.
+# Separate, because the columns lock readers out, and a large table's index takes long.
 _PLACE = """
 CREATE UNIQUE INDEX IF NOT EXISTS {place} ON {table} (position, ordinal, source{also});
 DROP INDEX IF EXISTS {schema}.{older};
@@ -118,7 +119,9 @@ class AuditTable:
         return _BESIDE.replace("{schema}", f'"{self.schema}"')
 
     def create(self) -> str:
-        """A new audit table. A partitioned table's keys must have the column it is partitioned by."""
+        """Create an audit table. A partitioned table's keys must include the column it is
+        partitioned by.
+        """
         also = ", committed_at" if self.partitioned else ""
         if self.partitioned:
             tail = " PARTITION BY RANGE (committed_at)"
@@ -132,21 +135,20 @@ class AuditTable:
         )
 
     def upgrade(self, source: str | None = None) -> str:
-        """Statements that give a table of an earlier version what it lacks, and change nothing of a
-        later one.
+        """Statements that upgrade a table of an earlier version, and don't change a current one.
 
-        `source`: the only one that the table's rows can be of, as SQL's literal.
+        `source`: the only one that the table's rows can be of, as an SQL literal.
         """
         default = "" if source is None else f" DEFAULT {source}"
         return _UPGRADE.format(table=self.quoted, tables=self.beside(TABLES), default=default)
 
     @property
     def place_index(self) -> str:
-        """The full name of the index that makes a change's place unique."""
+        """The full name of the index that makes a change's position unique."""
         return f'"{self.schema}"."{self.name}_place"'
 
     def unique_place(self) -> str:
-        """Statements that make that index, in place of an earlier version's."""
+        """Statements that create that index, replacing an earlier version's."""
         return _PLACE.format(
             table=self.quoted,
             schema=f'"{self.schema}"',
@@ -156,7 +158,7 @@ class AuditTable:
         )
 
     def adopt(self) -> str:
-        """Statements that make an older auditor's table one of these; its rows stay."""
+        """Statements that convert an older auditor's table; its rows stay."""
         old = f'"{self.name}_position_table_schema_database_operation_unique"'
         return (
             _ADOPT.replace("{table}", self.quoted).replace("{unique}", old)
@@ -165,8 +167,8 @@ class AuditTable:
         )
 
     def indexes(self) -> str:
-        """By table and key, by time, by context; on the rows themselves only where asked for, as
-        they cost most.
+        """By table and key, by time, by context; on the rows themselves only on request, because
+        these cost most.
         """
         wanted = {
             "table_key": '("table", primary_key)',
@@ -184,11 +186,11 @@ class AuditTable:
         )
 
     def partition(self, month: str) -> str:
-        """The name of a month's partition, `2026-11`'s for instance."""
+        """The name of a month's partition, such as `2026-11`'s."""
         return f"{self.name}_p{month.replace('-', '_')}"
 
     def is_a_month(self, name: str) -> bool:
-        """Whether a partition of this name is one that `create_partition` makes."""
+        """Whether `create_partition` creates a partition of this name."""
         return re.fullmatch(re.escape(self.name) + r"_p\d{4}_\d{2}", name) is not None
 
     def create_partition(self, month: str) -> str:

@@ -1,8 +1,7 @@
-"""A change's values as JSON text that PostgreSQL takes as jsonb, exactly once escaped for COPY.
-Pure.
+"""A change's values as JSON text that PostgreSQL accepts as jsonb, escaped once for COPY. Pure.
 
-Promises that whatever an event can hold has a form: what jsonb refuses (the character U+0000, half
-a surrogate pair) becomes the six characters of its escape; NaN and the infinities are strings,
+Promises that every value of an event has a form: text that jsonb refuses (the character U+0000,
+half a surrogate pair) becomes the six characters of its escape; NaN and the infinities are strings,
 bytes are PostgreSQL's `\\x…`.
 """
 
@@ -18,7 +17,7 @@ from typing import Any
 import orjson
 
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
-# What json may hold and jsonb refuses, or may refuse: some escapes, numbers beyond numeric's range.
+# Content of json that jsonb refuses, or may refuse: some escapes, numbers beyond numeric's range.
 _NOT_JSONB = re.compile(r"\\u|[0-9][eE][+-]?[0-9]{4}|[0-9.]{16000}")
 _EXPONENT = re.compile(r"[0-9][eE]")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -33,8 +32,8 @@ EMPTY = b"{}"
 
 
 def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
-    """The JSON object of a row's values; `exact` has the text of those whose own form loses
-    something.
+    """The JSON object of a row's values; `exact` contains the text of values whose own form loses
+    information.
     """
     try:
         text = orjson.dumps(_with_texts(values, exact) if exact else values, default=_hex)
@@ -47,7 +46,7 @@ def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) 
 
 
 def _with_texts(values: Mapping[str, Any], exact: Mapping[str, str]) -> dict[str, Any]:
-    """The values with these documents digit for digit, as far as jsonb takes them so."""
+    """The values with these documents in their exact text, as far as jsonb accepts it."""
     documents = {
         name: orjson.Fragment(text)
         for name, text in exact.items()
@@ -57,8 +56,8 @@ def _with_texts(values: Mapping[str, Any], exact: Mapping[str, str]) -> dict[str
 
 
 def _is_document(text: str, native: object) -> bool:
-    """Whether jsonb takes it; the text of an array that came as a list is none, though `{}` looks
-    like one.
+    """Whether jsonb accepts it; the text of an array that came as a list is not a document, though
+    `{}` looks like one.
     """
     if _NOT_JSONB.search(text):
         return False
@@ -70,7 +69,7 @@ def _is_document(text: str, native: object) -> bool:
 
 
 def not_in_jsonb(values: Mapping[str, Any]) -> dict[str, str]:
-    """The text of documents that hold what jsonb can't: only the type json has such."""
+    """The text of documents with content that jsonb refuses: only the type json allows it."""
     found = {
         name: value
         for name, value in values.items()
@@ -88,9 +87,7 @@ def _is_refused(value: object) -> bool:
 
 
 def context_json(text: str) -> bytes:
-    """A context message's JSON; what isn't JSON is kept as text under `_text`, and null is an empty
-    object.
-    """
+    """A context message's JSON; other text is stored under `_text`, and null is an empty object."""
     try:
         raw = text.encode()
         parsed = _parsed(raw, text)
@@ -110,7 +107,7 @@ def _parsed(raw: bytes, text: str) -> Any:
     except orjson.JSONDecodeError:
         if not _EXPONENT.search(text) or _SURROGATE.search(text):
             raise
-    # A number beyond a double, which jsonb takes up to numeric's range.
+    # A number beyond a double, which jsonb accepts within numeric's range.
     return json.loads(text, parse_float=_numeric, parse_constant=_numeric)
 
 
@@ -122,15 +119,15 @@ def _numeric(digits: str) -> Decimal:
 
 
 def _salvaged(text: str) -> dict[str, Any] | None:
-    """The fields of a comment that bemi-sqlalchemy wrote before its statement, and the statement as
-    it is.
+    """The fields of a comment that bemi-sqlalchemy wrote before its statement, and the statement
+    itself.
 
     psycopg2 puts the statement's values into the comment too, so that a value with a quote, a
-    backslash or a line break ends what was JSON. A field's own value can't hold the quotes that the
-    statement's name has.
+    backslash or a line break breaks the JSON. A field's own value can't contain the quotes around
+    the statement's name.
     """
     at = -1
-    # Whoever writes a message of this name over and over must not make the writer read it as often.
+    # A message that repeats this name must not be parsed that many times.
     for _ in range(_NESTED_MAX):
         at = text.find(_STATEMENT, at + 1)
         if at < 0:
@@ -147,17 +144,15 @@ def _salvaged(text: str) -> dict[str, Any] | None:
 
 
 def unreadable(text: str, reason: str) -> bytes:
-    """In place of JSON that PostgreSQL refused after all."""
+    """Replaces JSON that PostgreSQL refused after all."""
     return row_json({"_unreadable": reason, TEXT_KEY: text})
 
 
 def escaped_row(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) -> bytes:
-    """`row_json` as a field of COPY's text format: of what is escaped there, it has the backslash
-    alone.
-    """
+    """`row_json` as a field of COPY's text format, in which only its backslashes need escaping."""
     text = row_json(values, exact)
     if exact:
-        # Such a text may have line breaks between its tokens.
+        # Such a text may contain line breaks between its tokens.
         return escaped(text)
     if b"\\" in text:
         return text.replace(b"\\", b"\\\\")

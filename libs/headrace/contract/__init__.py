@@ -1,1 +1,1 @@
-"""The wire contract as code: names, subjects, ids and the forms of values. Pure: no I/O."""
+"""The wire contract as code: names, subjects, ids and forms of values. Pure: no I/O."""

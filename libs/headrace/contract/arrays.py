@@ -1,8 +1,8 @@
-"""PostgreSQL's array literal, `{{1,2},{3,NULL}}`, to nested lists.
+"""Parses PostgreSQL's array literal, `{{1,2},{3,NULL}}`, to nested lists.
 
-Owns the form that `array_out` prints, and no other: what it never prints is a `DecodeError`, not a
-guess. A list has no lower bounds (`[0:1]={…}`): `Lists` gives the literal beside it, as for all
-that a list does not tell. Pure, and without recursion.
+Owns the form that `array_out` prints, and no other: anything else is a `DecodeError`, not a guess.
+A list has no lower bounds (`[0:1]={…}`): `Lists` adds the literal for this, as for everything that
+a list can't express. Pure, and without recursion.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Lists:
-    """The conversion of an array: its list, `Inexact` where the list does not say which array it
-    was.
+    """The conversion of an array: its list, or `Inexact` if the list doesn't determine the array.
 
-    That is so for bounds that don't begin at 1, for a delimiter other than the comma, and for
-    documents that could be taken for a dimension (`[1]`), for SQL's NULL (`null`), or that lose
-    something themselves.
+    That is the case for bounds that don't start at 1, for a delimiter other than the comma, and for
+    documents that could be mistaken for a dimension (`[1]`) or for SQL's NULL (`null`), or that
+    lose information themselves.
     """
 
     element: Callable[[bytes], object]
@@ -55,9 +54,7 @@ class Lists:
 def parse_array(
     literal: bytes, element: Callable[[bytes], object], delimiter: bytes = b","
 ) -> list[Any]:
-    """The list that the literal spells: NULL is None, `element` makes the rest from their text
-    form.
-    """
+    """The list that the literal denotes: NULL becomes None, `element` converts other texts."""
     bounds = _BOUNDS.match(literal)
     body = literal[bounds.end() :] if bounds else literal
     if body == b"{}":
@@ -76,13 +73,13 @@ def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
     if part == b"NULL":
         return None
     if not part or b"\\" in part:
-        raise DecodeError("an array's literal has an element that needs quotes and has none")
+        raise DecodeError("an array literal has an element that needs quotes and has none")
     return element(part)
 
 
 @lru_cache
 def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
-    """An element or a brace, then what ends it; possessive, so that no input makes it backtrack."""
+    """An element or a brace, then its terminator; possessive, so that no input causes backtracking."""
     mark = re.escape(delimiter)
     value = rb'"(?P<quoted>(?:[^"\\]++|\\.)*+)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
     return re.compile(
@@ -91,7 +88,7 @@ def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
 
 
 def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: bytes) -> list[Any]:
-    """Each token is one element with the braces around it; `path` is the lists that are open."""
+    """Each token is one element with the braces around it; `path` contains the open lists."""
     outer: list[Any] = []
     path: list[list[Any]] = [outer]
     depth = 0
@@ -101,14 +98,14 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
     while more:
         token = match(body, at)
         if token is None:
-            raise DecodeError(f"an array's literal has no element at byte {at}")
+            raise DecodeError(f"an array literal has no element at byte {at}")
         for _ in token["open"]:
             path[-1].append([])
             path.append(path[-1][-1])
         depth = depth or len(path)
         closed = len(token["close"])
         if depth < 2 or len(path) != depth or closed >= depth:
-            raise DecodeError(f"an array's literal has braces that don't match at byte {at}")
+            raise DecodeError(f"an array literal has unbalanced braces at byte {at}")
         quoted = token["quoted"]
         path[-1].append(
             _plain(token["plain"], element)
@@ -119,6 +116,6 @@ def _parse_nested(body: bytes, element: Callable[[bytes], object], delimiter: by
         at = token.end()
         more = bool(token["mark"])
     if len(path) != 1 or len(outer) != 1:
-        raise DecodeError("an array's literal is not one pair of braces")
+        raise DecodeError("an array literal is not one pair of braces")
     result: list[Any] = outer[0]
     return result

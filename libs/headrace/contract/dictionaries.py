@@ -1,9 +1,9 @@
-"""zstd dictionaries: what compresses single events well, which are too small to have repetitions of
-their own.
+"""zstd dictionaries, which make single events compressible: they are too small to repeat
+themselves.
 
-Owns the training, and which dictionaries this process knows. A compressed event names its
+Owns the training, and the dictionaries that this process has loaded. A compressed event names its
 dictionary by the id in its zstd frame; the dictionary itself is the value of the key that `key`
-gives. Pure.
+returns. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headrace.errors import DecodeError
 
 LEVEL = 1
 DICTIONARY_BYTES = 8 * 1024
-# Beyond that many the oldest are forgotten, and read again when they are met.
+# Above this number the oldest are dropped, and loaded again when needed.
 KNOWN_MAX = 1024
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -25,13 +25,13 @@ _known: dict[int, zstandard.ZstdDecompressor] = {}
 
 
 class UnknownDictionaryError(DecodeError):
-    """A message is compressed with a dictionary that this process has not read."""
+    """A message is compressed with a dictionary that this process has not loaded."""
 
     remedy = "Read it from the state bucket (dictionary.{id}); headrace.consumer does."
 
 
 def key(dictionary_id: int) -> str:
-    """The key in the state bucket whose value is the dictionary."""
+    """The key in the state bucket that contains the dictionary."""
     return f"dictionary.{dictionary_id}"
 
 
@@ -47,7 +47,7 @@ def knows(dictionary_id: int) -> bool:
 
 
 def learn(dictionary: bytes) -> int:
-    """Know a dictionary from here on; its id."""
+    """Load a dictionary; returns its id."""
     read = zstandard.ZstdCompressionDict(dictionary)
     while len(_known) >= KNOWN_MAX:
         del _known[next(iter(_known))]
@@ -56,18 +56,18 @@ def learn(dictionary: bytes) -> int:
 
 
 def decompressor(data: bytes) -> zstandard.ZstdDecompressor:
-    """What decompresses this frame."""
+    """The decompressor of this frame."""
     dictionary_id = named_by(data)
     if not dictionary_id:
         return zstandard.ZstdDecompressor()
     try:
         return _known[dictionary_id]
     except KeyError:
-        raise UnknownDictionaryError(f"the dictionary {dictionary_id} is not known here") from None
+        raise UnknownDictionaryError(f"dictionary {dictionary_id} is not loaded") from None
 
 
 def train(samples: Sequence[bytes]) -> bytes | None:
-    """A dictionary for messages like these; None where they have nothing in common."""
+    """A dictionary for messages like these; None if they have nothing in common."""
     try:
         return bytes(zstandard.train_dictionary(DICTIONARY_BYTES, list(samples)).as_bytes())
     except zstandard.ZstdError:

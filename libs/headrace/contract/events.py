@@ -1,8 +1,7 @@
-"""Change events as consumers read them: the payload's shape, its bytes in both encodings, and its
-position.
+"""Change events as consumers read them: the payload, its bytes in both encodings, and its position.
 
-Owns the contract's keys and their order. Pure. What a consumer in any language may rely on is in
-docs/contract.md.
+Owns the contract's keys and their order. Pure. docs/contract.md says what consumers in any language
+may rely on.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ Payload = dict[str, Any]
 
 _JSON_FIRST = b"{["
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024
-# Parts of an event that only the whole of it has.
+# Parts of an event that only its complete form has.
 _PARTS = frozenset({"old", "unchanged", "exact", "exact_old", "columns", "content"})
 
 
 _COMPLETE = re.compile(rb"^Headrace-Complete: *([0-9]+)", re.MULTILINE)
-# What arrays of a publisher have that does not write the other header yet.
+# Headers of a publisher's arrays that doesn't write the other header yet.
 _FLOOR = re.compile(rb"^Headrace-Position: *[^ \r\n]+ ([0-9]+) ", re.MULTILINE)
 
-# Events that tell about the rows that follow, and so take no consumer's position forward.
+# Events that describe following rows, and therefore move no consumer's position forward.
 SCHEMA = "SCHEMA"
 GAP = "GAP"
 _STANDING = frozenset({SCHEMA, GAP})
@@ -58,9 +57,7 @@ def change(  # noqa: PLR0913  # what an event consists of
     lsn: int | None,
     tx: Payload | None,
 ) -> Payload:
-    """The payload of a change of a row; None, in a template alone, for what differs from row to
-    row.
-    """
+    """The payload of a row change; in templates, None marks what differs from row to row."""
     return {
         "subject": subject,
         "table": table,
@@ -78,17 +75,17 @@ def change(  # noqa: PLR0913  # what an event consists of
 
 ID_HEADER = "Headrace-Msg-Id"
 POSITION_HEADER = "Headrace-Position"
-# Of an array of events: every transaction of its source that committed before this LSN is whole in
-# the stream.
+# On an array of events: every transaction of its source that committed before this LSN is in the
+# stream completely.
 COMPLETE_HEADER = "Headrace-Complete"
-# Where a stored request's answer goes: a stream keeps headers, and no reply subjects.
+# The reply subject of a stored request: a stream keeps headers, but no reply subjects.
 REPLY_HEADER = "Headrace-Reply"
-# What the PG→NATS bridge documents of an event, in its order, and nothing else.
+# The keys that the PG→NATS bridge documents for an event, in its order.
 _BRIDGE_KEYS = ("data", "msg_id", "operation", "relation_id", "subject", "table")
 
 
 def position_header(source: str, position: Position) -> str:
-    """The place of a message whose payload doesn't tell it."""
+    """The position of a message whose payload doesn't contain it."""
     return f"{source} {position.lsn} {position.seq}"
 
 
@@ -97,11 +94,11 @@ def parse_position_header(text: str) -> tuple[str, Position]:
         source, lsn, seq = text.split(" ")
         return source, Position(int(lsn), int(seq))
     except ValueError as error:
-        raise DecodeError(f"a malformed {POSITION_HEADER} header") from error
+        raise DecodeError(f"malformed {POSITION_HEADER} header") from error
 
 
 def complete_before(header: bytes) -> int:
-    """The LSN before which, by a message's raw header, its source's transactions are whole; 0 where
+    """The LSN before which, by a message's raw header, its source's transactions are complete; 0 if
     it has none.
     """
     found = _COMPLETE.search(header) or _FLOOR.search(header)
@@ -111,7 +108,9 @@ def complete_before(header: bytes) -> int:
 
 
 def as_bridge(payload: Payload) -> Payload:
-    """An event as the bridge has it: its keys alone, and the older `columns` beside `data`."""
+    """An event as the bridge publishes it: only its keys, and the older `columns` in addition to
+    `data`.
+    """
     bridge = {key: payload[key] for key in _BRIDGE_KEYS}
     return {
         **bridge,
@@ -120,15 +119,15 @@ def as_bridge(payload: Payload) -> Payload:
 
 
 def referring(payload: Payload, key: Collection[str], size: int, bucket: str) -> Payload:
-    """An event too large for a message: its key columns, and where the whole of it is kept."""
+    """An event too large for a message: its key columns, and a reference to the stored event."""
     small = {name: value for name, value in payload.items() if name not in _PARTS}
     small["data"] = {name: value for name, value in payload.get("data", {}).items() if name in key}
     return {**small, "reference": {"bucket": bucket, "name": payload["msg_id"], "bytes": size}}
 
 
 def _unpackable(value: object) -> object:
-    # Its type alone: errors are logged, and rows never are.
-    raise DecodeError(f"a value that was read as {type(value).__name__} has no form on the wire")
+    # Only its type: errors are logged, and rows never are.
+    raise DecodeError(f"a value of type {type(value).__name__} can't be encoded")
 
 
 _PACK = msgpack.Packer(default=_unpackable).pack
@@ -139,20 +138,21 @@ def encode(payload: Payload | list[Payload], encoding: Encoding) -> bytes:
         try:
             return orjson.dumps(payload)
         except TypeError as error:
-            raise DecodeError(f"a value has no form on the wire: {error}") from error
-    # A packer is made once: that costs more than packing. After an error it is as new.
+            raise DecodeError(f"a value can't be encoded: {error}") from error
+    # A packer is created once: creating it costs more than packing. After an error it is as good as
+    # new.
     return bytes(_PACK(payload))
 
 
 def writer(encoding: Encoding) -> Callable[[object], bytes]:
-    """`encode` without a look at what is written: its errors are the library's own."""
+    """`encode` without checks: its errors are the library's own."""
     return orjson.dumps if encoding is Encoding.JSON else _PACK
 
 
 def pieces(payload: Payload, holes: Collection[str], encoding: Encoding) -> list[bytes]:
     """The payload's bytes without the values of these keys: one piece more than there are holes.
 
-    Whoever writes values between the pieces, in the order of the keys, has the bytes of the whole
+    Values written between the pieces, in the order of the keys, yield the bytes of the whole
     payload.
     """
     write = writer(encoding)
@@ -180,10 +180,10 @@ def join(encoded: list[bytes], encoding: Encoding) -> bytes:
 
 
 def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
-    """A payload or a list of them, whichever encoding (and compression) it has; `bytes_max` is
-    before compression.
+    """Decodes a payload or a list of them, in any encoding and compression; `bytes_max` limits the
+    decompressed size.
 
-    A number that 64 bits or a double can't hold is a string of its digits, from JSON as from
+    A number that neither 64 bits nor a double can hold is a string of its digits, from JSON as from
     MessagePack.
     """
     try:
@@ -203,14 +203,14 @@ def decode(data: bytes, bytes_max: int = MESSAGE_BYTES_MAX) -> Any:
 
 
 def _decompressed(data: bytes, bytes_max: int) -> bytes:
-    # A frame may tell its size, and then that much is allocated, whatever the limit.
+    # A frame may declare its size, which would then be allocated, whatever the limit.
     if zstandard.frame_content_size(data) > bytes_max:
-        raise ValueError(f"more than {bytes_max} bytes, compressed")
+        raise ValueError(f"more than {bytes_max} bytes after decompression")
     return dictionaries.decompressor(data).decompress(data, max_output_size=bytes_max)
 
 
 def position_of(payload: Mapping[str, Any]) -> Position:
-    """Where an event stands in its source."""
+    """An event's position in its source."""
     try:
         tx = payload["tx"]
         return Position(int(tx["lsn"]), int(tx["seq"]))
@@ -219,5 +219,5 @@ def position_of(payload: Mapping[str, Any]) -> Position:
 
 
 def advances(payload: Mapping[str, Any]) -> bool:
-    """Whether applying the event takes a consumer's position forward."""
+    """Whether applying the event moves a consumer's position forward."""
     return payload.get("operation") not in _STANDING

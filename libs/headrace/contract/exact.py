@@ -1,12 +1,11 @@
-"""Values whose native form is not all of what PostgreSQL has, and the exact text that stands beside
-them.
+"""Values whose native form loses information, and their exact text.
 
-A document such as `{"price": 1.50}` has a native form that readers compute with, and loses a digit
-in it. Then an event has PostgreSQL's text of the column too, in `exact` (for `data`) and
-`exact_old` (for `old`); a snapshot's chunk has it in `exact`, by the place of the row. Pure.
+A document such as `{"price": 1.50}` has a native form that readers compute with, which loses a
+digit. Then an event also contains PostgreSQL's text of the column, in `exact` (for `data`) and
+`exact_old` (for `old`); a snapshot's chunk contains it in `exact`, by the row's index. Pure.
 
 `row`, `old_row` and `rows` are for readers that must not lose anything: the native values, with an
-`ExactText` in the place of each that has one.
+`ExactText` in place of each value that has one.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ Texts = Mapping[str, str]
 
 
 class Inexact:
-    """What a converter gives for such a value. No encoder takes it: whoever writes a row sets the
-    two apart.
+    """A converter's result for such a value. No encoder accepts it: the code that writes a row has
+    to separate the two.
     """
 
     __slots__ = ("native", "text")

@@ -1,14 +1,14 @@
-"""Names on the wire: the token of a table, subjects, message ids and keys.
+"""Names on the wire: a table's token, subjects, message ids and keys.
 
-Owns how a PostgreSQL name becomes one token that NATS subjects, KV keys and headers all take, and
-every subject of the contract. Promises that two tables never share a token, that a token leads back
-to its table, and that no table's subject is that of something else. Pure.
+Owns the mapping of a PostgreSQL name to one token that is valid in NATS subjects, KV keys and
+headers, and every subject of the contract. Promises that two tables never share a token, that a
+token identifies its table, and that no table's subject has another meaning. Pure.
 
 A name keeps `A-Z a-z 0-9 _ -`; any other byte of its UTF-8 is `=XX`. Three cases keep that
 one-to-one:
 
 - `=2F` stands for the slash between schema and table only; a slash within either name is `=2f`;
-- a public table called as a special subject (`_message`, `_gap`) starts with `=5F`;
+- a public table named like a special subject (`_message`, `_gap`) starts with `=5F`;
 - an empty message prefix is `=`.
 """
 
@@ -40,7 +40,7 @@ _ESCAPE = re.compile(rb"=([0-9A-F]{2}|2f)")
 
 
 class Operation(StrEnum):
-    """What a row change did, as subjects and ids spell it."""
+    """A row change as subjects and ids spell it."""
 
     INSERT = "insert"
     UPDATE = "update"
@@ -83,22 +83,22 @@ def _decode(part: str) -> str:
 
 
 def change_subject(token: str, operation: Operation) -> str:
-    """Where `--delivery event` and `transaction` put a row change."""
+    """The subject of a row change with `--delivery event` and `transaction`."""
     return f"{CDC}.{token}.{operation}"
 
 
 def batch_subject(token: str) -> str:
-    """Where `--delivery batch` puts a table's changes."""
+    """The subject of a table's changes with `--delivery batch`."""
     return f"{CDC}.{token}.batch"
 
 
 def schema_subject(token: str) -> str:
-    """Where a change of a table's shape is told."""
+    """The subject of changes of a table's shape."""
     return f"{CDC}.{token}.schema"
 
 
 def message_subject(prefix: str) -> str:
-    """Where `pg_logical_emit_message` arrives."""
+    """The subject of messages from `pg_logical_emit_message`."""
     return f"{CDC}.{MESSAGES}.{_encode(prefix) or '='}"
 
 
@@ -111,8 +111,8 @@ def message_id(lsn: int, token: str, operation: Operation, repeat: int = 0) -> s
 
 
 def emitted_message_id(lsn: int, prefix: str, source: str) -> str:
-    """The id of an emitted message: PostgreSQL gives it to every slot, so the source has to tell
-    two of them apart.
+    """The id of an emitted message: PostgreSQL sends it to every slot, so the source has to
+    distinguish two of them.
     """
     return f"{lsn:x}-{message_subject(prefix).removeprefix(f'{CDC}.')}-{source}"
 
@@ -130,7 +130,7 @@ def gap_id(up_to: int, source: str, first_lost: int = 0) -> str:
 
 
 def snapshot_request_subject(token: str) -> str:
-    """Where a consumer asks for a table."""
+    """The subject of requests for a table."""
     return f"{SNAPSHOT}.request.{token}"
 
 
@@ -140,7 +140,7 @@ def snapshot_cancel_subject(token: str) -> str:
 
 
 def snapshot_progress_subject(token: str) -> str:
-    """The core subject that tells how far a snapshot is."""
+    """The core subject of a snapshot's progress."""
     return f"{SNAPSHOT}.progress.{token}"
 
 
@@ -150,10 +150,10 @@ def chunk_subject(token: str, snapshot_id: str, chunk: int) -> str:
 
 
 def meta_subject(token: str) -> str:
-    """What ends a complete snapshot."""
+    """The subject of the message that completes a snapshot."""
     return f"{INIT}.meta.{token}"
 
 
 def snapshot_error_subject(token: str) -> str:
-    """What ends a snapshot that can't be."""
+    """The subject of the message that reports a failed snapshot."""
     return f"{INIT}.error.{token}"

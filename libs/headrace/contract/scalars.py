@@ -1,8 +1,8 @@
-"""One PostgreSQL value's text form to the form the contract gives it.
+"""Converts one PostgreSQL value's text to its form in the contract.
 
 Owns the conversions that don't depend on the catalog. Each takes the bytes of a value that is not
-NULL, printed under `SESSION_SETTINGS`, and raises `DecodeError`, and nothing else, for bytes it
-can't read. Never rounds, never guesses another session's formats.
+NULL, printed under `SESSION_SETTINGS`, and raises only `DecodeError` for bytes it can't read. Never
+rounds, never guesses another session's formats.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def integer_text(value: bytes) -> str:
 
 
 def number(value: bytes) -> float:
-    """A float; of a float4, the double that prints the same digits."""
+    """A float; for a float4, the double that prints the same digits."""
     try:
         return float(value)
     except ValueError:
@@ -82,7 +82,7 @@ def number(value: bytes) -> float:
 
 
 def number_or_name(value: bytes) -> float | str:
-    """A float, where JSON has a form for it; else `NaN`, `Infinity` or `-Infinity`."""
+    """A float, if JSON has a form for it; else `NaN`, `Infinity` or `-Infinity`."""
     result = number(value)
     if math.isfinite(result):
         return result
@@ -133,7 +133,7 @@ def _in_four_digit_years(result: str) -> bool:
 
 
 def time_with_zone(value: bytes) -> str:
-    """`12:00:34.5+02:00`: ISO 8601's extended form wants the minutes that PostgreSQL leaves out."""
+    """`12:00:34.5+02:00`: ISO 8601's extended form requires the minutes that PostgreSQL omits."""
     match = _TIMETZ.fullmatch(text(value))
     if match is None:
         raise _unexpected("timetz", value)
@@ -141,7 +141,7 @@ def time_with_zone(value: bytes) -> str:
 
 
 def _unexpected(type_name: str, value: bytes) -> DecodeError:
-    """The value itself stays out of the message: errors are logged, and rows never are."""
+    """The value itself is not in the message: errors are logged, and rows never are."""
     return DecodeError(
         f"a value of {len(value)} bytes is not a {type_name} as PostgreSQL prints it",
         remedy=_REMEDY,

@@ -1,9 +1,8 @@
-"""Table schemas as consumers read them: the schema event, the value of the schemas bucket, and what
-changed. Pure.
+"""Table schemas as consumers read them: schema events, the schemas bucket, and what changed. Pure.
 
-One authority for a table's version: the publisher's schema events (docs/contract.md). Names and
-types come with the stream and are exact at their place in it; nullability and defaults are the
-catalog's, as of the moment of reading.
+The only authority for a table's version is the publisher's schema events (docs/contract.md). Names
+and types come with the stream and are exact at their position in it; nullability and defaults come
+from the catalog, as of the moment of reading.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _WIDENING_IS_FREE = frozenset({_VARCHAR, _VARBIT})
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The one value that adding a column gave to all rows that were there: in the contract's form,
-    and as text.
+    """The value that adding a column gave to all existing rows: in the contract's form, and as
+    text.
     """
 
     value: object
@@ -35,8 +34,8 @@ class Fill:
 
 
 def fill(missing: bytes | None, convert: Converter) -> Fill | None:
-    """The value that the catalog keeps for rows older than a column; None where it has none, or
-    none that is text.
+    """The catalog's value for rows older than a column; None if there is none, or none that is
+    text.
     """
     if missing is None:
         return None
@@ -48,10 +47,12 @@ def fill(missing: bytes | None, convert: Converter) -> Fill | None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnShape:
-    """A column; `number` is its place in the table's history (0: not known), `filled` whether
-    adding it gave existing rows a value, `fill` which, where it is one for all of them (not kept:
-    it is of the moment that it was read); `base_type` is what a domain stands on (None: no domain,
-    or not known).
+    """A column.
+
+    `number` is its place in the table's history (0: unknown), `filled` whether adding it gave
+    existing rows a value, `fill` that value if it is the same for all of them (not stored: it
+    belongs to the moment of reading); `base_type` is the type that a domain is based on (None: no
+    domain, or unknown).
     """
 
     name: str
@@ -68,16 +69,17 @@ class ColumnShape:
 
     def encode(self) -> dict[str, Any]:
         kept = {name: getattr(self, name) for name in self.__slots__ if name != "fill"}
-        # Versions that know nothing of it can read the rest.
+        # Versions that don't know it can read the rest.
         return {name: value for name, value in kept.items() if (name, value) != ("base_type", None)}
 
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """A table as a stretch of the stream shows it; `membership` tells one membership in the
-    publication from a later one, `last_number` is the highest that a column of it ever had (0: not
-    known), `publication` what is published, and by which definition of the publication ("": not
-    known).
+    """A table's shape in a part of the stream.
+
+    `membership` distinguishes a membership in the publication from a later one, `last_number` is
+    the highest number that any column ever had (0: unknown), `publication` the content of the
+    publication and the version of its definition ("": unknown).
     """
 
     schema: str
@@ -92,12 +94,12 @@ class TableShape:
 
     @property
     def seen(self) -> bool:
-        """Whether the catalog still had the table when it was read."""
+        """Whether the table was still in the catalog when it was read."""
         return any(column.number for column in self.columns)
 
     def with_catalog_of(self, known: TableShape) -> TableShape:
-        """This shape of a table that the catalog no longer has, with what it said of the table
-        before.
+        """This shape of a table that is no longer in the catalog, with earlier facts about the
+        table.
         """
         before = {column.name: column for column in known.columns}
         columns = tuple(
@@ -120,8 +122,8 @@ class TableShape:
         )
 
     def same_in_stream(self, other: TableShape) -> bool:
-        """Whether rows of both read alike and stay what they were: nullability and defaults do not
-        count.
+        """Whether rows of both are read the same way and keep their meaning: nullability and
+        defaults don't count.
         """
         return self._in_stream() == other._in_stream() and all(
             mine.number == its.number or not (mine.number and its.number)
@@ -141,11 +143,11 @@ class TableShape:
     def decode(cls, value: Mapping[str, Any]) -> TableShape:
         try:
             columns = tuple(ColumnShape(**column) for column in value["columns"])
-            # What an earlier version did not keep has its default.
+            # Fields that an earlier version did not store have their defaults.
             fields = {name: value[name] for name in cls.__slots__ if name in value}
             return cls(**{**fields, "columns": columns, "primary_key": tuple(value["primary_key"])})
         except (KeyError, TypeError) as error:
-            raise DecodeError(f"a malformed table shape: {error}") from error
+            raise DecodeError(f"malformed table shape: {error}") from error
 
     def shown_columns(self) -> list[dict[str, Any]]:
         """The contract's `columns`."""
@@ -165,7 +167,7 @@ class TableShape:
 def event(
     shape: TableShape, *, source: str, version: int, changes: list[Change], resync: bool
 ) -> dict[str, Any]:
-    """The body of a schema event, without what every event has (subject, msg_id, lsn, tx)."""
+    """The body of a schema event, without the fields of every event (subject, msg_id, lsn, tx)."""
     return {
         "table": shape.name,
         "operation": "SCHEMA",
@@ -183,8 +185,8 @@ def event(
 
 
 def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema event that a message has no room for: who wants a new column's value copies the
-    table instead.
+    """A schema event that is too large for a message: without the new column's value, consumers
+    copy the table instead.
     """
     changes = [
         {key: value for key, value in change.items() if key not in {"filled", "filled_text"}}
@@ -198,16 +200,16 @@ def without_fills(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def renamed(direction: str, schema: str, name: str) -> Change:
-    """A table's new (`to`) or former (`from`) name: for people to read, and in its two parts, which
-    dots can't blur.
+    """A table's new (`to`) or former (`from`) name: readable, and in two parts that dots can't
+    blur.
     """
     parts = {f"{direction}_schema": schema, f"{direction}_table": name}
     return {"change": "table_renamed", direction: f"{schema}.{name}", **parts}
 
 
 def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
-    """A shape read from the catalog, with the key flags that the stream gave: the catalog's rules
-    are its own.
+    """A shape read from the catalog, with the stream's key flags: the catalog has its own rules for
+    them.
     """
     flags = {column.name: column.is_key for column in known.columns}
     return replace(
@@ -220,7 +222,9 @@ def with_keys_of(shape: TableShape, known: TableShape) -> TableShape:
 
 
 def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
-    """What changed, and whether a mirror must bootstrap because no row event can carry it."""
+    """What changed, and whether a mirror must bootstrap the table because no row event can express
+    it.
+    """
     changes: list[Change] = []
     resync = False
     if (old.schema, old.name) != (new.schema, new.name):
@@ -251,8 +255,8 @@ def differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
 
 
 def _publication_differences(old: TableShape, new: TableShape) -> tuple[list[Change], bool]:
-    """Another membership, or another definition of the publication: what was not published
-    meanwhile is missing.
+    """Another membership, or another definition of the publication: changes in between were not
+    published.
     """
     joined = old.membership != new.membership
     altered = bool(old.publication and new.publication) and old.publication != new.publication
@@ -284,8 +288,8 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     for column in new.columns:
         before_or_none = pairs.get(column)
         if before_or_none is None:
-            # A column that took another's name, or that may be another one renamed: nobody can say
-            # what rows hold now.
+            # A column that took another's name, or may be another one renamed: nobody can say what
+            # rows contain now.
             unclear = column.name in names_before or lost_track
             given = _given(column) if accounted and not unclear else {}
             changes.append(
@@ -307,9 +311,7 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
 def _renames(
     old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, ColumnShape]
 ) -> list[Change]:
-    """Renames in an order in which each finds its name free; one of a ring gives way under a name
-    of its own.
-    """
+    """Renames in an order in which each target name is free; one of a cycle gets a temporary name."""
     left = {
         before.name: column.name for column, before in pairs.items() if before.name != column.name
     }
@@ -341,8 +343,8 @@ def _accounted(old: TableShape, new: TableShape) -> bool:
     """Whether every column that was ever added since is one of the new shape's.
 
     The catalog may be ahead of the stream: a column of this name may have been added, dropped and
-    added again since the place at hand, and then the value in the catalog is not that of the rows
-    there.
+    added again since the current position, and then the value in the catalog is not that of the
+    existing rows.
     """
     if old.relation_id != new.relation_id or not new.last_number:
         return False
@@ -353,7 +355,7 @@ def _accounted(old: TableShape, new: TableShape) -> bool:
 
 
 def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
-    """Which old column each new one is: by its number in the table's history, else by its name."""
+    """Maps each new column to the old one: by its number in the table's history, else by its name."""
     same_table = old.relation_id == new.relation_id
     by_number = {column.number: column for column in old.columns if column.number and same_table}
     by_name = {column.name: column for column in old.columns}
@@ -394,6 +396,6 @@ def _one_column(before: ColumnShape, after: ColumnShape) -> tuple[list[Change], 
 
 
 def _free(before: ColumnShape, after: ColumnShape) -> bool:
-    """A varchar made wider keeps every value as it is."""
+    """Widening a varchar keeps every value as it is."""
     same = before.type_oid == after.type_oid and after.type_oid in _WIDENING_IS_FREE
     return same and (after.type_modifier == -1 or -1 < before.type_modifier <= after.type_modifier)

@@ -1,9 +1,9 @@
-"""Which tables and columns the suite delivers, of those that the publication has. Pure.
+"""The tables and columns of a publication that the suite delivers. Pure.
 
 Patterns are `table`, `schema.table` or `schema.*`, with `*` for any run of characters; columns are
 `schema.table.column` or `table.column`; names with dots are quoted
-(`headrace.contract.table_names`). What is left out is left out everywhere: events, old rows, keys,
-schemas and snapshots.
+(`headrace.contract.table_names`). Excluded tables and columns are left out everywhere: events, old
+rows, keys, schemas and snapshots.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.contract.table_names import column_named, names_table
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An empty `include` takes all tables; `exclude` wins over it."""
+    """An empty `include` selects all tables; `exclude` takes precedence."""
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -29,6 +29,6 @@ class Selection:
         )
 
     def hidden_columns(self, schema: str, table: str) -> frozenset[str]:
-        """The columns of a table that are left out."""
+        """The excluded columns of a table."""
         named = (column_named(pattern, schema, table) for pattern in self.exclude_columns)
         return frozenset(column for column in named if column is not None)

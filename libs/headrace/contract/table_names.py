@@ -1,10 +1,9 @@
-"""How settings and commands name tables, columns and patterns of them, whatever is in their names.
-Pure.
+"""How settings and commands name tables, columns and patterns of them. Pure.
 
 `users` is a table of `public`, `app.users` one of `app`. A name in double quotes stands for itself,
-with dots, commas and asterisks in it; a quote within is doubled: `"my.schema".users`,
-`"my.schema"."a,b"`. Outside quotes a dot separates, and in a pattern `*` is any run of characters.
-A quote elsewhere than at a name's start is a character of it.
+including dots, commas and asterisks; a quote within is doubled: `"my.schema".users`,
+`"my.schema"."a,b"`. Outside quotes a dot separates names, and in a pattern `*` is any run of
+characters. A quote anywhere else than at a name's start is part of the name.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PART = re.compile(r'"((?:[^"]|"")*)"(?=\.|$)|([^".][^.]*)(?=\.|$)', re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One name of a pattern; quoted, it stands for itself."""
+    """One name of a pattern; if quoted, it stands for itself."""
 
     text: str
     quoted: bool = False
@@ -55,13 +54,13 @@ def table_of(text: str) -> tuple[str, str]:
 
 
 def schema_and_name(text: str) -> tuple[str | None, str]:
-    """The same where no schema stands for any."""
+    """The same, where no schema means any schema."""
     schema, name = _owner_and_name(_names(text), text)
     return (None if schema is None else schema.text), name.text
 
 
 def names_table(pattern: str, schema: str, table: str) -> bool:
-    """Whether a pattern (`table`, `schema.table`, `schema.*`) is of this table."""
+    """Whether a pattern (`table`, `schema.table`, `schema.*`) matches this table."""
     owner, name = _owner_and_name(_names(pattern), pattern)
     if owner is None:
         return schema == PUBLIC and name.matches(table)
@@ -69,8 +68,8 @@ def names_table(pattern: str, schema: str, table: str) -> bool:
 
 
 def column_named(pattern: str, schema: str, table: str) -> str | None:
-    """The column that a pattern (`table.column`, `schema.table.column`) names of this table, if it
-    is of it.
+    """The column that a pattern (`table.column`, `schema.table.column`) names if it matches this
+    table.
     """
     names = _names(pattern)
     if len(names) < 2:

@@ -1,7 +1,7 @@
-"""OIDs of PostgreSQL's built-in types, which are the same in every database and every version.
+"""OIDs of PostgreSQL's built-in types, which are the same in every database and version.
 
-Owns only numbers, as pg_type.dat has them. Types that users and extensions make have no fixed OID:
-those are described by a `TypeInfo` from the catalog.
+Owns only numbers, from pg_type.dat. Types of users and extensions have no fixed OID: a `TypeInfo`
+from the catalog describes those.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMESTAMPTZ: Final = 1184
 TIMETZ: Final = 1266
 JSONB: Final = 3802
 
-# From pg_type of PostgreSQL 18: typarray and oid, catalog row types left out.
+# From pg_type of PostgreSQL 18: typarray and oid, without catalog row types.
 _ELEMENTS_OF_ARRAYS = (
     "1000:16 1001:17 1002:18 1003:19 1016:20 1005:21 1006:22 1007:23 1008:24 1009:25 1028:26 "
     "1010:27 1011:28 1012:29 "

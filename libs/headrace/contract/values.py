@@ -1,11 +1,9 @@
-"""The contract's table of values: which form each PostgreSQL type has in an event and in a
-snapshot.
+"""The contract's table of values: the form of each PostgreSQL type in events and snapshots.
 
-Owns the choice of the conversion by type and options; both services use it, on the same text forms,
-so that a value looks the same wherever a consumer meets it. Promises a conversion for every type
-(PostgreSQL's text, where the table has no other rule) that gives what msgpack or orjson can write,
-or an `Inexact` of it, or raises `DecodeError`. Pure: the catalog is asked through `resolve`, which
-must answer from memory.
+Owns the choice of a conversion by type and options. Both services use it on the same text forms, so
+that a value looks the same everywhere. Promises a conversion for every type (PostgreSQL's text, if
+the table has no other rule) whose result msgpack or orjson can write, or an `Inexact` of it, or
+raises `DecodeError`. Pure: `resolve` looks up the catalog, and must answer from memory.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ __all__ = [
 
 
 class Encoding(StrEnum):
-    """How a message is written."""
+    """The encoding of messages."""
 
     MSGPACK = "msgpack"
     JSON = "json"
@@ -59,7 +57,7 @@ class JsonForm(StrEnum):
 
 
 class TypeKind(StrEnum):
-    """pg_type's typtype, with arrays (which it counts among the base types) apart."""
+    """pg_type's typtype, with arrays (which are base types there) as a separate kind."""
 
     BASE = "base"
     DOMAIN = "domain"
@@ -73,7 +71,7 @@ class TypeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ValueOptions:
-    """What a suite's operator chose; `int8_as_string` is for JSON alone."""
+    """The operator's options; `int8_as_string` applies to JSON only."""
 
     encoding: Encoding = Encoding.MSGPACK
     arrays: ArrayForm = ArrayForm.LITERAL
@@ -83,7 +81,7 @@ class ValueOptions:
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """A type that is not built in: `base_oid` of a domain, `element_oid` and `delimiter` of an
+    """A type that is not built in: `base_oid` for a domain, `element_oid` and `delimiter` for an
     array.
     """
 
@@ -135,16 +133,15 @@ _DOCUMENTS: Final = frozenset({native_json, embedded_json})
 
 
 def may_be_inexact(convert: Converter) -> bool:
-    """Whether it gives `Inexact` for some values."""
+    """Whether it returns `Inexact` for some values."""
     return convert in _DOCUMENTS or isinstance(convert, Lists)
 
 
 def converter(type_oid: int, options: ValueOptions, resolve: Resolve) -> Converter:
-    """The function that turns the text form of a value of this type, never NULL, into what the
-    encoder writes.
+    """The function that converts the text of a value of this type, never NULL, for the encoder.
 
     Built once per column, when its relation arrives. `resolve` describes a type that is not built
-    in; None means that nothing is known of it, which makes it text.
+    in; None means that it is unknown, which makes it text.
     """
     element_oid = type_oids.ELEMENT_OIDS.get(type_oid)
     if element_oid is not None:

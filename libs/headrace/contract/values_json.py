@@ -1,22 +1,21 @@
-"""A json or jsonb value in an event: native for MessagePack, embedded for JSON; `Inexact` where
-that is not all of it.
+"""A json or jsonb value in an event: native in MessagePack, embedded in JSON.
 
 In native form an integer of 64 bits is an int, a number whose nearest double prints as the same
 number is a float (1.10, 0.1, 1e22), and any other (1e400, 12345678901234567890123) is a string of
 its digits. Of duplicate keys the last one counts in native form; embedded text keeps them all.
 
-A document that the form can't carry is given as its text, in a string, and never stops the stream:
+A document that the form can't express becomes its text, in a string, and never stops the stream:
 one nested deeper than `NESTING_MAX` (in both encodings: a consumer's parser would refuse the whole
-message), and in native form one with a lone surrogate (`"\\ud800"`), which no UTF-8 string can
-hold.
+message), and in native form one with a lone surrogate (`"\ud800"`), which no UTF-8 string can
+contain.
 
-Nothing is lost where the native form, written as JSON with the shortest digits of each double, is
-the same document to PostgreSQL. It is not for: `null` (SQL's NULL looks the same), `1.50`, what
-became a string, and in `json`, which keeps what was written, a key that is there twice and a number
-with an exponent. Spaces are no meaning.
+Nothing is lost if the native form, written as JSON with the shortest digits of each double, is the
+same document to PostgreSQL. Otherwise the value is `Inexact`: `null` (SQL's NULL looks the same),
+`1.50`, anything that became a string, and in `json`, which preserves its text, a duplicate key or a
+number with an exponent. Spaces have no meaning.
 
-The quick way is to read the document and write it again: the same text, but for spaces, is nothing
-lost.
+The fast path reads the document and writes it again: if the text is the same except for spaces,
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _SPACES = b" \t\n\r"
 
 
 def native_json(value: bytes) -> object:
-    """What MessagePack packs for PostgreSQL's text of a json or jsonb."""
+    """MessagePack's value for PostgreSQL's text of a json or jsonb."""
     if _too_deep(value):
         return _as_text(value)
     document = _same_when_written(value)
@@ -55,7 +54,7 @@ def native_json(value: bytes) -> object:
 
 
 def embedded_json(value: bytes) -> object:
-    """What orjson writes for it: the text as it is, or a string where it is nested too deeply."""
+    """orjson's value for it: the text as it is, or a string if it is nested too deeply."""
     if _too_deep(value):
         return _as_text(value)
     checked = text(value)
@@ -66,10 +65,10 @@ def embedded_json(value: bytes) -> object:
 
 
 def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
-    """`native_json` of each (None is NULL) at a third of the cost; None where one of them needs a
+    """`native_json` of each (None is NULL) at a third of the cost; None if one of them needs a
     closer look.
     """
-    # What nests too deeply has a bracket on both sides for each level.
+    # A document that is nested too deeply has a bracket on both sides for each level.
     if any(
         value is not None and len(value) > 2 * NESTING_MAX and _too_deep(value) for value in values
     ):
@@ -84,7 +83,9 @@ def native_documents(values: Sequence[bytes | None]) -> list[object] | None:
 
 
 def exact_numbers(value: bytes) -> object:
-    """A JSON text, with the numbers that 64 bits or a double can't hold as strings of their digits."""
+    """A JSON text, with numbers that neither 64 bits nor a double can hold as strings of their
+    digits.
+    """
     document = _same_when_written(value)
     if document is None:
         return _Look().read(value.decode())
@@ -97,7 +98,7 @@ def _as_text(value: bytes) -> Inexact:
 
 
 def _same_when_written(value: bytes) -> object:
-    """The document, where writing it again gives the same text but for spaces; else, and for
+    """The document, if writing it again gives the same text except for spaces; else, and for
     `null`, None.
     """
     try:
@@ -111,7 +112,7 @@ def _same_when_written(value: bytes) -> object:
 
 
 class _Look:
-    """A look at each number and each key of a document."""
+    """Checks each number and each key of a document."""
 
     def __init__(self) -> None:
         self.lost = False
@@ -176,7 +177,7 @@ def _exact_int(digits: str) -> int | float | str:
 
 
 def _exact_number(digits: str) -> float | str:
-    """The double, where its shortest decimal form is the same number; else the digits."""
+    """The double, if its shortest decimal form is the same number; else the digits."""
     number = float(digits)
     if number == 0:
         mantissa = digits.lower().partition("e")[0]
@@ -189,8 +190,8 @@ def _exact_number(digits: str) -> float | str:
 
 
 def _prints_as(number: float | str, digits: str) -> bool:
-    """Whether the number, written as JSON, is the same to PostgreSQL, which keeps zeros at the end
-    of a fraction.
+    """Whether the number, written as JSON, is the same to PostgreSQL, which keeps trailing zeros of
+    a fraction.
     """
     printed = repr(number)
     if printed == digits:

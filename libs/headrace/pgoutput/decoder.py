@@ -1,10 +1,10 @@
-"""Bytes of one pgoutput message (protocol version 1, text values) to its value.
+"""Decodes one pgoutput message (protocol version 1, text values).
 
-Stateless and pure. Promises that whatever the bytes are, the result is either the message they
-spell, to the last byte, or a `DecodeError`: never another exception, never a row built from bytes
-that weren't there. It doesn't look inside values.
+Stateless and pure. Promises that for any bytes, the result is either the message they denote, to
+the last byte, or a `DecodeError`: never another exception, never a row built from bytes that don't
+exist. It doesn't look inside values.
 
-How bounds are kept on the hot path without a test per value: sizes are read as unsigned, so the
+How the hot path stays within bounds without a test per value: sizes are read as unsigned, so the
 offset only grows; a slice beyond the end is short, which leaves the offset past the end, where the
 next read raises `IndexError` or `struct.error`; and `decode` compares the last offset with the
 length.
@@ -51,7 +51,7 @@ _REPLICA_IDENTITIES = frozenset("dnfi")
 
 
 def decode(data: bytes) -> PgoutputMessage:
-    """The message that `data` spells, all of it; raises `DecodeError` for anything else."""
+    """The message that `data` contains, all of it; raises `DecodeError` for anything else."""
     try:
         read = _READERS[data[0]]
     except IndexError:
@@ -101,7 +101,7 @@ def _bad_value_kind(data: bytes, at: int) -> DecodeError:
     kind = data[at : at + 1]
     if kind == b"b":
         return DecodeError(
-            "a value came in binary form, which was not asked for",
+            "a value came in binary form, which was not requested",
             remedy="Start replication without the option binary",
         )
     return DecodeError(f"value of unknown kind {kind!r} at byte {at} of a row")
@@ -123,8 +123,8 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _read_bytes_as_text(data: bytes, at: int) -> tuple[str, int]:
-    """A text that a SQL_ASCII database may fill with any bytes; who needs it has to look whether it
-    is one.
+    """A text that may contain any bytes in a SQL_ASCII database; callers that need valid text have
+    to check it.
     """
     end = data.find(b"\0", at)
     if end < 0:

@@ -1,8 +1,8 @@
-"""What a pgoutput message says, as plain values.
+"""The content of pgoutput messages, as plain values.
 
 Owns the shape of every message of protocol version 1. Values of a row stay in PostgreSQL's text
-form, as the bytes that came: what they mean depends on the relation and on the consumer's options,
-and is decided by `headrace.contract`. Nothing here parses or does I/O.
+form, as received: `headrace.contract` interprets them by the relation and the options. Nothing here
+parses or does I/O.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Row: TypeAlias = tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction starts: all of it follows, it has committed already."""
+    """A transaction starts: it has committed already, and all of it follows."""
 
     final_lsn: int
     commit_ts_us: int
@@ -41,7 +41,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A transaction is complete; `end_lsn` is where the next one may start."""
+    """A transaction is complete; the next one may start at `end_lsn`."""
 
     flags: int
     commit_lsn: int
@@ -59,7 +59,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as it is at this point of the stream; `is_key` says it is part of the replica
+    """A column at this point of the stream; `is_key` says whether it is part of the replica
     identity.
     """
 
@@ -71,7 +71,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """The shape that rows of `relation_id` have from here on."""
+    """The shape of the following rows of `relation_id`."""
 
     relation_id: int
     schema: str
@@ -99,8 +99,8 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A changed row. `key` is the old key where it changed, `old` the old row under REPLICA
-    IDENTITY FULL.
+    """A changed row. `key` is the old key if it changed, `old` the old row under REPLICA IDENTITY
+    FULL.
     """
 
     relation_id: int
@@ -111,7 +111,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row is gone. Exactly one of `key` (other columns None) and `old` is given."""
+    """A deleted row. Exactly one of `key` (other columns None) and `old` is given."""
 
     relation_id: int
     key: Row | None
@@ -120,7 +120,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Tables emptied by one command."""
+    """Tables truncated by one command."""
 
     relation_ids: tuple[int, ...]
     cascade: bool
@@ -129,10 +129,9 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What `pg_logical_emit_message` wrote.
+    """A message from `pg_logical_emit_message`.
 
-    Of a SQL_ASCII database the prefix may be any bytes: those that are no UTF-8 are surrogates in
-    it.
+    In a SQL_ASCII database the prefix may be any bytes: invalid UTF-8 is represented by surrogates.
     """
 
     transactional: bool
@@ -142,7 +141,7 @@ class Message:
 
     @property
     def readable(self) -> str:
-        """The prefix as UTF-8 has it, with `\\xff` for what is none."""
+        """The prefix as valid UTF-8, with `\\xff` for invalid bytes."""
         return self.prefix.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -155,7 +154,7 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 def pg_timestamp_iso(us: int) -> str:
     """Microseconds since 2000-01-01 UTC as `2025-12-12T12:00:34.338547Z`: always six digits, so
-    that text sorts.
+    that it sorts as text.
     """
     try:
         moment = _EPOCH + timedelta(microseconds=us)

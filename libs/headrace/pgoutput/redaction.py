@@ -1,4 +1,4 @@
-"""A change of a row without some of its values, for those who keep messages as they came. Pure."""
+"""Removes values from a change of a row, where raw messages are stored. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from headrace.pgoutput.messages import UNCHANGED, Delete, Insert, Row, Update
 
 
 def without(data: bytes, columns: Collection[int]) -> bytes:
-    """The message with NULL in these columns, by their places; nothing of it where they can't be
-    found.
-    """
+    """The message with NULL in these columns, by index; empty if they can't be found."""
     try:
         message = decode(data)
     except DecodeError:

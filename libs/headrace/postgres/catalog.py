@@ -1,10 +1,10 @@
-"""What the stream doesn't carry, read from the catalog: primary keys, types that aren't built in,
-nullability, defaults, and which tables a publication has.
+"""Reads from the catalog what the stream doesn't contain.
 
-As of the moment of reading: the catalog may be newer than the place in the stream where it is
-needed, so a table that is gone gives empty facts, never an error. It must not be older:
-`table_facts` says whether a transaction of the stream can be seen yet, which comes a moment after
-its commit is decoded.
+Primary keys, types that aren't built in, nullability, defaults, and the tables of a publication, as
+of the moment of reading: the catalog may be newer than the position in the stream where it is
+needed, so a dropped table yields empty facts, never an error. It must not be older: `table_facts`
+says whether a transaction of the stream is visible yet, which it becomes a moment after its commit
+is decoded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ FROM wanted w LEFT JOIN pg_type e ON e.oid = w.typelem
 
 
 def _index_columns(which: str) -> str:
-    """The columns of the index of the relation `of` that `which` chooses: in its order, without
-    what it INCLUDEs.
+    """The key columns of an index of the relation `of`, selected by `which`, in order and without
+    INCLUDEd ones.
     """
     return f"""
 SELECT array_agg(a.attname::text ORDER BY k.ord) FROM pg_index i
@@ -55,10 +55,11 @@ WHERE i.indrelid = of.oid AND k.ord <= i.indnkeyatts AND {which}
 """  # noqa: S608  # of the constants below
 
 
-# Every question for a key is answered by these.
+# All queries for keys use these.
 _PRIMARY_KEY = _index_columns("i.indisprimary")
 _IDENTITY_INDEX = _index_columns("i.indisreplident")
-# What pgoutput flags, where `of` is pg_class: a deferrable primary key is no replica identity.
+# The index that pgoutput flags, where `of` is pg_class: a deferrable primary key is no replica
+# identity.
 _IDENTITY = _index_columns(
     "CASE of.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN "
     "i.indisreplident END"
@@ -70,7 +71,7 @@ FROM unnest($1::oid[]) AS of(oid)
 
 
 def base_type(oid: str) -> str:
-    """The name of what a domain stands on, through domains of domains; NULL of any other type."""
+    """The name of a domain's base type, through domains of domains; NULL for any other type."""
     return f"""
 (WITH RECURSIVE base(oid, modifier, depth) AS (
     SELECT typbasetype, typtypmod, 1 FROM pg_type WHERE oid = {oid} AND typtype = 'd'
@@ -81,8 +82,8 @@ def base_type(oid: str) -> str:
 """  # noqa: S608  # of what the queries here name
 
 
-# Being published through a table list gives a row with an OID of its own, which a later membership
-# doesn't share.
+# A table in a publication's table list has a row with its own OID, which a later membership doesn't
+# share.
 _MEMBERSHIP = """
 SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
 WHERE p.pubname = $1 AND (r.prrelid = of.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(of.oid)))
@@ -92,8 +93,8 @@ JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $1 AND c.oid = o
 ORDER BY 1 LIMIT 1
 """
 
-# The value that rows have which are older than the column: a constant default fills it in without
-# writing a row. As bytes, since text of a SQL_ASCII database may be none. Names of objects have
+# The value in rows that are older than the column: a constant default fills it in without writing a
+# row. As bytes, because text of a SQL_ASCII database may not be valid. Names of objects have
 # another text in another session.
 _MISSING = """
 CASE WHEN a.atthasmissing AND format_type(a.atttypid, NULL) NOT LIKE 'reg%' THEN
@@ -101,7 +102,7 @@ CASE WHEN a.atthasmissing AND format_type(a.atttypid, NULL) NOT LIKE 'reg%' THEN
                CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
 """
 
-# Whether adding the column gave rows a value; of a partitioned table its partitions know.
+# Whether adding the column gave rows a value; for a partitioned table, its partitions know.
 _FILLED = """
 (a.atthasmissing OR d.oid IS NOT NULL OR a.attidentity <> '' OR a.attgenerated <> '' OR EXISTS (
     SELECT FROM pg_partition_tree(a.attrelid) t JOIN pg_attribute leaf ON leaf.attrelid = t.relid
@@ -121,11 +122,11 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 """  # noqa: S608  # of the constants above
 
-# A rewrite gives a table (each partition of it) a new file and its column a new row in
-# pg_attribute: what it means is the publisher's to judge. The partitions follow by OID, with an `a`
-# where one was not made as a partition: what it had when it was attached has no events. A `u` comes
-# first where the table may become unlogged, which no table of a list may. In three parts, as an
-# earlier version kept it and expects it when it is put back.
+# A rewrite gives a table (each partition of it) a new file, and its column a new row in
+# pg_attribute: the publisher decides what that means. Partitions follow by OID, with an `a` if one
+# was not created as a partition: rows from before it was attached have no events. A leading `u`
+# marks a table that may become unlogged, which a table in a publication's list can't. In three
+# parts, because an earlier version stored it like this and expects it after a downgrade.
 _STORAGE_OF = """
 CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END ||
 (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ',' ORDER BY p.oid) FROM pg_class p
@@ -142,7 +143,7 @@ _STORAGE = f"""
 SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c WHERE c.oid = ANY($1::oid[])
 """  # noqa: S608  # of the constants above
 
-# What the publication publishes, and which definition of it says so.
+# The content of the publication, and the version of its definition.
 _PUBLICATION = """
 SELECT concat_ws(',', CASE WHEN pubinsert THEN 'insert' END, CASE WHEN pubupdate THEN 'update' END,
                  CASE WHEN pubdelete THEN 'delete' END, CASE WHEN pubtruncate THEN 'truncate' END)
@@ -150,7 +151,7 @@ SELECT concat_ws(',', CASE WHEN pubinsert THEN 'insert' END, CASE WHEN pubupdate
 FROM pg_publication WHERE pubname = $1
 """
 
-# Asked after the snapshot: whatever that shows has its commit record before this place.
+# Queried after the snapshot: the commit records of everything visible in it are before this LSN.
 _PLACE = """
 (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)
 """
@@ -164,22 +165,22 @@ JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = $1 ORDER BY 2, 3
 """
 
-# Of the relations of a list.
+# For the relations of a list.
 _KEYS = f"""
 SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership
 FROM unnest($2::oid[]) AS of(oid)
 """  # noqa: S608  # of the constants above
 
-# The stream has the low half of a transaction's number; the nearest whole one is it. In the order
-# of the log a transaction ends with its commit record, for others only when it has left the list of
-# those in progress: behind a slow synchronous standby that may be much later.
+# The stream contains the low half of a transaction id; the nearest full id is meant. In the order
+# of the log a transaction ends with its commit record; for other sessions only when it is removed
+# from the list of running transactions: with a slow synchronous standby that may be much later.
 _SEES = """
 SELECT pg_visible_in_snapshot(
     (top + (($3::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
 FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top FROM pg_current_snapshot() AS s) AS now
 """
 
-# All in one statement, and so of one snapshot: a row for each column, or one without any.
+# All in one statement, and therefore one snapshot: a row for each column, or one without any.
 _FACTS = f"""
 SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership,
        (SELECT i.xmin::text::int8 FROM pg_index i WHERE i.indrelid = of.oid AND i.indisprimary) AS key_defined_by,
@@ -198,7 +199,7 @@ LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attis
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 """  # noqa: S608  # of the constants above
 
-# Of relations that somebody says something about.
+# Relations that another catalog row describes.
 _NOW = f"""
 SELECT ({_SEES.replace("$3", "$2")}) AS seen, of.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name,
        CASE WHEN c.oid IS NOT NULL THEN {_STORAGE_OF} END AS storage, {_PLACE}::int8 AS lsn
@@ -227,8 +228,8 @@ async def table_facts(
     """Facts of a relation whose columns have these types (OID and modifier), as transaction `xid`
     saw it.
 
-    And whether this reading has the effects of that transaction: without them the facts may be
-    older than it.
+    Also returns whether this reading sees the effects of that transaction: otherwise the facts may
+    be older.
     """
     user_oids = {oid for oid, _ in column_types if oid >= FIRST_USER_OID}
     arguments = (
@@ -259,7 +260,7 @@ def _table_facts(
         types=known,
         columns={
             row["name"]: ColumnFacts(
-                # A definition of a later transaction may be another column's by the same name.
+                # A later transaction's definition may belong to another column of the same name.
                 0 if follows(row["defined_by"], xid, next_xid) else row["number"],
                 row["is_nullable"],
                 row["column_default"],
@@ -292,8 +293,8 @@ def _table_facts(
 async def relations_now(
     connection: asyncpg.Connection, relation_ids: Iterable[int], xid: int
 ) -> tuple[dict[int, RelationNow], bool]:
-    """Those of the relations that exist, and whether this reading has the effects of transaction
-    `xid`.
+    """The existing ones of these relations, and whether this reading sees the effects of
+    transaction `xid`.
     """
     rows = await connection.fetch(_NOW, list(relation_ids), xid)
     there = [row for row in rows if row["name"] is not None]
@@ -304,7 +305,7 @@ async def relations_now(
 
 
 async def types(connection: asyncpg.Connection, type_oids: Iterable[int]) -> dict[int, TypeInfo]:
-    """These types and what they are made of."""
+    """These types and the types they consist of."""
     rows = await connection.fetch(_TYPES, sorted(set(type_oids)))
     return {row["oid"]: _type_info(row) for row in rows}
 
@@ -317,19 +318,19 @@ def _type_info(row: asyncpg.Record) -> TypeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What tells a relation's rows apart, each in the order of its index."""
+    """The columns that identify a relation's rows, each in the order of its index."""
 
     primary: tuple[str, ...] = ()
     identity_index: tuple[str, ...] = ()
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The primary key, or the index chosen as replica identity where there is none."""
+        """The primary key, or else the index chosen as replica identity."""
         return self.primary or self.identity_index
 
 
 async def keys(connection: asyncpg.Connection, relation_ids: Sequence[int]) -> dict[int, Keys]:
-    """The keys of these relations; none for one that is gone."""
+    """The keys of these relations; none for a dropped one."""
     rows = await connection.fetch(_ROW_KEYS, relation_ids)
     return {
         row["relation_id"]: Keys(
@@ -340,7 +341,7 @@ async def keys(connection: asyncpg.Connection, relation_ids: Sequence[int]) -> d
 
 
 def delivered(tables: Iterable[PublishedTable], selection: Selection) -> list[PublishedTable]:
-    """The tables and columns that the stream of changes has, after the suite's own filters."""
+    """The tables and columns in the change stream, after the suite's own filters."""
     return [
         replace(table, columns=tuple(column for column in table.columns if column not in hidden))
         for table in tables
@@ -376,14 +377,14 @@ class TableReading:
     primary_key: tuple[str, ...]
     membership: int
     storage: str
-    # The highest number that a column of the table ever had; 0 where the publication doesn't show
-    # all that are there.
+    # The highest number that any column of the table ever had; 0 if the publication doesn't include
+    # all current ones.
     last_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationReading:
-    """All tables of a publication at one moment; everything it shows was committed before `lsn`."""
+    """All tables of a publication at one moment; everything visible was committed before `lsn`."""
 
     lsn: int
     tables: tuple[TableReading, ...]
@@ -391,7 +392,7 @@ class PublicationReading:
     snapshot: CatalogSnapshot
     # Of columns whose value in older rows is told.
     types: dict[int, TypeInfo]
-    # What the publication publishes, and which definition of it says so.
+    # The content of the publication, and the version of its definition.
     publication: str
 
 
@@ -426,8 +427,8 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
             if row["missing"] is not None
         }
         known = await types(connection, (oid for oid in filled if oid >= FIRST_USER_OID))
-    # Not in the snapshot: the list of published tables does not keep to it, and may lack one that
-    # was just dropped.
+    # Not in the snapshot: the list of published tables ignores it, and may lack one that was just
+    # dropped.
     existing = await connection.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")
     lsn = await connection.fetchval(f"SELECT {_PLACE}")
     return PublicationReading(

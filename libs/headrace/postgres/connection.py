@@ -1,7 +1,7 @@
-"""Ordinary connections to PostgreSQL, and what its refusals mean.
+"""Ordinary connections to PostgreSQL, and the meaning of its refusals.
 
-Promises that every refusal a user can cause ends in one error with the remedy; what may pass by
-itself (a server that starts, a network that is down) is marked `retry`. Never logs a password.
+Promises that every refusal a user can cause ends in one error with the remedy; temporary problems
+(a server that starts, a network that is down) are marked `retry`. Never logs a password.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from headrace.settings import PostgresSettings
 
 
 class PostgresError(HeadraceError):
-    """PostgreSQL can't give what the suite needs."""
+    """PostgreSQL can't provide what the suite needs."""
 
 
 class PostgresUnreachableError(PostgresError):
     """No PostgreSQL server answers, or it is starting or stopping."""
 
     retry = True
-    remedy = "Start it, or set PG_HOST and PG_PORT to where it listens."
+    remedy = "Start it, or set PG_HOST and PG_PORT to its address."
 
 
 class PostgresRefusedError(PostgresError):
-    """The server is there and refuses the role, the password or the database."""
+    """The server refuses the role, the password or the database."""
 
 
 _REMEDIES = {
@@ -41,11 +41,9 @@ _REMEDIES = {
     "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
     "53300": "Raise max_connections, or end idle connections.",
 }
-_CERTIFICATE_REMEDY = (
-    "Check PGSSLROOTCERT, PGSSLMODE, and which names are in the server's certificate."
-)
-# How asyncpg says that a connection is of no use any more; one that was cut in the middle of a
-# cancelled query, too.
+_CERTIFICATE_REMEDY = "Check PGSSLROOTCERT, PGSSLMODE, and the names in the server's certificate."
+# asyncpg's errors for a connection that has become unusable, including one cut in the middle of a
+# cancelled query.
 BROKEN = (
     OSError,
     asyncpg.InterfaceError,
@@ -58,7 +56,7 @@ _PASSING = frozenset(
 
 
 def where(settings: PostgresSettings) -> str:
-    """The server, fit for a log line."""
+    """The server's address for a log line."""
     host = settings.host or os.environ.get("PGHOST") or "localhost"
     return f"{host}:{settings.port or os.environ.get('PGPORT') or 5432}"
 
@@ -72,7 +70,7 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
         else:
             remedy = None
         return PostgresUnreachableError(
-            f"PostgreSQL at {where(settings)} can't be used now: {text}", remedy=remedy
+            f"PostgreSQL at {where(settings)} is not available now: {text}", remedy=remedy
         )
     return PostgresRefusedError(
         f"PostgreSQL at {where(settings)}: {text}", remedy=_REMEDIES.get(sqlstate)
@@ -80,19 +78,19 @@ def explained(sqlstate: str | None, message: str, settings: PostgresSettings) ->
 
 
 def _check_channel_binding() -> None:
-    """Refused rather than ignored: asyncpg can't bind a login to its TLS channel."""
+    """Refuse it instead of ignoring it: asyncpg can't bind a login to its TLS channel."""
     if os.environ.get("PGCHANNELBINDING") == "require":
         raise PostgresRefusedError(
-            "PGCHANNELBINDING=require can't be kept on ordinary connections",
+            "PGCHANNELBINDING=require is not supported on ordinary connections",
             remedy=(
-                "Use PGSSLMODE=verify-full, which proves the server by its certificate, and leave "
+                "Use PGSSLMODE=verify-full, which verifies the server's certificate, and unset "
                 "PGCHANNELBINDING."
             ),
         )
 
 
-# What lifts the limits that an administrator set for a role or a database. A startup packet may not
-# name transaction_timeout, since servers before 17 would refuse the connection.
+# Lifts limits that an administrator set for a role or database. Not in the startup packet: servers
+# before 17 would refuse a connection that names transaction_timeout.
 NO_TIME_LIMITS: Final[Mapping[str, str]] = MappingProxyType(
     {"idle_in_transaction_session_timeout": "0", "idle_session_timeout": "0"}
 )
@@ -108,7 +106,7 @@ def has_transaction_timeout(major_version: int) -> bool:
 async def connect_lastingly(
     settings: PostgresSettings, application: str, **session: str
 ) -> asyncpg.Connection:
-    """`connect`, for transactions that take as long as a table's copy does."""
+    """`connect`, for transactions that take as long as copying a table."""
     connection = await connect(settings, application, **{**NO_TIME_LIMITS, **session})
     if has_transaction_timeout(connection.get_server_version().major):
         await connection.execute(NO_TRANSACTION_TIMEOUT)
@@ -118,7 +116,7 @@ async def connect_lastingly(
 async def connect(
     settings: PostgresSettings, application: str, **session: str
 ) -> asyncpg.Connection:
-    """An ordinary connection, in the session that the contract's text forms assume."""
+    """An ordinary connection, with the session settings that the contract's text forms assume."""
     _check_channel_binding()
     given: dict[str, Any] = {
         "host": settings.host,

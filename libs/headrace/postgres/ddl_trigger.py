@@ -1,9 +1,8 @@
-"""An optional event trigger that writes into the WAL what DDL leaves no other trace of: drops,
-renames, rewrites.
+"""An optional event trigger that writes DDL into the WAL: drops, renames, rewrites.
 
-With it a consumer hears of these in their place among the rows; without it, when the catalog is
-read next. The trigger only calls `pg_logical_emit_message`: it never fails a DDL statement for lack
-of a suite, and reads no row.
+Otherwise this DDL leaves no trace there. With the trigger, consumers receive it in order with the
+rows; without it, when the catalog is read next. The trigger only calls `pg_logical_emit_message`:
+it never fails a DDL statement if no suite runs, and reads no row.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from headrace.errors import DecodeError
 from headrace.pgoutput.messages import Message
 
 PREFIX = "headrace_ddl"
-# Not the name of a likely role: a schema called as the user comes first in its search_path.
+# Not the name of a likely role: a schema named like the user comes first in its search_path.
 SCHEMA = "headrace_ddl"
 TRIGGERS = ("headrace_ddl_end", "headrace_ddl_drop", "headrace_ddl_rewrite")
 
@@ -66,7 +65,7 @@ INSTALLED = "SELECT count(*) = 3 FROM pg_event_trigger WHERE evtname = ANY($1::t
 
 @dataclass(frozen=True, slots=True)
 class DdlTable:
-    """A table that DDL touched; its name where it still has one."""
+    """A table that DDL changed, with its name if it still exists."""
 
     relation_id: int
     schema: str = ""
@@ -75,16 +74,14 @@ class DdlTable:
 
 @dataclass(frozen=True, slots=True)
 class Ddl:
-    """What the trigger wrote."""
+    """The trigger's report."""
 
     event: str
     tables: tuple[DdlTable, ...]
 
 
 def claim(message: Message) -> Ddl | None:
-    """What a message claims to be the trigger's; None where it is none, or nothing that the trigger
-    writes.
-    """
+    """A message that claims to be the trigger's; None if it isn't, or isn't valid."""
     if not message.transactional or message.prefix != PREFIX:
         return None
     try:
@@ -94,7 +91,9 @@ def claim(message: Message) -> Ddl | None:
 
 
 def parse(content: bytes) -> Ddl:
-    """The trigger's message; anybody may write under its prefix, so anything may come."""
+    """Parse the trigger's message; anybody may write messages with its prefix, so it may contain
+    anything.
+    """
     try:
         body: Mapping[str, Any] = orjson.loads(content)
         tables = tuple(

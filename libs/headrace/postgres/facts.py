@@ -1,6 +1,4 @@
-"""What is known of tables and transactions from the catalog: plain records. Pure; `catalog` reads
-them.
-"""
+"""Facts about tables and transactions from the catalog: plain records. Pure; `catalog` reads them."""
 
 from __future__ import annotations
 
@@ -12,18 +10,18 @@ _XID_MASK = 0xFFFFFFFF
 
 
 def precedes(xid: int, other: int) -> bool:
-    """Whether a transaction id was given out before another, by the 32 bits that the stream has of
+    """Whether a transaction id was assigned before another, by the 32 bits that the stream has of
     them.
     """
     return (xid - other) & _XID_MASK >= 1 << 31
 
 
 def follows(defined_by: int, xid: int, next_xid: int) -> bool:
-    """Whether a row of the catalog is of a later transaction than `xid`; `next_xid` was to be given
-    out next.
+    """Whether a catalog row is from a later transaction than `xid`; `next_xid` was to be assigned
+    next.
 
-    Only those between can be. A row keeps the number of the transaction that wrote it for good:
-    beyond two thousand million transactions such a number may look later than any.
+    Only ids in between can be. A row keeps its transaction id forever: after two billion
+    transactions such an id may look later than any.
     """
     between = (next_xid - xid) & _XID_MASK
     return between < 1 << 31 and 0 < (defined_by - xid) & _XID_MASK < between
@@ -31,11 +29,11 @@ def follows(defined_by: int, xid: int, next_xid: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
-    """What only the catalog knows of a column.
+    """Facts about a column that only the catalog has.
 
-    `number`: its place in the table's history; 0 where the catalog is newer than the stream and
-    can't say which column this was. `filled`: adding it may have given existing rows a value;
-    `missing` is that value as PostgreSQL's text, where it is one for all of them.
+    `number`: its place in the table's history; 0 if the catalog is newer than the stream and can't
+    say which column this was. `filled`: adding it may have given existing rows a value; `missing`
+    is that value as PostgreSQL's text, if it is the same for all of them.
     """
 
     number: int
@@ -50,30 +48,28 @@ class TableFacts:
     """What the catalog adds to a relation of the stream."""
 
     primary_key: tuple[str, ...] = ()
-    # Defined by a transaction later than the change at hand, which may have been of another key.
+    # Defined by a transaction later than the current change, which may have had another key.
     key_is_later: bool = False
     types: dict[int, TypeInfo] = field(default_factory=dict)
     columns: dict[str, ColumnFacts] = field(default_factory=dict)
     type_names: dict[tuple[int, int], str] = field(default_factory=dict)
-    # Of domains alone.
+    # Only for domains.
     base_types: dict[int, str] = field(default_factory=dict)
     membership: int = 0
-    # The highest number that a column of the table ever had.
+    # The highest number that any column of the table ever had.
     last_number: int = 0
-    # Where its rows lie, what the publication publishes, and the place in the log that the reading
-    # is not beyond.
+    # The storage of its rows, the content of the publication, and an LSN that the reading is not
+    # beyond.
     storage: str = ""
     publication: str = ""
     lsn: int = 0
-    # The number that a transaction would have got next.
+    # The id that a transaction would have got next.
     next_xid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RelationNow:
-    """A relation as a reading of the catalog has it, which is not beyond the place `lsn` of the
-    log.
-    """
+    """A relation in a reading of the catalog that is not beyond the LSN `lsn`."""
 
     schema: str
     name: str
@@ -90,7 +86,7 @@ class PublishedColumn:
     data_type: str
     is_nullable: bool
     column_default: str | None
-    # Of a domain alone.
+    # Only for a domain.
     base_type: str | None = None
 
 
@@ -126,7 +122,7 @@ class CatalogSnapshot:
         )
 
     def sees(self, xid: int) -> bool:
-        """Whether a transaction that has committed is part of what was read; 0 is one of long ago."""
+        """Whether the reading includes a committed transaction; 0 is one of long ago."""
         if xid == 0 or precedes(xid, self.xmin):
             return True
         return precedes(xid, self.xmax) and xid not in self.running

@@ -1,9 +1,8 @@
-"""What only the catalog knows of a relation that the stream describes: its key, and types that are
-not built in.
+"""Catalog facts of a relation in the stream: its key, and types that are not built in.
 
 Waits for PostgreSQL as long as it takes: without the facts a change can't be written, and the
-frames wait on the bus. Never reads a catalog older than the change at hand, as long as PostgreSQL
-shows the change's transaction in `VISIBLE_TIMEOUT_S`.
+frames wait on the bus. Never reads a catalog older than the current change, provided that
+PostgreSQL shows the change's transaction within `VISIBLE_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -26,30 +25,27 @@ from headrace.settings import Settings
 log = logs.logger("catalog")
 
 T = TypeVar("T")
-# What a query found, and whether it had the effects of the transaction at hand.
+# The result of a query, and whether it saw the effects of the current transaction.
 _Read = Callable[[asyncpg.Connection], Awaitable[tuple[T, bool]]]
 
 RETRY_S = 0.5
-# Not without end: where this very slot counts as a synchronous standby, the transaction waits for
-# it.
+# Not forever: if this very slot counts as a synchronous standby, the transaction waits for it.
 VISIBLE_TIMEOUT_S = 10.0
 VISIBLE_POLL_S = 0.002
 
 
 class RelationFacts:
-    """One connection to the catalog, made when it is needed."""
+    """One connection to the catalog, opened when needed."""
 
     def __init__(self, settings: Settings, application_name: str) -> None:
         self._settings = settings
         self._application_name = application_name
         self._connection: asyncpg.Connection | None = None
-        # The transaction that was waited for in vain: its other tables don't wait for it again.
+        # A transaction that did not become visible: its other tables don't wait for it again.
         self._unseen: int | None = None
 
     async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts | None:
-        """The facts as transaction `xid` saw them; None when the service stops before the catalog
-        could be asked.
-        """
+        """The facts as transaction `xid` saw them; None if the service stops first."""
         types = [(column.type_oid, column.type_modifier) for column in relation.columns]
         publication = self._settings.source.publication
         return await self._asked(
@@ -63,7 +59,7 @@ class RelationFacts:
     async def now(
         self, scope: Scope, relation_ids: Collection[int], xid: int
     ) -> dict[int, RelationNow] | None:
-        """Those of the relations that exist, read after transaction `xid`; None as above."""
+        """The existing ones of these relations, read after transaction `xid`; None as above."""
         return await self._asked(
             scope, xid, lambda session: catalog.relations_now(session, relation_ids, xid)
         )
@@ -100,7 +96,7 @@ class RelationFacts:
             ) from error
 
     async def _seeing(self, session: asyncpg.Connection, xid: int, read: _Read[T]) -> T:
-        """All from one snapshot, which has the transaction that it is about."""
+        """All from one snapshot, which includes the transaction in question."""
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
         while True:
             found, seen = await read(session)

@@ -1,8 +1,8 @@
 """The replication stream, over libpq: asyncpg has no replication mode (docs/adr/0003).
 
-Promises raw pgoutput messages in the order PostgreSQL sends them, with their LSN, and keepalives as
-marks. Tells PostgreSQL only the LSN that it is given. Blocks nowhere: the socket is watched by the
-event loop.
+Promises raw pgoutput messages in the order in which PostgreSQL sends them, with their LSN, and
+keepalives as marks. Confirms to PostgreSQL only the LSN that it is given. Never blocks: the event
+loop watches the socket.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
 _PG_EPOCH_US = 946_684_800_000_000
 _BATCH_MESSAGES = 512
-# What answers at once, or not at all: over a connection that is dead on one side nothing would ever
+# For commands that answer immediately, or not at all: on a half-open connection nothing else would
 # end the wait.
 _ANSWER_TIMEOUT_S = 30.0
 
-# A slot is made when older transactions have ended, which is a wait for their locks.
+# Creating a slot waits for the locks of older transactions.
 _SESSION = {**NO_TIME_LIMITS, "lock_timeout": "0"}
 
 _MISSING = "42704"
@@ -55,46 +55,45 @@ class SlotBusyError(PostgresError):
 
 
 class SnapshotTooLargeError(PostgresError):
-    """More transactions were open or undone while a slot was made than PostgreSQL puts into one
-    snapshot.
-    """
+    """More transactions were open when the slot was created than fit into a PostgreSQL snapshot."""
 
     retry = True
-    remedy = "Ask again when fewer transactions run at once, or raise max_connections: the limit follows it."
+    remedy = (
+        "Try again when fewer transactions are open, or raise max_connections, which also "
+        "raises the limit."
+    )
 
 
 class StandbyError(PostgresError):
-    """The server is a standby: read there, changes would outlive a promotion on a timeline that
-    nobody noted.
-    """
+    """The server is a standby: changes read there would outlive a promotion on an unknown timeline."""
 
     retry = True
-    remedy = "It is read once it is promoted; else set PG_HOST to the primary."
+    remedy = "It is read once it is promoted; otherwise set PG_HOST to the primary."
 
 
 class SlotMissingError(PostgresError):
-    """The replication slot isn't there."""
+    """The replication slot doesn't exist."""
 
     remedy = "Run `headrace init`, or start wal-reader with HEADRACE_CREATE_SLOT=true."
 
 
 class SlotLostError(PostgresError):
-    """PostgreSQL can't serve the slot any more."""
+    """PostgreSQL invalidated the slot."""
 
     remedy = (
-        "Changes since its confirmed LSN may be gone. Drop it (`headrace teardown`) and make a new "
-        "one, or let "
-        "wal-reader do both (HEADRACE_RECREATE_SLOT=true); then bootstrap consumers again."
+        "Changes since its confirmed LSN may be lost. Drop it (`headrace teardown`) and create "
+        "a new one, or let wal-reader do both (HEADRACE_RECREATE_SLOT=true); then bootstrap "
+        "consumers again."
     )
 
 
 class ReplicationRefusedError(PostgresError):
-    """PostgreSQL doesn't let us replicate."""
+    """PostgreSQL refuses replication."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """Which server, and which of its histories."""
+    """The server's identity and timeline."""
 
     system_id: str
     timeline: int
@@ -114,9 +113,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot that holds exactly the transactions committed before `lsn`, by the name to import
-    it under.
-    """
+    """A snapshot of exactly the transactions committed before `lsn`, and the name to import it by."""
 
     lsn: int
     name: str
@@ -134,7 +131,7 @@ Message = tuple[int, bytes] | Keepalive
 
 
 def conninfo(settings: PostgresSettings, application: str) -> str:
-    """libpq's connection string; what it doesn't say, libpq's own variables do."""
+    """libpq's connection string; libpq's variables provide the rest."""
     session = {**SESSION_SETTINGS, **NAME_SETTINGS, **_SESSION}
     options = " ".join(f"-c {name}={value}" for name, value in session.items())
     given = {
@@ -200,15 +197,15 @@ class ReplicationConnection:
                 await self._writable()
 
     async def _take_bytes_as_they_are(self) -> None:
-        """A SQL_ASCII database has no encoding: asked for UTF-8, PostgreSQL would end the stream at
-        other bytes.
+        """A SQL_ASCII database has no encoding: with UTF-8 requested, PostgreSQL would end the
+        stream at invalid bytes.
         """
         if self._pg.parameter_status(b"server_encoding") == b"SQL_ASCII":
             await self._query("SET client_encoding TO 'SQL_ASCII'")
 
     async def _take_as_long_as_it_takes(self) -> None:
-        """A walsender decodes each transaction inside one of its own, which the server would end
-        for its age.
+        """A walsender decodes each transaction inside its own one, which the server would end for
+        its age.
         """
         if has_transaction_timeout(self._pg.server_version // 10_000):
             await self._query(NO_TRANSACTION_TIMEOUT)
@@ -224,7 +221,7 @@ class ReplicationConnection:
         return SystemIdentity(str(row[0]), int(row[1] or 0), parse_lsn(row[2] or ""), row[3])
 
     async def forks(self, timeline: int) -> tuple[tuple[int, int], ...]:
-        """Where each timeline before this one ended; empty on the first."""
+        """The end of each timeline before this one; empty on the first."""
         if timeline <= 1:
             return ()
         content = (await self._query(f"TIMELINE_HISTORY {timeline}"))[0][1] or ""
@@ -236,7 +233,7 @@ class ReplicationConnection:
         )
 
     async def slot(self, slot: str) -> SlotState | None:
-        """The slot as PostgreSQL shows it; None when it isn't there."""
+        """The slot as PostgreSQL shows it; None if it doesn't exist."""
         columns = "confirmed_flush_lsn, plugin, database, wal_status"
         name = quote_literal(slot)
         source = "pg_catalog.pg_replication_slots"
@@ -250,7 +247,7 @@ class ReplicationConnection:
         )
 
     async def slot_reader(self, slot: str) -> SlotReader | None:
-        """Which connection holds the slot; None when none does."""
+        """The connection that holds the slot, if any."""
         rows = await self._query(slot_reader.QUERY + quote_literal(slot))
         if rows:
             return SlotReader.of(rows[0])
@@ -264,7 +261,7 @@ class ReplicationConnection:
         return (await self._query("SELECT pg_catalog.pg_is_in_recovery()"))[0][0] == "t"
 
     async def has_publication(self, publication: str) -> bool:
-        """Asked beforehand, since PostgreSQL notices a missing publication only at the first
+        """Queried beforehand, because PostgreSQL notices a missing publication only at the first
         change, or never.
         """
         name = quote_literal(publication)
@@ -272,9 +269,11 @@ class ReplicationConnection:
         return bool(await self._query(query))
 
     async def create_slot(self, slot: str, *, failover: bool) -> None:
-        """A permanent pgoutput slot; nothing is exported, since nothing is copied from it."""
+        """Create a permanent pgoutput slot; no snapshot is exported, because nothing is copied from
+        it.
+        """
         options = "SNAPSHOT 'nothing'" + (", FAILOVER" if failover else "")
-        # It waits for transactions that run, however long they do.
+        # It waits for running transactions, however long they take.
         await self._query(
             f"CREATE_REPLICATION_SLOT {quote_name(slot)} LOGICAL pgoutput ({options})",
             timeout_s=None,
@@ -297,7 +296,7 @@ class ReplicationConnection:
         return self._pg.backend_pid
 
     async def start(self, slot: str, publication: str) -> None:
-        """Begin to stream, from where the slot is confirmed."""
+        """Start streaming from the slot's confirmed LSN."""
         # A publication's name goes through the plugin's own list syntax, inside a string literal.
         name = quote_literal(quote_name(publication))
         options = f"proto_version '1', publication_names {name}, messages 'true'"
@@ -309,8 +308,8 @@ class ReplicationConnection:
             raise self._error(result)
 
     async def read(self, wait_s: float) -> list[Message]:
-        """Messages that are there, after waiting up to `wait_s` for the first; empty on a time-out
-        or `interrupt`.
+        """Available messages, after waiting up to `wait_s` for the first; empty on a time-out or
+        `interrupt`.
         """
         messages = self.read_now()
         if messages or wait_s <= 0:
@@ -323,16 +322,16 @@ class ReplicationConnection:
         return self.read_now()
 
     def read_now(self) -> list[Message]:
-        """Messages that are there without waiting."""
+        """Available messages, without waiting."""
         messages = self._available()
         if not messages:
-            # Only now: asking the socket before each message costs more than decoding it.
+            # Only now: polling the socket before each message costs more than decoding it.
             self._consume()
             messages = self._available()
         return messages
 
     def interrupt(self) -> None:
-        """Let `read` return early: something else wants attention."""
+        """Let `read` return early."""
         if self._waiting is not None:
             _resolve(self._waiting)
 
@@ -353,7 +352,7 @@ class ReplicationConnection:
         return messages
 
     def _ended(self, messages: list[Message]) -> None:
-        """The stream ended: give out what came before, then say so."""
+        """The stream ended: return earlier messages first, then raise."""
         if not messages:
             raise self._error(self._pg.get_result())
 
@@ -362,11 +361,11 @@ class ReplicationConnection:
             self._pg.consume_input()
         except Exception as error:
             raise PostgresUnreachableError(
-                f"the replication connection broke: {str(error).strip()}"
+                f"the replication connection was lost: {str(error).strip()}"
             ) from error
 
     async def status(self, received: int, confirmed: int, *, answer: bool = False) -> None:
-        """Tell PostgreSQL what was received and what is durable; ask for an `answer`, which is a
+        """Report to PostgreSQL what was received and what is durable; `answer` requests a
         keepalive.
         """
         now_us = time.time_ns() // 1000 - _PG_EPOCH_US
@@ -392,7 +391,8 @@ class ReplicationConnection:
     async def _answered(self, command: str) -> list[tuple[str | None, ...]]:
         self._pg.send_query(command.encode())
         result = await self._result()
-        # The answer to its end, an error's too: until then the connection takes no other command.
+        # Read the whole answer, even an error's: until then the connection accepts no other
+        # command.
         if result is not None:
             while await self._result() is not None:
                 pass
@@ -418,11 +418,13 @@ class ReplicationConnection:
             while self._pg.flush():
                 await self._writable()
         except OSError as error:
-            raise PostgresUnreachableError(f"the replication connection broke: {error}") from error
+            raise PostgresUnreachableError(
+                f"the replication connection was lost: {error}"
+            ) from error
         except Exception as error:
             if self._pg.status != pq.ConnStatus.OK:
                 raise PostgresUnreachableError(
-                    f"the replication connection broke: {str(error).strip()}"
+                    f"the replication connection was lost: {str(error).strip()}"
                 ) from error
             raise
 
@@ -457,8 +459,8 @@ class ReplicationConnection:
         return refusal(state, text, self._settings)
 
 
-# What a refused replication command means: SQLSTATE (None: any), words in the message, error,
-# remedy (None: its own).
+# The meaning of a refused replication command: SQLSTATE (None: any), words in the message, error,
+# remedy (None: the error's own).
 _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] = (
     (_SLOT_BUSY, "", SlotBusyError, None),
     (
@@ -491,7 +493,7 @@ def refusal(state: str | None, text: str, settings: PostgresSettings) -> Postgre
 
 
 def _state_of_refusal(text: str) -> str | None:
-    """libpq gives no SQLSTATE for a refused connection; the server's words are all there is."""
+    """libpq gives no SQLSTATE for a refused connection; only the message tells the reason."""
     for words, state in (
         ("password authentication failed", "28P01"),
         ("no password supplied", "28P01"),
@@ -527,7 +529,7 @@ def _message(data: bytes) -> Message:
     if data[:1] == b"k":
         lsn, _, wanted = _KEEPALIVE.unpack(data)
         return Keepalive(lsn, bool(wanted))
-    raise PostgresError(f"an unknown replication message {data[:1]!r}")
+    raise PostgresError(f"unknown replication message {data[:1]!r}")
 
 
 def quote_name(name: str) -> str:

@@ -1,8 +1,8 @@
-"""Which connection reads a slot, and whether it belongs to this suite.
+"""Finds the connection that reads a slot, and whether it belongs to this suite.
 
-A suite has an identity, kept in its state bucket. Its wal-reader connects under a name that
-contains it, so that nothing but this suite ever ends that connection: another suite on the same
-slot has another NATS, where the silence of this one proves nothing.
+A suite has an identity, stored in its state bucket. Its wal-reader connects with a name that
+contains it, so that only this suite ever ends that connection: another suite on the same slot uses
+another NATS, where this suite can't be heard.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass
 
 _HEADRACE = "headrace "
 WAL_READER = f"{_HEADRACE}wal-reader"
-# PostgreSQL cuts an application's name at 63 bytes.
+# PostgreSQL truncates application names at 63 bytes.
 IDENTITY = re.compile(r"[0-9a-f]{1,32}")
-# Where a walsender waits that has nothing else to do: there it has read whatever we sent it.
+# The wait event of an idle walsender, which has read everything we sent.
 _IDLE_WAITS = frozenset(
     {"WalSenderMain", "WalSenderWaitForWAL", "WalSenderWaitForWal", "WalSenderWriteData"}
 )
 
-# A role without pg_read_all_stats sees only the name of another role's connection. Who makes the
-# slot, which may wait for long transactions, reads nothing yet; and one that has ended since its
-# number was read no longer does. The slot's name, a literal or a parameter, belongs at the end.
+# A role without pg_read_all_stats sees only the name of another role's connection. A process that
+# is still creating the slot, waiting for long transactions, doesn't read yet; one that has ended
+# since its pid was read no longer does. The slot's name, a literal or a parameter, belongs at the
+# end.
 QUERY = """
 SELECT s.active_pid, a.application_name, pg_catalog.host(a.client_addr),
        pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), a.wait_event
@@ -56,10 +57,10 @@ class SlotReader:
         return bool(identity) and self.application == application_name(identity)
 
     def is_foreign(self, identity: str) -> bool:
-        """Whether it is another suite's wal-reader, or another program. An older wal-reader bears
-        no identity.
+        """Whether it is another suite's wal-reader, or another program. An older wal-reader has no
+        identity.
 
-        A command of Headrace's is neither: it makes a slot, and holds it until that is on disk.
+        A Headrace command is neither: it creates a slot, and holds it until that is on disk.
         """
         if self.application.startswith(_HEADRACE) and not self.is_suite:
             return False
@@ -67,7 +68,7 @@ class SlotReader:
 
     @property
     def is_suite(self) -> bool:
-        """Whether it is a wal-reader of whatever suite."""
+        """Whether it is a wal-reader of any suite."""
         return self.application.split(" ")[:2] == WAL_READER.split(" ")
 
     def __str__(self) -> str:

@@ -473,7 +473,7 @@ def _all_there(table: SourceTable, side: RowImage) -> None:
                 f"{table.name} has no column {', '.join(missing)} any more: it was renamed or "
                 "dropped since the change"
             ),
-            remedy="Undo it by hand; `headrace audit diff` shows the values.",
+            remedy="Undo it manually; `headrace audit diff` shows the values.",
         )
 
 
