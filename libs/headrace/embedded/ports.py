@@ -1,9 +1,9 @@
 """Free TCP ports on loopback for embedded servers.
 
-A port is picked below the range from which the kernel takes the source ports of outgoing
-connections. In that range a server that is down for a moment could find its port taken by a
-client's connection, and a client that keeps trying to reach it could connect to itself. Nothing
-here reserves a port: the caller binds it at once, and tries again if another process was quicker.
+A port is picked below the range from which the kernel takes source ports of outgoing connections.
+In that range, a server that is down for a moment could find its port taken by a client's
+connection, and a client that keeps trying to reach it could connect to itself. Nothing here
+reserves a port: the caller binds it immediately, and tries again if another process was faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTEMPTS_MAX = 200
 class NoFreePortError(HeadraceError):
     """No free port was found on loopback."""
 
-    remedy = "Name a free port, or end the programs that listen on ports 20000 to 29999."
+    remedy = "Name a free port, or stop the programs that listen on ports 20000 to 29999."
 
 
 def is_free(port: int) -> bool:
@@ -39,7 +39,7 @@ def is_free(port: int) -> bool:
 
 def free_port(preferred: int = 0) -> int:
     """Return `preferred` if it is free, else a free port picked at random, so that parallel runs
-    rarely meet.
+    rarely collide.
     """
     if preferred and is_free(preferred):
         return preferred

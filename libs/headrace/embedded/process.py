@@ -1,9 +1,9 @@
-"""One server's process: started, watched until it is ready, stopped within a deadline, killed as a
-crash would.
+"""One server's process: started, watched until ready, stopped within a deadline, killed like a
+crash.
 
 It promises that the server dies with this process, however it dies; that the terminal's Ctrl-C
 doesn't reach it, so that the caller decides the order of the shutdown; and that two servers never
-serve one folder. It is blocking and belongs to no event loop. It knows nothing of any kind of
+serve one folder. It is blocking and belongs to no event loop. It knows nothing about any kind of
 server.
 """
 
@@ -44,18 +44,18 @@ class PortTakenError(ServerStartError):
     """Another program listens on the port that an embedded server was given."""
 
     retry = True
-    remedy = "Name another port, or end the program that holds this one."
+    remedy = "Name another port, or stop the program that uses this one."
 
 
 class AlreadyServedError(HeadraceError):
-    """A live server already serves this folder."""
+    """A running server already serves this folder."""
 
     remedy = "Use that server, stop it first, or name another folder."
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to start: the command, its surroundings, and the signal that ends it when the parent
+    """What to start: the command, its environment, and the signal that ends it when the parent
     dies.
     """
 
@@ -106,7 +106,7 @@ def tied(
 
 
 def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start the command in a session of its own, its output appended to the log."""
+    """Start the command in its own session, with its output appended to the log."""
     command = tied(launch.command, launch.death_signal, launch.account)
 
     def start() -> subprocess.Popen[bytes]:
@@ -133,7 +133,7 @@ def ended_by(status: int) -> str:
 
 
 def run_to_end(launch: Launch, *, timeout_s: float) -> int:
-    """Run a command that ends by itself, such as initdb, and return its exit status."""
+    """Run a command that ends on its own, such as initdb, and return its exit status."""
     with spawn(launch) as process:
         try:
             return process.wait(timeout_s)
@@ -176,13 +176,12 @@ class ServerProcess:
         return ended_by(status)
 
     def workers(self, home: Path) -> list[int]:
-        """The processes in a folder of the server's that hold the lock: the server, or what is left
-        of one.
+        """The processes in the server's folder that hold the lock: the server, or what is left of
+        one.
         """
         found: list[int] = []
         for entry in Path("/proc").iterdir():
-            # Of other users' processes nothing can be seen, and others end while they are looked
-            # at.
+            # Other users' processes are invisible, and some end while they are inspected.
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "cwd").resolve(strict=True) == home:
                     files = [handle.resolve() for handle in (entry / "fd").iterdir()]
@@ -190,15 +189,15 @@ class ServerProcess:
         return found
 
     def refuse_if_served(self) -> None:
-        """Raise if a live server serves the folder."""
+        """Raise if a running server serves the folder."""
         with self._locked():
             pass
 
     def start(
         self, launch: Launch, *, port: int, ready: Callable[[], bool], timeout_s: float
     ) -> None:
-        """Start the server and return when it is ready; end it and raise with its log when it isn't
-        in time.
+        """Start the server and return when it is ready; if it isn't in time, end it and raise with
+        its log.
         """
         self._log = launch.log
         self._log_start = _rotated_size(launch.log)
@@ -212,7 +211,7 @@ class ServerProcess:
             raise
 
     def stop(self, steps: Sequence[StopStep]) -> None:
-        """Ask the server to end, step by step, and kill it when no step was enough."""
+        """Ask the server to stop, step by step, and kill it if no step was enough."""
         for step in steps:
             if not self.running:
                 break
@@ -223,8 +222,8 @@ class ServerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the server and all its children, as the end of a machine would, and wait until
-        they are gone.
+        """SIGKILL the server and all its children, like a machine failure, and wait until they are
+        gone.
         """
         if self._process is None:
             return
@@ -249,8 +248,8 @@ class ServerProcess:
         return "\n".join(lines[-_TAIL_LINES:])
 
     def _await_ready(self, ready: Callable[[], bool], port: int, timeout_s: float) -> None:
-        """Give time to a server that says what it does: killed in its recovery, it would begin
-        again.
+        """Extend the time of a server that logs progress: killed in its recovery, it would start
+        over.
         """
         assert self._log is not None, "it was started"
         said = 0
@@ -265,7 +264,7 @@ class ServerProcess:
                 deadline = now + timeout_s
             if now > deadline:
                 raise ServerStartError(
-                    f"{self._name} was not ready, and said nothing for {timeout_s:g} s: "
+                    f"{self._name} was not ready, and logged nothing for {timeout_s:g} s: "
                     f"{self._quoted_tail()}"
                 )
             time.sleep(_PROBE_INTERVAL_S)
@@ -279,7 +278,7 @@ class ServerProcess:
         assert self._process is not None
         status = self._process.returncode
         return ServerStartError(
-            f"{self._name} ended with status {status} at its start: {self._quoted_tail()}"
+            f"{self._name} ended with status {status} at startup: {self._quoted_tail()}"
         )
 
     def _quoted_tail(self) -> str:
@@ -303,11 +302,11 @@ class ServerProcess:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                # The children of a server that was killed end a moment after it; that alone is
-                # worth a wait.
+                # The children of a killed server end a moment after it; only for that it pays to
+                # wait.
                 pid, port = _holder(lock)
                 if _is_alive(pid) or time.monotonic() > deadline:
-                    where = f"{self._lock_path.parent} by process {pid} on port {port}"
+                    where = f"{self._lock_path.parent}: process {pid} on port {port}"
                     raise AlreadyServedError(f"A {self._name} already serves {where}") from error
                 time.sleep(_PROBE_INTERVAL_S)
             else:
@@ -316,9 +315,7 @@ class ServerProcess:
 
 
 def _holder(lock: int) -> tuple[int, int]:
-    """Return the pid and port that the folder's lock names; zeroes while its holder is only
-    starting.
-    """
+    """Return the pid and port in the folder's lock; zeroes while its holder is only starting."""
     words = os.pread(lock, 100, 0).split()
     if len(words) == 2:
         return (int(words[0]), int(words[1]))
@@ -329,7 +326,7 @@ def _is_alive(pid: int) -> bool:
     if pid == 0:
         return False
     try:
-        # The state follows the name, which is in parentheses and may hold anything.
+        # The state follows the name, which is in parentheses and may contain anything.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False

@@ -1,12 +1,12 @@
-"""What every embedded server has in common: its verbs, its folder and its port.
+"""The common part of every embedded server: its verbs, its folder and its port.
 
 The verbs are `start`, `stop`, `kill` and `restart`, each also under a `_blocking` name. The
-blocking ones are the real ones and belong to no event loop, so that one server can outlive many
-loops (a test session); the async ones run them in a thread and, when cancelled, first let the verb
-finish: a server is either started and known, or not started.
+blocking ones do the work and belong to no event loop, so that one server can outlive many loops (a
+test session). The async ones run them in a thread and, when cancelled, first let the verb finish: a
+server is either started and known, or not started.
 
-A port that was chosen here is kept in the folder: a later start takes it again if it is free, and a
-restart of the same object insists on it, so that clients find the server where they left it.
+A port that was picked here is stored in the folder: a later start takes it again if it is free, and
+a restart of the same object insists on it, so that clients find the server again.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make what the folder lacks; called once per start, before a port is chosen."""
+        """Create what the folder lacks; called once per start, before a port is picked."""
 
     @abstractmethod
     def _launch(self) -> Launch:
-        """Write the configuration for the current port, and say what to run."""
+        """Write the configuration for the current port; returns what to run."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether the server answers; called again and again until it does."""
+        """Whether the server answers; called repeatedly until it does."""
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1; known once the server was started, 0 before unless it was named."""
+        """The port on 127.0.0.1; before the first start, the port that was named, or 0."""
         return self._port
 
     @property
@@ -71,7 +71,7 @@ class EmbeddedServer(ABC):
 
     @property
     def ending(self) -> str:
-        """How the server ended: "killed by SIGKILL", "status 1"; only of one that did."""
+        """How the server ended: "killed by SIGKILL", "status 1"; empty if it didn't."""
         return self._process.ending
 
     @property
@@ -80,7 +80,7 @@ class EmbeddedServer(ABC):
         return self._process.tail()
 
     def start_blocking(self) -> None:
-        """Start and return when the server is ready. A server that runs is left alone."""
+        """Start and return when the server is ready. A running server is left alone."""
         with self._verb:
             if self.running:
                 return
@@ -96,12 +96,12 @@ class EmbeddedServer(ABC):
                     return
 
     def stop_blocking(self, mode: StopMode = "fast") -> None:
-        """Shut down in order ("fast") or at once ("immediate"); kill what doesn't end in time."""
+        """Stop in order ("fast") or abruptly ("immediate"); kill whatever doesn't end in time."""
         with self._verb:
             self._process.stop(self.stop_steps[mode])
 
     def kill_blocking(self) -> None:
-        """End the server as a crash would: SIGKILL to it and to all its children."""
+        """End the server like a crash: SIGKILL to it and to all its children."""
         with self._verb:
             self._process.kill()
 
@@ -112,15 +112,15 @@ class EmbeddedServer(ABC):
             self.start_blocking()
 
     async def start(self) -> None:
-        """Start and return when the server is ready. A server that runs is left alone."""
+        """Start and return when the server is ready. A running server is left alone."""
         await self._in_thread(self.start_blocking)
 
     async def stop(self, mode: StopMode = "fast") -> None:
-        """Shut down in order ("fast") or at once ("immediate"); kill what doesn't end in time."""
+        """Stop in order ("fast") or abruptly ("immediate"); kill whatever doesn't end in time."""
         await self._in_thread(lambda: self.stop_blocking(mode))
 
     async def kill(self) -> None:
-        """End the server as a crash would: SIGKILL to it and to all its children."""
+        """End the server like a crash: SIGKILL to it and to all its children."""
         await self._in_thread(self.kill_blocking)
 
     async def restart(self, mode: StopMode = "fast") -> None:
@@ -148,7 +148,9 @@ class EmbeddedServer(ABC):
             self._port = free_port(preferred=self._kept_port())
         elif not is_free(self._port):
             self._process.refuse_if_served()
-            raise PortTakenError(f"{self.kind} can't listen on port {self._port}: it is taken")
+            raise PortTakenError(
+                f"{self.kind} can't listen on port {self._port}: another program uses it"
+            )
         launch = self._launch()
         self._process.start(
             launch, port=self._port, ready=self._is_ready, timeout_s=self._start_timeout_s

@@ -1,8 +1,7 @@
-"""Every metric's name, what it counts, in which unit, with which labels, and who reports it: in one
-place. Pure.
+"""Every metric: its name, meaning, unit, labels and the services that report it. Pure.
 
-A figure's key in `Stats` is its metric's name without prefix and suffix. docs/metrics.md is made
-from this.
+A metric's key in `Stats` is its name without prefix and suffix. docs/metrics.md is generated from
+these declarations.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ INGEST_MODES = ("fast", "chain", "atomic")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure that services report."""
+    """A metric that services report."""
 
     key: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -73,25 +72,25 @@ _PROCESS = (
     Figure(
         "build_info",
         "gauge",
-        "1; the versions of Headrace and Python",
+        "Always 1; the labels are the versions of Headrace and Python",
         labels=("version", "python"),
     ),
     Figure("uptime_seconds", "gauge", "Seconds since the service started"),
-    Figure("ready", "gauge", "1 while the service can do its work"),
+    Figure("ready", "gauge", "1 while the service is ready, else 0"),
     Figure(
         "not_ready",
         "gauge",
-        "1 for each part that keeps the service from its work",
+        "1 for each part that keeps the service from being ready",
         labels=("part",),
     ),
-    Figure("memory_bytes", "gauge", "Resident memory of the process"),
-    Figure("cpu_seconds", "counter", "Processor time of the process"),
-    Figure("nats_connected", "gauge", "1 while NATS is connected"),
+    Figure("memory_bytes", "gauge", "Resident memory of the process, in bytes"),
+    Figure("cpu_seconds", "counter", "Processor time of the process, in seconds"),
+    Figure("nats_connected", "gauge", "1 while the service is connected to NATS"),
     Figure("nats_reconnects", "counter", "NATS reconnections"),
     Figure(
         "errors",
         "counter",
-        "Warnings and errors logged, by the event's name",
+        "Warnings and errors logged, by the name of the log event",
         labels=("level", "kind"),
     ),
 )
@@ -99,24 +98,31 @@ _READER = (
     Figure("wal_messages", "counter", "pgoutput messages read from the slot", READER),
     Figure("wal_bytes", "counter", "Bytes read from the slot", READER),
     Figure("frames_sent", "counter", "Frames sent on the internal bus", READER),
-    Figure("in_flight_bytes", "gauge", "Bytes sent on the bus and not consumed yet", READER),
+    Figure(
+        "in_flight_bytes", "gauge", "Bytes sent on the internal bus and not consumed yet", READER
+    ),
     Figure(
         "credit_bytes",
         "gauge",
-        "Bytes that may still be sent before earlier ones are consumed",
+        "Flow-control credit: bytes that may be sent before earlier ones are consumed",
         READER,
     ),
     Figure("received_lsn", "gauge", "Last LSN received from PostgreSQL", READER),
     Figure(
         "confirmed_lsn",
         "gauge",
-        "LSN confirmed: to PostgreSQL, or by the publisher",
+        "LSN confirmed to PostgreSQL by wal-reader, or to wal-reader by the publisher",
         f"{READER}, {PUBLISHER}",
     ),
-    Figure("pg_connected", "gauge", "1 while the replication connection streams", READER),
+    Figure("pg_connected", "gauge", "1 while the replication connection is streaming", READER),
     Figure("pg_reconnects", "counter", "Replication connections after the first", READER),
-    Figure("epochs", "counter", "Epochs begun on the internal bus", READER),
-    Figure("confirmers_dropped", "counter", "Optional confirmers no longer waited for", READER),
+    Figure("epochs", "counter", "Epochs started on the internal bus", READER),
+    Figure(
+        "confirmers_dropped",
+        "counter",
+        "Times that an optional confirmer was no longer waited for",
+        READER,
+    ),
 )
 _PUBLISHER = (
     Figure(
@@ -129,102 +135,116 @@ _PUBLISHER = (
     Figure(
         "table_events",
         "counter",
-        "Those events by table (its token) and operation; with --delivery batch the operation is "
-        "batch. Beyond 500 "
-        "series the table is (other)",
+        "The same events by table (its token) and operation; with --delivery batch the "
+        "operation is batch. Above 500 series the table is (other)",
         PUBLISHER,
         ("table", "operation"),
     ),
-    Figure("transactions", "counter", "Transactions delivered whole", PUBLISHER),
+    Figure("transactions", "counter", "Transactions delivered completely", PUBLISHER),
     Figure("published_bytes", "counter", "Payload bytes acknowledged by JetStream", PUBLISHER),
     Figure(
         "ack_lag_seconds",
         "histogram",
-        "From the commit to JetStream's acknowledgement: for each frame, of its oldest transaction",
+        "Time from commit to JetStream's acknowledgement, once per frame, of its oldest "
+        "transaction",
         PUBLISHER,
         bounds=SECONDS,
     ),
     Figure(
         "ack_lag_bytes",
         "histogram",
-        "WAL received and not acknowledged yet, whenever a frame is",
+        "WAL received and not acknowledged yet, in bytes, measured once per frame",
         PUBLISHER,
         bounds=BYTES,
     ),
     Figure(
         "lag_seconds",
         "gauge",
-        "Age of the oldest commit received and not acknowledged; 0 without one",
+        "Age of the oldest commit that was received and is not acknowledged; 0 if there is none",
         PUBLISHER,
     ),
     Figure(
         "last_processing_time_us",
         "gauge",
-        "Time the latest frame took from receipt to publishing",
+        "Time from the latest frame's receipt to its publication",
         PUBLISHER,
     ),
     Figure("window_messages", "gauge", "Messages published and not acknowledged yet", PUBLISHER),
     Figure(
         "skipped_events",
         "counter",
-        "Dedupe hits: change events that were in the stream already",
+        "Change events that were already in the stream when published again",
         PUBLISHER,
     ),
     Figure(
         "duplicates_refused",
         "counter",
-        "Messages that JetStream's duplicate window knew",
+        "Messages refused by JetStream's duplicate window",
         PUBLISHER,
     ),
-    Figure("batches_broken", "counter", "Batches cut short by another source's message", PUBLISHER),
+    Figure(
+        "batches_broken",
+        "counter",
+        "Fast-ingest batches ended early by another source's message",
+        PUBLISHER,
+    ),
     Figure(
         "turns_passed",
         "counter",
-        "Turns at the stream's end passed to another source that waited",
+        "Turns at the stream's end passed to another source",
         PUBLISHER,
     ),
     Figure(
-        "parked_messages", "counter", "Changes that could not be read and were put aside", PUBLISHER
+        "parked_messages", "counter", "Changes that could not be decoded and were parked", PUBLISHER
     ),
-    Figure("gaps", "counter", "Gaps told: changes that are lost", PUBLISHER),
-    Figure("recoveries", "counter", "Times the publisher found its place again", PUBLISHER),
+    Figure("gaps", "counter", "Gaps reported: ranges of lost changes", PUBLISHER),
+    Figure(
+        "recoveries",
+        "counter",
+        "Times that the publisher restarted from its resume point",
+        PUBLISHER,
+    ),
     Figure(
         "ingest_mode",
         "gauge",
-        "1 for the way of publishing in use: fast, chain, atomic",
+        "1 for the publishing mode in use: fast, chain, atomic",
         PUBLISHER,
         ("mode",),
     ),
     Figure("paused", "gauge", "1 while publishing is paused by headrace pause", PUBLISHER),
 )
 _RESPONDER = (
-    Figure("snapshots_requested", "counter", "Snapshot requests taken", RESPONDER),
+    Figure("snapshots_requested", "counter", "Snapshot requests accepted", RESPONDER),
     Figure("snapshots_completed", "counter", "Snapshots completed", RESPONDER),
-    Figure("snapshots_failed", "counter", "Snapshots that ended in an error", RESPONDER),
-    Figure("snapshots_running", "gauge", "Snapshots being copied now", RESPONDER),
+    Figure("snapshots_failed", "counter", "Snapshots that failed", RESPONDER),
+    Figure("snapshots_running", "gauge", "Snapshots running", RESPONDER),
     Figure(
         "snapshot_requests_held",
         "gauge",
-        "Requests that wait for the end of their snapshot",
+        "Requests waiting for their snapshot to finish",
         RESPONDER,
     ),
     Figure("snapshot_rows", "counter", "Rows in completed snapshots", RESPONDER),
     Figure(
         "snapshot_seconds",
         "histogram",
-        "How long completed snapshots took",
+        "Duration of completed snapshots",
         RESPONDER,
         bounds=LONG_SECONDS,
     ),
     Figure(
         "snapshot_progress_rows",
         "gauge",
-        "Rows copied so far, of a running snapshot",
+        "Rows copied so far by a running snapshot",
         RESPONDER,
         ("table",),
     ),
     Figure(
-        "snapshot_estimated_rows", "gauge", "Rows it will have, as estimated", RESPONDER, ("table",)
+        "snapshot_estimated_rows",
+        "gauge",
+        "Estimated total rows of a running snapshot",
+        RESPONDER,
+        ("table",),
     ),
     Figure(
         "spark_state",
@@ -233,29 +253,36 @@ _RESPONDER = (
         RESPONDER,
         ("state",),
     ),
-    Figure("spark_losses", "counter", "Times Spark's driver was lost under a snapshot", RESPONDER),
+    Figure(
+        "spark_losses", "counter", "Times that Spark's driver was lost during a snapshot", RESPONDER
+    ),
 )
 _SCHEMAS = (
     Figure("schemas_published", "counter", "Table schemas written to the KV bucket", SCHEMAS),
-    Figure("tables", "gauge", "Tables of the publication", SCHEMAS),
+    Figure("tables", "gauge", "Tables in the publication", SCHEMAS),
 )
 _ARCHIVER = (
     Figure("archive_files", "counter", "Files written to the archive", ARCHIVER),
     Figure("archive_rows", "counter", "Changes written to the archive", ARCHIVER),
-    Figure("archive_bytes", "counter", "Bytes of the files written to the archive", ARCHIVER),
-    Figure("archive_file_id", "gauge", "Id of the archive's last file", ARCHIVER),
+    Figure("archive_bytes", "counter", "Bytes of files written to the archive", ARCHIVER),
+    Figure("archive_file_id", "gauge", "Id of the last archive file", ARCHIVER),
+    Figure("archive_confirmed_lsn", "gauge", "LSN before which the archive is complete", ARCHIVER),
     Figure(
-        "archive_confirmed_lsn", "gauge", "LSN before which the archive holds everything", ARCHIVER
+        "archive_waiting_rows", "gauge", "Changes received and not in an archive file yet", ARCHIVER
     ),
-    Figure("archive_waiting_rows", "gauge", "Changes taken and not in a file yet", ARCHIVER),
-    Figure("archive_gaps", "counter", "Gaps told in the archive", ARCHIVER),
+    Figure("archive_gaps", "counter", "Gaps recorded in the archive", ARCHIVER),
     Figure(
         "archive_parked_messages",
         "counter",
-        "Changes that could not be archived and were put aside",
+        "Changes that could not be archived and were parked",
         ARCHIVER,
     ),
-    Figure("archive_recoveries", "counter", "Times the archiver found its place again", ARCHIVER),
+    Figure(
+        "archive_recoveries",
+        "counter",
+        "Times that the archiver restarted from its resume point",
+        ARCHIVER,
+    ),
 )
 _AUDIT = (
     Figure(
@@ -265,41 +292,53 @@ _AUDIT = (
         AUDIT,
         ("operation",),
     ),
-    Figure("audit_transactions", "counter", "Transactions in the audit's destination", AUDIT),
-    Figure("audit_commits", "counter", "Commits of the audit's destination", AUDIT),
-    Figure("audit_lsn", "gauge", "Commit LSN up to which the trail is written", AUDIT),
-    Figure("audit_lag_seconds", "gauge", "From the commit of the latest change to its row", AUDIT),
+    Figure(
+        "audit_transactions", "counter", "Transactions committed to the audit's destination", AUDIT
+    ),
+    Figure("audit_commits", "counter", "Commits in the audit's destination", AUDIT),
+    Figure("audit_lsn", "gauge", "Commit LSN up to which the audit trail is written", AUDIT),
+    Figure(
+        "audit_lag_seconds", "gauge", "Time from the latest change's commit to its audit row", AUDIT
+    ),
     Figure(
         "audit_behind_messages",
         "gauge",
-        "Messages of the stream that are not settled in the trail",
+        "Stream messages that the audit trail has not processed",
         AUDIT,
     ),
     Figure(
-        "audit_behind_seconds", "gauge", "Age of the oldest of them; 0 at the stream's end", AUDIT
+        "audit_behind_seconds",
+        "gauge",
+        "Age of the oldest of these messages; 0 at the stream's end",
+        AUDIT,
     ),
-    Figure("audit_gaps", "counter", "Gaps told in the trail", AUDIT),
-    Figure("audit_recoveries", "counter", "Times the audit-writer found its place again", AUDIT),
-    Figure("audit_expired", "counter", "Old rows, or partitions, that were removed", AUDIT),
+    Figure("audit_gaps", "counter", "Gaps recorded in the audit trail", AUDIT),
+    Figure(
+        "audit_recoveries",
+        "counter",
+        "Times that the audit-writer restarted from its resume point",
+        AUDIT,
+    ),
+    Figure("audit_expired", "counter", "Old rows or partitions removed", AUDIT),
 )
 _MIRROR = (
-    Figure("mirror_events", "counter", "Events that the mirror has read and committed", MIRROR),
-    Figure("mirror_tables", "gauge", "Tables that are past their bootstrap", MIRROR),
-    Figure("mirror_unfollowed", "gauge", "Tables that are not past their bootstrap", MIRROR),
-    Figure("mirror_bootstrapping", "gauge", "Tables that are being bootstrapped", MIRROR),
+    Figure("mirror_events", "counter", "Events that the mirror has applied and committed", MIRROR),
+    Figure("mirror_tables", "gauge", "Tables that have finished their bootstrap", MIRROR),
+    Figure("mirror_unfollowed", "gauge", "Tables that have not finished their bootstrap", MIRROR),
+    Figure("mirror_bootstrapping", "gauge", "Tables being bootstrapped", MIRROR),
     Figure(
         "mirror_parked",
         "gauge",
-        "Tables that the target refuses; the log has each one's reason",
+        "Tables that the target refuses; the log contains the reasons",
         MIRROR,
     ),
-    Figure("mirror_waiting", "gauge", "Tables that wait for their bootstrap to begin", MIRROR),
+    Figure("mirror_waiting", "gauge", "Tables waiting for their bootstrap to start", MIRROR),
     Figure(
         "mirror_standing_seconds",
         "gauge",
         (
-            "For how long readers have kept one moment, while a table that they see is copied "
-            "again; 0: they don't"
+            "How long readers have been held at one moment while a table that they see is "
+            "copied again; 0 if they aren't"
         ),
         MIRROR,
     ),
@@ -308,28 +347,31 @@ _MIRROR = (
     Figure(
         "mirror_mismatches",
         "counter",
-        "Changes of rows that the mirror did not have: the table is copied again",
+        "Changes of rows that the mirror did not have; the table is then copied again",
         MIRROR,
     ),
     Figure(
         "mirror_retention_gaps",
         "counter",
-        "Times the stream no longer had what the mirror needed next",
+        "Times that the stream no longer contained the mirror's next message",
         MIRROR,
     ),
     Figure(
         "mirror_behind_messages",
         "gauge",
-        "Messages of the stream that are not settled in the mirror",
+        "Stream messages that the mirror has not processed",
         MIRROR,
     ),
     Figure(
-        "mirror_behind_seconds", "gauge", "Age of the oldest of them; 0 at the stream's end", MIRROR
+        "mirror_behind_seconds",
+        "gauge",
+        "Age of the oldest of these messages; 0 at the stream's end",
+        MIRROR,
     ),
     Figure(
         "mirror_stream_seq",
         "gauge",
-        "Stream sequence up to which the mirror has everything",
+        "Stream sequence up to which the mirror is complete",
         MIRROR,
     ),
     Figure(
@@ -338,61 +380,72 @@ _MIRROR = (
 )
 _VERIFY = (
     Figure("verify_runs", "counter", "Comparisons of all tables", VERIFY),
-    Figure("verify_seconds", "gauge", "How long the last comparison took", VERIFY),
-    Figure("verify_rows", "gauge", "Rows of the source in the last comparison", VERIFY),
+    Figure("verify_seconds", "gauge", "Duration of the last comparison", VERIFY),
+    Figure("verify_rows", "gauge", "Source rows in the last comparison", VERIFY),
     Figure(
         "verify_differences",
         "gauge",
-        "Rows that differ in the last comparison, by table",
+        "Rows that differed in the last comparison, by table",
         VERIFY,
         ("table",),
     ),
 )
 _TELEMETRY = (
-    Figure("up", "gauge", "1 while the service named by the label reports to telemetry", TELEMETRY),
+    Figure("up", "gauge", "1 while the service in the label reports to telemetry", TELEMETRY),
     Figure("instances", "gauge", "Processes of that service that report to telemetry", TELEMETRY),
-    Figure("pg_reachable", "gauge", "1 while PostgreSQL answers telemetry", TELEMETRY),
-    Figure("slot_active", "gauge", "1 while the slot is being read", TELEMETRY),
+    Figure("pg_reachable", "gauge", "1 while telemetry can query PostgreSQL", TELEMETRY),
+    Figure("slot_active", "gauge", "1 while a process reads the slot", TELEMETRY),
     Figure(
         "slot_wal_status",
         "gauge",
-        "1 for the slot's wal_status: reserved, extended, unreserved, lost; missing without a slot",
+        "1 for the slot's wal_status: reserved, extended, unreserved, lost; or missing if "
+        "there is no slot",
         TELEMETRY,
         ("status",),
     ),
-    Figure("lag_bytes", "gauge", "WAL written and not confirmed", TELEMETRY),
+    Figure("lag_bytes", "gauge", "WAL written and not confirmed yet, in bytes", TELEMETRY),
     Figure(
-        "slot_lag_bytes", "histogram", "The same at each look at the slot", TELEMETRY, bounds=BYTES
+        "slot_lag_bytes",
+        "histogram",
+        "The same, observed at each check of the slot",
+        TELEMETRY,
+        bounds=BYTES,
     ),
-    Figure("retained_bytes", "gauge", "WAL that PostgreSQL keeps for the slot", TELEMETRY),
+    Figure(
+        "retained_bytes", "gauge", "WAL that PostgreSQL retains for the slot, in bytes", TELEMETRY
+    ),
     Figure(
         "safe_wal_bytes",
         "gauge",
-        "WAL that may still be written before the slot is lost",
+        "WAL that may still be written before PostgreSQL invalidates the slot, in bytes",
         TELEMETRY,
     ),
     Figure(
         "slot_loss_seconds",
         "gauge",
-        "Projected time until max_slot_wal_keep_size loses the slot",
+        "Projected time until the slot is lost to max_slot_wal_keep_size",
         TELEMETRY,
     ),
-    Figure("wal_lsn", "gauge", "Where PostgreSQL's log ends", TELEMETRY),
-    Figure("wal_rate_bytes", "gauge", "WAL written per second, over some minutes", TELEMETRY),
+    Figure("wal_lsn", "gauge", "The end of PostgreSQL's WAL, as an LSN", TELEMETRY),
+    Figure(
+        "wal_rate_bytes", "gauge", "WAL written per second, averaged over a few minutes", TELEMETRY
+    ),
     Figure(
         "wal_alarm",
         "gauge",
-        "1 for the verdict on the slot: ok, warning, critical, lost",
+        "1 for the alarm level of the slot: ok, warning, critical, lost",
         TELEMETRY,
         ("level",),
     ),
     Figure("stream_messages", "gauge", "Messages in the stream", TELEMETRY, ("stream",)),
     Figure("stream_bytes", "gauge", "Bytes in the stream", TELEMETRY, ("stream",)),
-    Figure("stream_max_bytes", "gauge", "Bytes the stream may hold", TELEMETRY, ("stream",)),
+    Figure(
+        "stream_max_bytes", "gauge", "Maximum size of the stream in bytes", TELEMETRY, ("stream",)
+    ),
     Figure(
         "stream_max_age_seconds",
         "gauge",
-        "How long the stream keeps a message",
+        "Retention time of the stream",
         TELEMETRY,
         ("stream",),
     ),
@@ -400,42 +453,43 @@ _TELEMETRY = (
     Figure(
         "stream_consumers",
         "gauge",
-        "Consumers of the stream, durable or not",
+        "Consumers of the stream, durable or ephemeral",
         TELEMETRY,
         ("stream",),
     ),
     Figure(
         "consumer_pending_messages",
         "gauge",
-        "Messages that a durable consumer has not been given yet",
+        "Messages not delivered to a durable consumer yet",
         TELEMETRY,
         ("stream", "consumer"),
     ),
     Figure(
         "consumer_unacknowledged_messages",
         "gauge",
-        "Messages it was given and has not acknowledged",
+        "Messages delivered to a durable consumer and not acknowledged",
         TELEMETRY,
         ("stream", "consumer"),
     ),
     Figure(
         "consumer_lag_seconds",
         "gauge",
-        "Age of the oldest message it has not acknowledged; 0 when it has all",
+        "Age of the oldest message that a durable consumer has not acknowledged; 0 if it has "
+        "acknowledged all",
         TELEMETRY,
         ("stream", "consumer"),
     ),
     Figure(
         "consumer_left_seconds",
         "gauge",
-        "Projected time until the stream discards that message, by age or by size",
+        "Projected time until the stream discards that message, by age or size",
         TELEMETRY,
         ("stream", "consumer"),
     ),
     Figure(
         "consumer_left_bytes",
         "gauge",
-        "Bytes that may still be published before the stream discards it, about",
+        "Bytes that may be published before the stream discards that message, estimated",
         TELEMETRY,
         ("stream", "consumer"),
     ),
@@ -443,8 +497,8 @@ _TELEMETRY = (
         "consumer_left_ratio",
         "gauge",
         (
-            "The share of the stream's retention that is left to it: 1 at the stream's end, 0 "
-            "where it loses events"
+            "Share of the stream's retention that a durable consumer has left: 1 at the "
+            "stream's end, 0 when it loses events"
         ),
         TELEMETRY,
         ("stream", "consumer"),
@@ -452,7 +506,7 @@ _TELEMETRY = (
     Figure(
         "consumer_lost_messages",
         "gauge",
-        "Stream sequences that were discarded before it had them",
+        "Stream sequences discarded before the consumer received them",
         TELEMETRY,
         ("stream", "consumer"),
     ),
@@ -469,18 +523,21 @@ FIGURES = (
     *_MIRROR,
     *_VERIFY,
 )
-# What dashboards made for the PG-NATS bridge ask for; without labels, since its process was one.
+# Metrics that dashboards made for the PG-NATS bridge query; without labels, because the bridge was
+# one process.
 BRIDGE_FIGURES = (
     Figure("uptime_seconds", "gauge", "Seconds since telemetry started"),
     Figure("wal_messages_received", "counter", "pgoutput messages read from the slot"),
     Figure("cdc_events_published", "counter", "Change events acknowledged by JetStream"),
     Figure("last_ack_lsn", "gauge", "LSN confirmed to PostgreSQL"),
-    Figure("connected", "gauge", "1 while the replication connection streams"),
+    Figure("connected", "gauge", "1 while the replication connection is streaming"),
     Figure("reconnects", "counter", "Replication connections after the first"),
     Figure("nats_reconnects", "counter", "NATS reconnections"),
     Figure(
-        "last_processing_time_us", "gauge", "Time the latest frame took from receipt to publishing"
+        "last_processing_time_us",
+        "gauge",
+        "Time from the latest frame's receipt to its publication",
     ),
-    Figure("slot_active", "gauge", "1 while the slot is being read"),
-    Figure("wal_lag_bytes", "gauge", "WAL written and not confirmed"),
+    Figure("slot_active", "gauge", "1 while a process reads the slot"),
+    Figure("wal_lag_bytes", "gauge", "WAL written and not confirmed yet, in bytes"),
 )

@@ -1,8 +1,7 @@
-"""The reference page of all metrics, docs/metrics.md, made from their declarations.
+"""Generates docs/metrics.md, the reference page of all metrics, from their declarations.
 
-Owns the page's form and none of its facts: names, kinds, labels and explanations are
-`headrace.metrics.catalogue`'. Run as `python -m headrace.metrics.reference_page PATH` it writes the page; a test keeps
-it up to date. Nothing else imports it.
+Owns the page's form and none of its facts. Run as `python -m headrace.metrics.reference_page PATH`
+it writes the page; a test keeps the page up to date. Nothing else imports it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What Spark filters by, as what of the archive has to be read: Spark 4.1's filters in, a
 `RowSelection` out. Pure.
 
-Promises a selection that leaves out no row that the filters want. It may leave more: Spark applies
-its filters itself.
+Promises a selection that includes every row that the filters match. It may include more: Spark
+applies its filters as well.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from headrace.archive.segment import RowSelection, time_us
 
 _TO_EQUAL = ("EqualTo", "EqualNullSafe")
-# Beyond it is what an int64 can't hold, and no bound.
+# Beyond the range of an int64, so no bound.
 _MOST = (1 << 63) - 2
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A column's values that are wanted: from the least to the greatest, where there are such."""
+    """The wanted values of a column: minimum and maximum, if there are any."""
 
     least: int | None = None
     most: int | None = None
@@ -93,7 +93,7 @@ def _of_tables(selection: RowSelection, names: list[str]) -> RowSelection:
 
 
 def _values(asked: Any) -> Sequence[Any]:
-    """The values that a filter by equality wants; none of another filter."""
+    """The values that an equality filter matches; none for another filter."""
     kind = type(asked).__name__
     if kind in _TO_EQUAL:
         return (asked.value,)
@@ -103,7 +103,7 @@ def _values(asked: Any) -> Sequence[Any]:
 
 
 def _bounds(asked: Any) -> Bounds | None:
-    """What a filter by order wants of a column of numbers or times; None where it can't be told."""
+    """The bounds that a comparison sets for a column of numbers or times; None if unknown."""
     values = [_number(value) for value in _values(asked)]
     known = [value for value in values if value is not None]
     if values:
@@ -118,7 +118,7 @@ def _bounds(asked: Any) -> Bounds | None:
 
 
 def _number(value: object) -> int | None:
-    """A value as files have it: LSNs are numbers, times are microseconds."""
+    """A value as in the files: LSNs are numbers, times are microseconds."""
     if isinstance(value, datetime):
         return time_us(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -45,7 +45,7 @@ TYPES = dict.fromkeys(NAMES, "bigint") | {
     "unchanged": "array<string>",
     "schema_version": "int",
 }
-# As Spark has them: everything may be null, and a list's items are called elements.
+# As Spark declares them: every column is nullable, and a list's items are named element.
 _LIST = pa.list_(pa.field("element", pa.string()))
 _SPARK = pa.schema(
     [(field.name, _LIST if field.name == "unchanged" else field.type) for field in SCHEMA]
@@ -59,7 +59,7 @@ _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a query asked for, checked where the query is planned."""
+    """The options of a query, checked when it is planned."""
 
     url: str
     reader: WalReaderOptions
@@ -115,7 +115,7 @@ class SourceOptions:
         return WalReader(self.url, self.reader)
 
     def first_id(self, reader: WalReader) -> int:
-        """Where reading begins: the place that was asked for, else the first file that is left."""
+        """Where reading starts: the requested position, or else the first existing file."""
         return reader.run(self.start.first_id(reader.reading.options, reader.reading.seen))
 
 
@@ -150,7 +150,7 @@ class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no t
         return kind(SourceOptions.parse(dict(self.options)))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: ARG002, N802  # Spark's name
-        # Streams need a newer Spark than batches do.
+        # Streams need a newer Spark than batches.
         from headrace.spark.archive_stream import ArchiveStreamReader  # noqa: PLC0415
 
         return ArchiveStreamReader(SourceOptions.parse(dict(self.options)))
@@ -162,18 +162,18 @@ class FilesPartition(InputPartition):  # type: ignore[misc]  # as above
 
     first: int
     stop: int
-    # Whether the query reads the file before the first one too: they must follow from each other.
+    # Whether the query also reads the file before the first one: they must follow each other.
     follows: bool = False
 
 
 def partitions(
     options: SourceOptions, reader: WalReader, first: int, stop: int | None
 ) -> list[FilesPartition]:
-    """Tasks of some files each, small ones together; raises where a file is missing, naming it."""
+    """Tasks of some files each, small ones together; raises and names the file if one is missing."""
     listed = reader.list(first, stop)
     there = {file.id for file in listed}
     due = range(first, stop if stop is not None else max(there, default=first - 1) + 1)
-    # A listing may be older than what it lists: what it lacks is asked for.
+    # A listing may be older than its files: request those that it lacks.
     found = [_found(reader, file_id) for file_id in due if file_id not in there]
     return grouped(sorted([*listed, *found]), options.tasks, options.files_per_task)
 
@@ -182,12 +182,12 @@ def _found(reader: WalReader, file_id: int) -> ListedFile:
     file = reader.get(file_id)
     metadata = None if file is None else file.metadata()
     if metadata is None:
-        raise WalFileMissingError(f"{layout.described(file_id)} is not there")
+        raise WalFileMissingError(f"{layout.described(file_id)} doesn't exist")
     return ListedFile(file_id, metadata)
 
 
 def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> list[FilesPartition]:
-    """Files that follow each other, shared out by their bytes."""
+    """Consecutive files, distributed by their bytes."""
     total = sum(item.size for _, item in listed)
     each = max(TASK_BYTES_MIN, min(TASK_BYTES, -(-total // tasks)))
     made: list[FilesPartition] = []
@@ -204,20 +204,19 @@ def grouped(listed: Sequence[ListedFile], tasks: int, files_per_task: int) -> li
 def rows(
     options: SourceOptions, partition: FilesPartition, selection: RowSelection
 ) -> Iterator[pa.RecordBatch]:
-    """A task's rows, as Spark has them."""
+    """A task's rows as Spark expects them."""
     reader = options.wal_reader()
     chosen = reader.reading.chosen(selection)
     shape = pa.schema([_SPARK.field(name) for name in options.columns])
     if partition.follows:
-        # What is wrong with that file is its own task's to say; here it only must be the one
-        # before.
+        # That file's own task reports its faults; here it only must be the one before.
         with contextlib.suppress(ArchiveError):
             reader.get(partition.first - 1)
     for file_id in range(partition.first, partition.stop):
         file = reader.get(file_id)
         if file is None:
             raise WalFileMissingError(
-                f"{layout.described(file_id)} was there when the query was planned"
+                f"{layout.described(file_id)} existed when the query was planned"
             )
         if read_protocol.interesting(file.info, chosen):
             reader.reading.check(file.info)
@@ -226,11 +225,11 @@ def rows(
 
 
 class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """Plans tasks where the driver is, and reads files where each task is."""
+    """Plans tasks in the driver's process, and reads files in each task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        # What is before the place that was asked for is left out, wherever it is.
+        # Rows before the requested start are skipped wherever they are.
         self._selection = options.start.selection
 
     def partitions(self) -> list[FilesPartition]:
@@ -250,12 +249,11 @@ class ArchiveReader(DataSourceReader):  # type: ignore[misc]  # as above
 
 
 class FilteringReader(ArchiveReader):
-    """Reads only what Spark's filters may want."""
+    """Reads only rows that Spark's filters may match."""
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802  # Spark's name
         self._selection = narrowed(self._selection, filters)
-        # Spark filters again: what is read is what may be wanted, and not more exact than it must
-        # be.
+        # Spark filters again: reading may be less exact than the filters.
         return filters
 
     def _first_id(self, reader: WalReader) -> int:

@@ -23,10 +23,10 @@ _MAP = "map<string,string>"
 
 
 def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
-    """The rows that are left after `changes` of one table.
+    """The rows that remain after `changes` of one table.
 
     With a schema, its columns with their types; without, `key` and `row` as maps of texts, and
-    `unknown`: columns whose values the changes at hand never had.
+    `unknown`: columns whose values the given changes never contained.
     """
     if "exact" not in changes.columns:
         changes = changes.withColumn("exact", F.lit(None).cast("string"))
@@ -65,20 +65,20 @@ def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
 def _value(name: str, kind: DataType) -> Any:
     text = F.col("row").getItem(name)
     unknown = F.raise_error(
-        F.lit(f"the changes at hand never had the value of column {name}: begin earlier")
+        F.lit(f"the given changes never contain the value of column {name}: start earlier")
     )
     known = F.when(text == F.lit("\0"), unknown).otherwise(text)
-    # The archive has bytea in base64.
+    # The archive stores bytea in base64.
     return (F.unbase64(known) if isinstance(kind, BinaryType) else known.cast(kind)).alias(name)
 
 
 def _canonical(column: Any) -> Any:
-    """A key as one text, whatever the order of its columns."""
+    """A key as one text, independent of the order of its columns."""
     return F.to_json(F.map_from_entries(F.array_sort(F.map_entries(column))))
 
 
 def _steps(at: Any) -> Any:
-    """A change as steps: where the key changed, the old row goes first. An array of structs."""
+    """A change as steps, an array of structs: if the key changed, the old row is removed first."""
     texts = F.from_json("exact", f"struct<after: {_MAP}, before: {_MAP}>")
     key = F.from_json("key", _MAP)
     before = _exactly(F.from_json("before", _MAP), texts["before"])
@@ -92,7 +92,7 @@ def _steps(at: Any) -> Any:
         & (_canonical(old_key) != _canonical(key))
     )
     unchanged = F.coalesce("unchanged", F.array().cast("array<string>"))
-    # REPLICA IDENTITY FULL sends in the old row what it left out of the new one.
+    # REPLICA IDENTITY FULL sends values in the old row that it omits from the new one.
     kept = F.map_filter(before, lambda name, _: F.array_contains(unchanged, name))
     new = _exactly(F.from_json("after", _MAP), texts["after"])
     after = F.map_concat(new, F.coalesce(kept, F.create_map().cast(_MAP)))
@@ -107,13 +107,13 @@ def _steps(at: Any) -> Any:
 
 
 def _exactly(row: Any, texts: Any) -> Any:
-    """The row with PostgreSQL's text of the values whose JSON is not all of them."""
+    """The row with PostgreSQL's text of values whose JSON loses information."""
     known = F.coalesce(texts, F.create_map().cast(_MAP))
     return F.map_concat(F.map_filter(row, lambda name, _: ~F.map_contains_key(known, name)), known)
 
 
 def _earlier(step: Any, other: Any) -> Any:
-    """Maps have no order, so that the steps' places are compared alone."""
+    """Maps have no order, so only the steps' positions are compared."""
     return (
         F.when(step["place"] < other["place"], -1)
         .when(step["place"] > other["place"], 1)
@@ -133,9 +133,7 @@ def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any, mov
 
 
 def _put_together(folded: Any) -> Any:
-    """Rows with every value that the changes have: what a row had under an earlier key comes from
-    there.
-    """
+    """Rows with every value in the changes: values of a row under an earlier key are carried over."""
     records = folded.select("key", F.explode(F.expr(_RECORDS)).alias("record")).select(
         "key", "record.*"
     )
@@ -143,8 +141,7 @@ def _put_together(folded: Any) -> Any:
         "move IS NOT NULL OR exists(map_values(row), text -> startswith(text, chr(0)) AND "
         "length(text) > 1)"
     )
-    # Those that have to do with each other meet in one partition, moves in their order and before
-    # the rows.
+    # Related rows meet in one partition, moves in their order and before the rows.
     together = (
         records.withColumn("moved", moved)
         .repartition(F.when(F.col("moved"), F.lit("")).otherwise(F.col("key")))
@@ -154,7 +151,7 @@ def _put_together(folded: Any) -> Any:
 
 
 def _resolver() -> Any:
-    """What fills in the values that moves carried; made here, so that workers need no Headrace for
+    """Fills in the values that moves carried; created here, so that workers don't need Headrace for
     it.
     """
 
@@ -193,8 +190,8 @@ def _resolver() -> Any:
 
 
 _MOVES = f"array<struct<move:string,row:{_MAP}>>"
-# NUL, which no text of PostgreSQL has, stands for a value that nobody sent; NUL and a move for the
-# one that the row had when it was moved to its present key.
+# NUL, which no text of PostgreSQL contains, marks a value that was not sent; NUL and a move mark
+# the value that the row had when it moved to its current key.
 _HAD = "CASE WHEN map_contains_key(state.row, name) THEN state.row[name] ELSE chr(0) END"
 _FOLD = f"""
 aggregate(

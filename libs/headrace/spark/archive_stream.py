@@ -1,8 +1,7 @@
-"""The archive as a stream: the offset is the id of the next file, so that a checkpoint says all
-there is to say.
+"""The archive as a Spark stream: the offset is the id of the next file.
 
-A batch's files are those from one offset to before another, always with the same rows: what Spark
-runs again after a kill is what it ran. Admission is by files. Needs Spark 4.2 or newer.
+A batch's files are those from one offset to before another, always with the same rows: after a
+kill, Spark runs the same batch again. Admission is by files. Needs Spark 4.2 or newer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Offset = dict[str, int]
 
 
 class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark has no types here
-    """Plans batches where the driver is, and reads files where each task is."""
+    """Plans batches in the driver's process, and reads files in each task."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -71,13 +70,13 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         if start["id"] >= end["id"]:
             return []
         made = partitions(self._options, self._files(), start["id"], end["id"])
-        # The batch before read the file before.
+        # The previous batch read the file before.
         made[0].follows = start["id"] > FIRST_ID
         return made
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:
-        # What is before the place that was asked for can only be in the first files; it is left out
-        # wherever it is.
+        # Rows before the requested start can only be in the first files; they are skipped wherever
+        # they are.
         return rows(self._options, partition, self._options.start.selection)
 
     def commit(self, end: Offset) -> None:
@@ -95,11 +94,11 @@ class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         return {**self.__dict__, "_reader": None}
 
     def _end(self, first: int) -> int:
-        """The id behind the last file that is there."""
+        """The id after the last existing file."""
         listed = self._files().list(first)
         if not listed:
             # Raises where the archive has lost its end.
             self._files().run(self._files().reading.next_file(first, ReadFiles(), wait=False))
             return first
-        # Where its beginning is missing, `partitions` says so.
+        # If its beginning is missing, `partitions` raises.
         return int(listed[-1].next_id)

@@ -1,8 +1,8 @@
-"""COPY's CSV to rows with values in the contract's forms, column by column.
+"""Converts COPY's CSV to rows with values in the contract's forms, column by column.
 
-Promises the same values as `headrace.contract.values` gives for the same text, one by one; common
-types take a shortcut that works on a whole column. NULL and the empty string stay apart. Runs in
-Spark's tasks: needs pyarrow.
+Promises the same values as `headrace.contract.values` returns for the same text, one by one; common
+types take a fast path that works on a whole column. NULL and the empty string stay distinct. Runs
+in Spark's tasks: needs pyarrow.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.contract.values import Converter, may_be_inexact, text
 
 Row = dict[str, Any]
 Values = list[Any]
-# Place of a row → column → PostgreSQL's text.
+# Index of a row → column → PostgreSQL's text.
 Exact = dict[int, dict[str, str]]
-# pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
+# pyarrow publishes no types, and third-party stubs lack calls that are used here.
 Array = Any
 pc: Any = pyarrow.compute
 
 _TO_THE_END = 2**31 - 1
-# What stands at the end of a common timestamp, and what the contract has instead.
+# The end of a common timestamp, and its replacement in the contract.
 _TIMESTAMP_ENDINGS: Final[Mapping[Converter, tuple[str, str]]] = {
     scalars.timestamp_utc: ("+00", "Z"),
     scalars.timestamp: ("", ""),
@@ -56,7 +56,9 @@ class CsvRows:
         )
 
     def rows(self, data: bytes) -> tuple[list[Row], Exact]:
-        """The rows of `data`, which holds whole rows only; and what their native forms lose."""
+        """The rows of `data`, which contains only whole rows; and the texts that their native forms
+        lose.
+        """
         exact: Exact = {}
         columns = enumerate(self.columns(data))
         return self._row(*(self.natives(place, column, exact) for place, column in columns)), exact
@@ -78,7 +80,7 @@ class CsvRows:
         return _filled(self._columns[place][1](column), column)
 
     def natives(self, place: int, column: Array, exact: Exact) -> Values:
-        """The same in native forms; the text of what these lose goes into `exact`."""
+        """The same in native forms; the texts that these lose go into `exact`."""
         values = self.values(place, column)
         if self._may_be_inexact[place]:
             for row, value in enumerate(values):
@@ -95,7 +97,7 @@ def _only_chunk(column: Array) -> Array:
 
 
 def _row_maker(names: Sequence[str]) -> Callable[..., list[Row]]:
-    """A function from columns to rows, written out for these names: twice as fast as dict(zip(…))."""
+    """A function from columns to rows, generated for these names: twice as fast as dict(zip(…))."""
     arguments = ", ".join(f"v{place}" for place in range(len(names)))
     columns = ", ".join(f"c{place}" for place in range(len(names)))
     items = ", ".join(f"{name!r}: v{place}" for place, name in enumerate(names))
@@ -106,7 +108,7 @@ def _row_maker(names: Sequence[str]) -> Callable[..., list[Row]]:
 
 
 def _filled(values: Values, column: Array) -> Values:
-    """NULLs as None, where the column's reader couldn't hold them."""
+    """NULLs as None, where the column's reader can't represent them."""
     if column.null_count:
         for place in column.is_null().to_numpy(zero_copy_only=False).nonzero()[0].tolist():
             values[place] = None
@@ -123,7 +125,7 @@ def _objects(array: Array) -> Values:
 
 def _numbers(filler: float) -> Reader:
     def read(array: Array) -> Values:
-        # NumPy has no NULL among numbers: `_filled` puts them back.
+        # NumPy has no NULL among numbers: `_filled` restores them.
         full = array.fill_null(filler) if array.null_count else array
         values: Values = full.to_numpy(zero_copy_only=False).tolist()
         return values
@@ -132,7 +134,7 @@ def _numbers(filler: float) -> Reader:
 
 
 def iso_timestamps(column: Array, converter: Converter) -> Array | None:
-    """A column rewritten as a whole; None where a year has not four digits."""
+    """A column rewritten as a whole; None unless all years have four digits."""
     ending, replaced = _TIMESTAMP_ENDINGS[converter]
     plain = pc.and_(
         pc.starts_with(pc.binary_slice(column.cast(pa.binary()), 10, 11), " "),
@@ -147,9 +149,7 @@ def iso_timestamps(column: Array, converter: Converter) -> Array | None:
 
 
 def _timestamps(converter: Converter) -> Reader:
-    """A column whose years all have four digits is rewritten as a whole; any other goes value by
-    value.
-    """
+    """A column whose years all have four digits is rewritten as a whole; any other value by value."""
 
     def read(array: Array) -> Values:
         iso = iso_timestamps(array, converter)
@@ -186,5 +186,5 @@ _SHORTCUTS: Final[Mapping[Converter, tuple[pa.DataType, Reader]]] = {
 
 
 def _reader(converter: Converter) -> tuple[pa.DataType, Reader]:
-    """What pyarrow parses a column as, and what makes Python's values of it."""
+    """The type that pyarrow parses a column as, and the conversion to Python values."""
     return _SHORTCUTS.get(converter) or (pa.binary(), _one_by_one(converter))

@@ -1,7 +1,7 @@
-"""The plan of one snapshot, as the driver and the tasks get it: what to copy, in which ranges, into
-which messages.
+"""The plan of one snapshot for the driver and its tasks: what to copy, in which ranges and
+messages.
 
-Never holds a secret: tasks take credentials from their own environment.
+Never contains a secret: tasks take credentials from their own environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PlannedColumn:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Everything a task needs besides credentials."""
+    """Everything that a task needs except credentials."""
 
     snapshot_id: str
     exported: str
@@ -62,13 +62,13 @@ class SnapshotPlan:
     large_bucket: str
 
     def copy_query(self, page_range: PageRange) -> str:
-        """The rows of a range, in the order of the storage."""
+        """The rows of a range, in storage order."""
         names = ", ".join(quote_name(column.name) for column in self.columns)
         where = " AND ".join(f"({condition})" for condition in (page_range.sql(), *self.conditions))
         return f"SELECT {names} FROM ONLY {page_range.relation} WHERE {where}"  # noqa: S608  # every part is quoted
 
     def converters(self) -> tuple[Converter, ...]:
-        """What turns each column's text into its value on the wire."""
+        """The conversions of each column's text to its value on the wire."""
         if self.values is SnapshotValues.TEXT:
             return tuple(text for _ in self.columns)
         options = ValueOptions(self.encoding, self.arrays, self.json_values, self.int8_as_string)

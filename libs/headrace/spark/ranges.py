@@ -1,8 +1,8 @@
-"""The cut of a table's storage into ranges, and of ranges into tasks.
+"""Cuts a table's storage into ranges, and distributes ranges to tasks.
 
-A range is the unit of numbering: its rows come in the order of their place in the storage, so under
-one snapshot its chunks are the same at every attempt. Promises that every page is in exactly one
-range, and that the last range of a storage has no end, since the table may have grown. Pure.
+A range is the unit of numbering: its rows come in storage order, so under one snapshot its chunks
+are the same at every attempt. Promises that every page is in exactly one range, and that the last
+range of a storage has no end, because the table may have grown. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TableStorage:
 
 @dataclass(frozen=True, slots=True)
 class PageRange:
-    """Pages `first` up to, not including, `end`; to the end of the storage when that is None."""
+    """Pages `first` up to, not including, `end`; to the end of the storage if that is None."""
 
     index: int
     relation: str
@@ -49,7 +49,7 @@ def cut_ranges(storages: Sequence[TableStorage], pages_max: int) -> tuple[PageRa
 
 
 def deal(ranges: Sequence[PageRange], tasks_max: int) -> list[Sequence[PageRange]]:
-    """The ranges of each task: neighbours together, counts that differ by one at most."""
+    """The ranges of each task: adjacent ones together, counts that differ by one at most."""
     tasks = min(len(ranges), tasks_max)
     if not tasks:
         return []

@@ -1,7 +1,7 @@
-"""A consumer's request for a snapshot: which table, and which of its columns and rows, as data.
+"""A consumer's request for a snapshot: the table, and which columns and rows, as data.
 
 Owns the form of the request's payload. Promises that nothing of a request reaches SQL unquoted, and
-that a request that can't be understood raises `RequestError` with what is wrong with it.
+that an invalid request raises `RequestError` with what is wrong with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scalar = str | int | float | bool
 
 
 class RequestError(HeadraceError):
-    """A snapshot request that can't be understood."""
+    """The snapshot request is not valid."""
 
     remedy = (
         "Send nothing, or a map in MessagePack or JSON of columns (a list of names), filter (a "
@@ -36,7 +36,7 @@ class RequestError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition on a column; all of a request's hold together."""
+    """A condition on a column; all conditions of a request are combined with AND."""
 
     column: str
     operator: str
@@ -78,9 +78,11 @@ def parse_request(subject: str, payload: bytes) -> SnapshotRequest:
     except DecodeError as error:
         raise RequestError(
             str(error),
-            remedy="Ask on snapshot.request.{table}, for a schema other than public on "
-            "snapshot.request.{schema}=2F"
-            "{table}; any byte outside A-Z a-z 0-9 _ - is written =XX.",
+            remedy=(
+                "Send the request to snapshot.request.{table}, for a schema other than "
+                "public to snapshot.request.{schema}=2F{table}; any byte outside A-Z a-z "
+                "0-9 _ - is written =XX."
+            ),
         ) from error
     if len(payload) > REQUEST_BYTES_MAX:
         raise RequestError(f"a request of {len(payload)} bytes, more than {REQUEST_BYTES_MAX}")
@@ -97,7 +99,7 @@ def parse_request(subject: str, payload: bytes) -> SnapshotRequest:
 
 def _options(payload: bytes) -> dict[str, Any]:
     try:
-        # Compressed, as little could be as much as memory holds.
+        # If it were compressed, a few bytes could expand to fill the memory.
         options = decode(payload, REQUEST_BYTES_MAX)
     except DecodeError as error:
         raise RequestError("the payload is neither MessagePack nor JSON") from error

@@ -1,8 +1,8 @@
 """Session settings of the connections that read a table for a snapshot.
 
-The order of the storage must be the order of the rows, at every attempt, so only a TID range scan
-is left to the planner; no statement may run without end; names resolve in pg_catalog alone. That
-the server doesn't end the long transactions is `headrace.postgres.connection.connect_lastingly`'s.
+Rows must come in storage order at every attempt, so the planner may only use a TID range scan; no
+statement may run forever; names are looked up in pg_catalog only.
+`headrace.postgres.connection.connect_lastingly` keeps the server from ending long transactions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from headrace.contract.scalars import NAME_SETTINGS
 HOLDER_SESSION: Final[Mapping[str, str]] = MappingProxyType(
     {
         **NAME_SETTINGS,
-        # Of the catalog's queries; a COPY has one of its own.
+        # For catalog queries; a COPY has its own.
         "statement_timeout": "60s",
         "standard_conforming_strings": "on",
-        # A policy that hides rows must be an error, since the stream of changes has them.
+        # A policy that hides rows must be an error, because the change stream contains them.
         "row_security": "off",
     }
 )
@@ -32,8 +32,8 @@ COPY_SESSION: Final[Mapping[str, str]] = MappingProxyType(
         "enable_bitmapscan": "off",
         "max_parallel_workers_per_gather": "0",
         "synchronize_seqscans": "off",
-        # An ALTER or TRUNCATE that waits for the holder has every later reader wait behind it,
-        # tasks included.
+        # While an ALTER or TRUNCATE waits for the holder, every later reader waits behind it,
+        # including tasks.
         "lock_timeout": "3s",
     }
 )

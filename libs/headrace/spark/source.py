@@ -1,9 +1,8 @@
-"""The source of one snapshot: its table as the publication shows it, and the transaction that holds
-it.
+"""The source of a snapshot: its table as published, and the transaction that holds it.
 
-Promises an LSN before which every committed transaction is in the snapshot and after which none is,
-and that neither the slot that gave it nor any WAL is held while the copy takes its time. Refuses
-what can't be copied faithfully: tables outside the publication, views, rows that a policy hides.
+Promises an LSN such that the snapshot contains exactly the transactions committed before it;
+neither a slot nor any WAL is held during the copy. Refuses tables that can't be copied faithfully:
+tables outside the publication, views, rows that a policy hides.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _APPLICATION = "headrace snapshot"
 _TOO_LARGE_MAX = 10
 _TOO_LARGE_PAUSE_S = 0.2
 
-# The relations that hold the table's rows, with their files in the snapshot and now: they differ
+# The relations that store the table's rows, with their files in the snapshot and now: they differ
 # after a rewrite.
 _STORAGES = """
 WITH RECURSIVE family AS (
@@ -86,7 +85,7 @@ SELECT a.pid, a.usename AS role, a.application_name AS application,
        extract(epoch FROM clock_timestamp() - a.xact_start)::int8 AS age_s
 FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids($1)) ORDER BY a.xact_start
 """
-# Prepared transactions have no process, and hold a snapshot up all the same.
+# Prepared transactions have no process, and hold up a snapshot all the same.
 _PREPARED = """
 SELECT gid, owner AS role, extract(epoch FROM clock_timestamp() - prepared)::int8 AS age_s
 FROM pg_prepared_xacts WHERE database = current_database() AND 0 = ANY(pg_blocking_pids($1)) ORDER BY prepared
@@ -109,19 +108,19 @@ class TableRefusedError(HeadraceError):
 
 
 class SnapshotHeldUpError(PostgresError):
-    """Older transactions don't end, and a snapshot must wait for them."""
+    """The snapshot waits for older transactions that don't end."""
 
 
 class ChangedMeanwhileError(PostgresError):
     """The table was rewritten between the snapshot and its lock."""
 
     retry = True
-    remedy = "Ask again when the table is not being altered or truncated."
+    remedy = "Request it again when the table is not being altered or truncated."
 
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A snapshot that stays importable while its transaction is open."""
+    """A snapshot that can be imported while its transaction is open."""
 
     lsn: int
     exported: str
@@ -153,7 +152,7 @@ async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedT
 
 
 async def describe_table(settings: Settings, request: SnapshotRequest) -> HeldSnapshot:
-    """The table's columns and storage as they are now, with no snapshot held."""
+    """The table's columns and storage as they are now, without a snapshot."""
     connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     try:
         async with connection.transaction(readonly=True):
@@ -166,13 +165,14 @@ async def describe_table(settings: Settings, request: SnapshotRequest) -> HeldSn
 
 
 async def _whole_table(connection: asyncpg.Connection, request: SnapshotRequest) -> PublishedTable:
-    """The table with all that it has, whether it is published or not."""
+    """The whole table, published or not."""
     row = await connection.fetchrow(_WHOLE_TABLE, request.schema, request.table)
     if row is None:
         raise TableRefusedError(
             f"{request.schema}.{request.table} is not a table",
             remedy=(
-                "Name an ordinary or partitioned table by its raw name, and its schema beside it."
+                "Name an ordinary or partitioned table by its unquoted name, and its schema "
+                "separately."
             ),
         )
     return PublishedTable(
@@ -204,7 +204,8 @@ async def _find_table(
     raise TableRefusedError(
         f"{request.schema}.{request.table} {_why(kind)}",
         remedy=(
-            f"Ask for a table of the publication {settings.source.publication}, or add it there."
+            f"Request a table of the publication {settings.source.publication}, or add the table "
+            "to it."
         ),
         available=available,
     )
@@ -219,10 +220,13 @@ def _why(kind: str | None) -> str:
     if kind is None:
         return "doesn't exist"
     if kind == "p":
-        return "is partitioned, and its publication has the partitions, not the whole (publish_via_partition_root)"
+        return (
+            "is partitioned, and its publication contains the partitions instead of the whole "
+            "(publish_via_partition_root)"
+        )
     if kind in _KIND_NAMES:
-        return f"is {_KIND_NAMES[kind]}: its changes can't be followed, so it has no snapshots"
-    return "is not in the publication, or is left out by HEADRACE_INCLUDE or HEADRACE_EXCLUDE"
+        return f"is {_KIND_NAMES[kind]}: its changes are not in the log, so it has no snapshots"
+    return "is not in the publication, or is excluded by HEADRACE_INCLUDE or HEADRACE_EXCLUDE"
 
 
 def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
@@ -244,7 +248,7 @@ def _check_columns(table: PublishedTable, request: SnapshotRequest) -> None:
 async def held_snapshot(
     settings: Settings, request: SnapshotRequest
 ) -> AsyncIterator[HeldSnapshot]:
-    """The table's snapshot, for as long as the block lasts."""
+    """The table's snapshot, held until the block ends."""
     for attempt in range(1, ATTEMPTS + 1):
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -272,14 +276,16 @@ async def _hold(
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
         raise PostgresUnreachableError(
-            f"the connection that holds the snapshot broke: {error}"
+            f"the connection that holds the snapshot was lost: {error}"
         ) from error
     log.info("snapshot_held", lsn=format_lsn(lsn), relations=len(held.storages))
     return held
 
 
 async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tuple[int, str]:
-    """Import a slot's snapshot into a plain transaction and export it again: then the slot can go."""
+    """Import a slot's snapshot into an ordinary transaction and export it again: then the slot can
+    be dropped.
+    """
     slot = await ReplicationConnection.open(settings.postgres, _APPLICATION)
     try:
         exported = await _patiently_exported(slot, connection, settings)
@@ -294,7 +300,7 @@ async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tupl
 async def _patiently_exported(
     slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings
 ) -> ExportedSnapshot:
-    """It depends on the moment how many transactions a snapshot must name."""
+    """The number of transactions that a snapshot must list changes from moment to moment."""
     for _ in range(_TOO_LARGE_MAX):
         try:
             return await _export(slot, connection, settings)
@@ -317,7 +323,7 @@ async def _export(
             return export.result()
         waited_for = await connection.fetch(_WAITED_FOR, slot.backend_pid)
         prepared = await connection.fetch(_PREPARED, slot.backend_pid)
-        # The walsender would go on waiting for its lock, and hold its slot, after we are gone.
+        # Otherwise the walsender would continue to wait for its lock, and hold its slot.
         await connection.execute("SELECT pg_cancel_backend($1)", slot.backend_pid)
     finally:
         export.cancel()
@@ -344,9 +350,10 @@ def held_up(
             f"the snapshot waited {wait_s:g} s for older transactions: "
             f"{who or 'which have just ended'}"
         ),
-        remedy="End them (pg_terminate_backend, or ROLLBACK PREPARED), or raise "
-        "HEADRACE_SNAPSHOT_SLOT_WAIT_S, and ask "
-        "again.",
+        remedy=(
+            "End them (pg_terminate_backend, or ROLLBACK PREPARED), or raise "
+            "HEADRACE_SNAPSHOT_SLOT_WAIT_S, and request it again."
+        ),
     )
 
 
@@ -385,7 +392,7 @@ async def _describe(
 async def _locked_storages(
     connection: asyncpg.Connection, table: PublishedTable
 ) -> list[asyncpg.Record]:
-    """The relations that hold the rows, kept from being truncated or rewritten, which no snapshot
+    """The relations that store the rows, locked against truncation and rewrites, which no snapshot
     would survive.
     """
     rows = await connection.fetch(_STORAGES, table.relation_id)
@@ -399,15 +406,13 @@ async def _locked_storages(
     except asyncpg.LockNotAvailableError as error:
         raise SnapshotHeldUpError(
             f"{table.schema}.{table.name} was locked for longer than {LOCK_TIMEOUT_S} s",
-            remedy="Ask again when nobody holds ACCESS EXCLUSIVE on it.",
+            remedy="Request it again when no session holds ACCESS EXCLUSIVE on it.",
         ) from error
     except asyncpg.UndefinedTableError as error:
         raise ChangedMeanwhileError(f"{table.schema}.{table.name} was dropped") from error
     rows = await connection.fetch(_STORAGES, table.relation_id)
     if any(row["file"] != row["file_now"] for row in rows):
-        raise ChangedMeanwhileError(
-            f"{table.schema}.{table.name} was rewritten or truncated just now"
-        )
+        raise ChangedMeanwhileError(f"{table.schema}.{table.name} was just rewritten or truncated")
     return list(rows)
 
 
@@ -430,8 +435,8 @@ async def _check_query(
     columns: Sequence[PlannedColumn],
     conditions: Sequence[str],
 ) -> None:
-    """Let PostgreSQL judge the query before Spark is asked: rights, policies, values that don't fit
-    their columns.
+    """Let PostgreSQL check the query before Spark runs: permissions, policies, values that don't
+    fit their columns.
     """
     if not storages:
         return

@@ -1,9 +1,9 @@
 """The process that holds a DataFrame's snapshot while Spark reads it: `python -m …table_holder
 OPTIONS`.
 
-Spark's planning worker ends before the tasks begin, so the transaction needs a process of its own.
-It ends when Spark does, and `hold_s` after its last reader: readers are seen in pg_stat_activity,
-by the name of their application.
+Spark's planning worker ends before the tasks start, so the transaction needs its own process. It
+ends when Spark does, and `hold_s` after its last reader: readers are visible in pg_stat_activity,
+by application name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NoSnapshotError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What readers need: the plan, and the name of the application to read as."""
+    """What readers need: the plan, and the application name to use."""
 
     packed_plan: bytes
     application: str
@@ -64,7 +64,7 @@ def start(options: TableOptions) -> Held:
         process.stdout.readline() or b'{"error": "the process that takes it ended"}'
     )
     process.stdout.close()
-    # It outlives most processes that start it; one that stays must not keep its zombie.
+    # It outlives most processes that start it; a parent that stays must not keep its zombie.
     threading.Thread(target=process.wait, name="headrace-holder", daemon=True).start()
     if "error" in answer:
         raise NoSnapshotError(answer["error"])
@@ -72,7 +72,7 @@ def start(options: TableOptions) -> Held:
 
 
 def _spark_pid() -> int:
-    """The JVM above this Python worker; the parent where there is none."""
+    """The JVM above this Python worker; the parent if there is none."""
     pid = os.getppid()
     while pid > 1:
         place = Path(f"/proc/{pid}")

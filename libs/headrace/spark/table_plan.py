@@ -1,5 +1,5 @@
-"""What a DataFrame's reader was asked for, and the plan of its copy. Pure, but for the environment
-that it reads.
+"""The options of a DataFrame's reader, and the plan of its copy. Pure, except that it reads the
+environment.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PAGE_BYTES = 8192
 
 
 class TableOptionError(HeadraceError):
-    """An option that `headrace.table` lacks, or can't use."""
+    """An option of `headrace.table` is missing or not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What the reader was asked for."""
+    """The reader's options."""
 
     request: SnapshotRequest
     publication: str
@@ -46,13 +46,13 @@ class TableOptions:
         return cls(request, options.get("publication", ""), hold_s)
 
     def settings(self) -> Settings:
-        """Where the source is, as the environment says."""
+        """The source's address, from the environment."""
         settings = load(os.environ)
         return replace(settings, source=replace(settings.source, publication=self.publication))
 
 
 def plan_of(held: HeldSnapshot, settings: Settings) -> SnapshotPlan:
-    """A plan whose tasks are ranges; what concerns messages is left empty."""
+    """A plan whose tasks are ranges; everything about messages is left empty."""
     ranges = cut_ranges(held.storages, max(1, settings.snapshot.range_bytes // PAGE_BYTES))
     return SnapshotPlan(
         snapshot_id="",

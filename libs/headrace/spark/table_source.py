@@ -41,7 +41,7 @@ from headrace.spark.table_plan import TableOptions, plan_of
 PARSE_BYTES = 4 * 1024 * 1024
 BLOCKS_AHEAD = 2
 WAIT_S = 0.5
-# Spark's name and pyarrow's, by the type's OID; integers of domains are long.
+# Spark's type name and pyarrow's, by the type's OID; integers of domains are long.
 _INTEGERS = {type_oids.INT2: ("short", pa.int16()), type_oids.INT4: ("int", pa.int32())}
 _KINDS: dict[Converter, tuple[str, pa.DataType]] = {
     scalars.integer: ("long", pa.int64()),
@@ -73,11 +73,9 @@ class TableSource(DataSource):  # type: ignore[misc]  # pyspark publishes no typ
 
 
 class SnapshotGoneError(HeadraceError):
-    """The snapshot that a DataFrame was planned on is held no longer."""
+    """The snapshot that a DataFrame was planned on is no longer held."""
 
-    remedy = (
-        "Load the DataFrame anew; raise the option hold_s where tasks wait long for their turn."
-    )
+    remedy = "Load the DataFrame again; raise the option hold_s if tasks wait long for their turn."
 
 
 @dataclass
@@ -90,7 +88,7 @@ class TablePartition(InputPartition):  # type: ignore[misc]  # as above
 
 
 class TableReader(DataSourceReader):  # type: ignore[misc]  # as above
-    """Plans partitions where the driver is, and reads each where its task is."""
+    """Plans partitions in the driver's process, and reads each in its task."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
@@ -134,7 +132,9 @@ def _typed(rows: CsvRows, place: int, column: Any, kind: pa.DataType) -> Any:
 
 
 def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
-    """COPY's output, a few MiB of whole rows at a time, received while the last of them is parsed."""
+    """COPY's output, a few MiB of whole rows at a time, received while the previous ones are
+    parsed.
+    """
     blocks: queue.Queue[bytes | BaseException | None] = queue.Queue(BLOCKS_AHEAD)
     over = threading.Event()
 
@@ -168,14 +168,14 @@ async def _copy(
     over: threading.Event,
 ) -> None:
     settings = load(os.environ)
-    # Without a bound: COPY waits for as long as Spark takes with what it has.
+    # Without a bound: COPY waits for as long as Spark takes.
     session = {**COPY_SESSION, "statement_timeout": "0"}
     connection = await connect_lastingly(settings.postgres, partition.application, **session)
     received = bytearray()
 
     async def receive(data: bytes) -> None:
-        """Whole rows, as asyncpg gives them; blocks while the parser is behind, and PostgreSQL with
-        it.
+        """Whole rows, as asyncpg delivers them; blocks while the parser is behind, and PostgreSQL
+        with it.
         """
         if over.is_set():
             raise asyncio.CancelledError

@@ -25,7 +25,7 @@ from headrace.contract.values_json import native_documents, native_json
 from headrace.snapshot_responder.chunks import Block
 from headrace.spark.csv_rows import CsvRows, Exact, iso_timestamps
 
-# pyarrow publishes no types, and the stubs that others keep for it lack calls that are used here.
+# pyarrow publishes no types, and third-party stubs lack calls that are used here.
 Array = Any
 pc: Any = pyarrow.compute
 Pieces = list[Array]
