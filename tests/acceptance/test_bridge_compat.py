@@ -1,8 +1,8 @@
 """A consumer written from the PG→NATS bridge's README alone, and nothing of Headrace's, against
 `--compat bridge`.
 
-It knows the bridge's subjects, keys, ids, bucket, paths and lines. Whatever it doesn't expect is an
-error to it.
+It knows the bridge's subjects, keys, ids, bucket, paths and lines. Anything unexpected is an
+error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`headrace up` with several slots: suites of their own beside each other, on shared servers and
+"""`headrace up` with several slots: separate suites on shared servers and
 streams.
 """
 
