@@ -15,7 +15,7 @@ from headrace.testing.line import ALL_TABLES, Line, Lines, running_line
 from headrace.testing.names import Names
 from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
-from skips import pytest_configure  # type: ignore[import-not-found]  # noqa: F401  # a hook, on pytest's path only
+from tests.skips import pytest_configure  # noqa: F401  # a hook
 
 # No verdict depends on how fast the machine is, or how busy.
 settings.register_profile(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.archive import WalReader
 from headrace.archive.registry import registered
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 EXAMPLE = Path(__file__).parents[2] / "examples/python/archive_exactly_once.py"
 
@@ -21,7 +21,7 @@ async def test_the_recipe_is_exactly_once_through_hard_kills(tmp_path: Path) -> 
     for _ in range(30):
         made.write(200)
     path, chance = tmp_path / "copy.db", random.Random(5)
-    command = [sys.executable, EXAMPLE, made.url, path, "public.orders", "--once"]
+    command = [sys.executable, str(EXAMPLE), made.url, str(path), "public.orders", "--once"]
     for _ in range(5):
         process = await asyncio.create_subprocess_exec(*command)
         await asyncio.sleep(0.4 + chance.random())

@@ -23,11 +23,11 @@ import asyncpg
 import pytest
 import yaml
 
-from chart.composition import HAS_LOCKED_HELM, ROOT, services  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from headrace.audit.settings import load_audit
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 from headrace.testing.plugin import OwnPostgres
+from tests.chart.composition import HAS_LOCKED_HELM, ROOT, services
 
 BLOCK = re.compile(r"^```(sh|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STAND_INS = ("docker", "kubectl", "curl")

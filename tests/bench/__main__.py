@@ -7,6 +7,7 @@ import asyncio
 import os
 
 from rich.console import Console
+
 from tests.bench import (
     audit,
     backlog,

@@ -19,14 +19,14 @@ from pathlib import Path
 import nats
 from nats.errors import Error as NatsError
 from rich.console import Console
-from tests.bench import result
-from tests.bench.machine import Machine, cpu_s, machine, rss_max_mib
-from tests.bench.result import Figure, against, beside
 
 from headrace.archive import WalReader
 from headrace.archive.store import Store
 from headrace.archiver.place import last_info
 from headrace.testing.suite import Suite
+from tests.bench import result
+from tests.bench.machine import Machine, cpu_s, machine, rss_max_mib
+from tests.bench.result import Figure, against, beside
 
 SLOT = "bench_archive"
 PUBLICATION_SQL = "CREATE PUBLICATION bench FOR ALL TABLES"

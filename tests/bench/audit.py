@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import nats
 from nats.js.errors import NotFoundError
-from tests.bench.machine import Machine, cpu_s, rss_max_mib, rss_mib
-from tests.bench.result import Figure, within
 
 from headrace.testing.suite import Suite
+from tests.bench.machine import Machine, cpu_s, rss_max_mib, rss_mib
+from tests.bench.result import Figure, within
 
 TABLE = "audited"
 TIMEOUT_S = 540.0

@@ -20,9 +20,9 @@ import nats
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
-from tests.bench.machine import Machine, cpu_s, rss_max_mib, rss_mib
 
 from headrace.testing.suite import Suite
+from tests.bench.machine import Machine, cpu_s, rss_max_mib, rss_mib
 
 SERVICES = ("wal-reader", "publisher")
 _DRAIN_TIMEOUT_S = 600

@@ -20,11 +20,11 @@ import asyncpg
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tests.bench.machine import PUBLICATION, Machine
-from tests.bench.result import Figure, within
 
 from headrace.contract import events
 from headrace.testing.suite import Suite
+from tests.bench.machine import PUBLICATION, Machine
+from tests.bench.result import Figure, within
 
 TRANSACTIONS_PER_S, ROWS = 100, 10
 _SETTLE_S = 1.0

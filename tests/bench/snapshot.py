@@ -8,11 +8,11 @@ from dataclasses import replace
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tests.bench.machine import PUBLICATION, Machine, cpu_s, family_cpu_s, rss_max_mib
-from tests.bench.result import Figure, against, plain
 
 from headrace.contract.events import decode
 from headrace.testing.suite import Suite
+from tests.bench.machine import PUBLICATION, Machine, cpu_s, family_cpu_s, rss_max_mib
+from tests.bench.result import Figure, against, plain
 
 LEAST = 0.9
 SLOT = "bench_snapshot"

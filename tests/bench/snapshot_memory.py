@@ -12,12 +12,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import nats
-from tests.bench.machine import PUBLICATION, Machine
-from tests.bench.result import Figure, plain, within
-from tests.bench.snapshot import COLUMNS, ROWS, await_snapshot
 
 from headrace.testing.responder import child_pids
 from headrace.testing.suite import Suite
+from tests.bench.machine import PUBLICATION, Machine
+from tests.bench.result import Figure, plain, within
+from tests.bench.snapshot import COLUMNS, ROWS, await_snapshot
 
 SLOT = "bench_memory"
 GROWTH_MOST = 1.15

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
+from headrace.testing.process import ServiceProcess, service
 from tests.bench.machine import Machine, rss_max_mib
 from tests.bench.result import Figure, plain
-
-from headrace.testing.process import ServiceProcess, service
 
 READY_S_MAX = 1.5
 SLOT = "bench_start"

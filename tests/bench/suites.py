@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headrace.embedded.nats import EmbeddedNats
 from tests.bench import draining
 from tests.bench.draining import Backlog, Drained
 from tests.bench.machine import Machine
 from tests.bench.result import Figure, beside
-
-from headrace.embedded.nats import EmbeddedNats
 
 _ROWS_PER_TRANSACTION = 1000
 _ACCOUNT = "SUITE{0}: {{ jetstream: enabled, users: [{{ user: suite{0}, password: suite{0} }}] }}"

@@ -21,10 +21,10 @@ from typing import Any
 
 import asyncpg
 import pyarrow.parquet as pq
-from tests.chaos.checker import BrokenPromiseError, Checker
-from tests.chaos.source import TABLES, Writer
 
 from headrace.embedded.postgres import EmbeddedPostgres
+from tests.chaos.checker import BrokenPromiseError, Checker
+from tests.chaos.source import TABLES, Writer
 
 PUBLISHED = "FOR TABLES IN SCHEMA public"
 MIRRORED, TRAIL = "mirrored", "trail"

@@ -17,11 +17,11 @@ from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import Error as JetStreamError
-from tests.chaos.source import SOURCE, TABLES
 
 from headrace.contract import events
 from headrace.lsn import ORIGIN, Position
 from headrace.testing.oracle import Change
+from tests.chaos.source import SOURCE, TABLES
 
 STREAM = "CDC"
 _FETCH = 1000

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.chaos import packets
-from tests.chaos.world import Instance, World
-
 from headrace.testing.clock import ClockUnmovableError, move_clock
 from headrace.testing.proxy import Proxy
+from tests.chaos import packets
+from tests.chaos.world import Instance, World
 
 PAUSE_S = (0.2, 4.0)
 AT_ONCE_MAX = 3

@@ -17,15 +17,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.attached import Attached, attached
-from tests.chaos.source import PUBLICATION
-
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.clock import can_move_clocks
 from headrace.testing.proxy import Proxy
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS
 from headrace.testing.suite import Suite
+from tests.chaos.attached import Attached, attached
+from tests.chaos.source import PUBLICATION
 
 SERVICES = ("wal-reader", "publisher")
 SETTINGS = {

@@ -26,7 +26,6 @@ import nats
 import pyspark
 from nats.aio.client import Client
 
-from chart.composition import ROOT, Service, services  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from headrace.embedded.account import unprivileged_account
 from headrace.embedded.java import java_for_spark
 from headrace.embedded.nats import EmbeddedNats
@@ -34,6 +33,7 @@ from headrace.embedded.ports import free_port
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
 from headrace.embedded.postgres_install import postgres_binaries
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS, SessionServers
+from tests.chart.composition import ROOT, Service, services
 
 SUITE = ("wal-reader", "publisher", "snapshot-responder", "schema-publisher", "telemetry")
 DATABASE = "headrace"

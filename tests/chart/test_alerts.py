@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.prometheus import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from headrace.metrics.catalogue import FIGURES
+from tests.chart.prometheus import (
     PrometheusMissingError,
     binary,
 )
-from headrace.metrics.catalogue import FIGURES
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/alerts.yaml"

@@ -13,12 +13,12 @@ from typing import Any, get_type_hints
 import pytest
 import yaml
 
-from chart.composition import COMPOSE, ROOT, SERVERS, Service, services  # type: ignore[import-not-found]  # pytest's path
-from chart.deployment import MIRROR_PORT, SUITE  # type: ignore[import-not-found]  # pytest's path
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.embedded.nats import nats_binary
 from headrace.settings import Settings, load
 from headrace.suite.services import SERVICES, TELEMETRY
+from tests.chart.composition import COMPOSE, ROOT, SERVERS, Service, services
+from tests.chart.deployment import MIRROR_PORT, SUITE
 
 ROLES = ROOT / "deploy/postgres/roles.sql"
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
@@ -220,7 +220,7 @@ def test_every_password_is_one_that_env_sh_makes() -> None:
 @pytest.mark.parametrize("name", ["nats.conf", "accounts.conf"])
 def test_nats_server_accepts_the_shipped_configuration(name: str) -> None:
     environment = {**services()["nats"].environment, "NATS_READERS_ADMIN_PASSWORD": "p"}
-    command = [nats_binary(), "-t", "-c", ROOT / "deploy/nats" / name]
+    command = [str(nats_binary()), "-t", "-c", str(ROOT / "deploy/nats" / name)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

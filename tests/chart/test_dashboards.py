@@ -17,15 +17,15 @@ import pytest
 import yaml
 from pytest_asyncio import fixture as async_fixture
 
-from chart.deployment import SUITE, Deployment, deployed  # type: ignore[import-not-found]  # only on pytest's path
-from chart.prometheus import (  # type: ignore[import-not-found]  # only on pytest's path
+from headrace.contract.events import decode
+from headrace.testing.servers import SessionServers
+from tests.chart.deployment import SUITE, Deployment, deployed
+from tests.chart.prometheus import (
     Prometheus,
     PrometheusMissingError,
     binary,
     running_prometheus,
 )
-from headrace.contract.events import decode
-from headrace.testing.servers import SessionServers
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy/grafana/dashboards"

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -16,51 +12,25 @@ import kubernetes_validate  # type: ignore[import-untyped]  # published without 
 import pytest
 import yaml
 
-from chart.composition import HAS_LOCKED_HELM  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from chart.deployment import SUITE  # type: ignore[import-not-found]  # as above
 from headrace.audit.settings import AuditSettings, load_audit
 from headrace.cli.mirror.run import table_names
 from headrace.settings import Settings, load
 from headrace.suite.services import SERVICES
+from tests.chart.deployment import SUITE
+from tests.chart.rendered import (
+    CHART,
+    SETS,
+    container_of,
+    helm,
+    of_kind,
+    pods,
+    rendered,
+    with_values,
+)
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/headrace"
-SETS = sorted((CHART / "ci").glob("*.yaml"))
 LIBPQ = {"PGSSLMODE", "PGSSLROOTCERT", "PGPASSWORD"}
 FOREIGN_KINDS = {"ServiceMonitor", "PrometheusRule"}
-
-
-def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = shutil.which("helm", path=str(ROOT / ".venv/bin")) or shutil.which("helm")
-    if command is None and not HAS_LOCKED_HELM:
-        pytest.skip("the lock has no helm for this platform, and none is installed")
-    assert command is not None
-    return subprocess.run(
-        [command, *arguments], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
-@cache
-def rendered(values: Path) -> tuple[dict[str, Any], ...]:
-    done = helm("template", "headrace", CHART, "--namespace", "data", "-f", values)
-    assert done.returncode == 0, done.stderr
-    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
-
-
-def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    return (manifest for manifest in rendered(values) if manifest["kind"] in kinds)
-
-
-def pods(values: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Each pod template: its manifest's name, the pod, its container."""
-    for manifest in of_kind(values, "Deployment", "Job"):
-        pod = manifest["spec"]["template"]["spec"]
-        yield manifest["metadata"]["name"], pod, pod["containers"][0]
-
-
-def with_values(*pairs: str) -> subprocess.CompletedProcess[str]:
-    chosen = [part for pair in pairs for part in ("--set", pair)]
-    return helm("template", "headrace", CHART, "-f", CHART / "ci/minimal.yaml", *chosen)
 
 
 @pytest.mark.parametrize("values", SETS, ids=lambda path: path.stem)
@@ -172,10 +142,6 @@ def test_several_slots_are_suites_of_their_own() -> None:
         if "orders-slot" in name and entry["name"] == "HEADRACE_REPLICAS"
     }
     assert own == {"3"}
-
-
-def container_of(values: Path, name: str) -> dict[str, Any]:
-    return next(container for full, _, container in pods(values) if full == f"headrace-{name}")
 
 
 def values_of(container: dict[str, Any]) -> dict[str, str]:

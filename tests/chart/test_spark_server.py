@@ -11,12 +11,12 @@ import asyncpg
 import pytest
 import yaml
 
-from chart.composition import services  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from chart.deployment import SUITE, deployed  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from chart.test_helm import CHART, container_of, of_kind  # type: ignore[import-not-found]  # as above
 from headrace.contract.events import decode
 from headrace.testing.responder import jvm_of
 from headrace.testing.servers import SessionServers
+from tests.chart.composition import services
+from tests.chart.deployment import SUITE, deployed
+from tests.chart.rendered import CHART, container_of, of_kind
 
 ROWS = 30_000
 

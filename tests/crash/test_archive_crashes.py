@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from crash.test_exactly_once import write  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from headrace.archive import RowEntry, WalGapError, WalReader, WalReaderOptions
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -28,7 +27,7 @@ from headrace.testing.oracle import Change
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.s3 import S3Server, S3UnavailableError, binary
 from headrace.testing.suite import Suite
-from integration.test_archive_line import (  # type: ignore[import-not-found]  # as above
+from tests.support.archiving import (
     WITH_ARCHIVE,
     archived,
     as_change,
@@ -36,6 +35,7 @@ from integration.test_archive_line import (  # type: ignore[import-not-found]  #
     environment,
     prepare,
 )
+from tests.support.exactly_once import write
 
 ROWS = int(os.environ.get("HEADRACE_ARCHIVE_CRASH_ROWS", "60000"))
 

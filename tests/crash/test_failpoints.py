@@ -23,13 +23,6 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError
 
-from crash.test_exactly_once import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-    environment,
-    everything_delivered,
-    mirror_of,
-    prepare,
-    source_rows,
-)
 from headrace.contract.events import decode
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -38,6 +31,13 @@ from headrace.testing.oracle import Oracle, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.responder import RESULT_TIMEOUT_S, Consumer, Responder
 from headrace.testing.suite import Suite
+from tests.support.exactly_once import (
+    environment,
+    everything_delivered,
+    mirror_of,
+    prepare,
+    source_rows,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import time
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.mutation import mutants  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from fuzz.targets import TARGETS  # type: ignore[import-not-found]  # as above
+from tests.fuzz.mutation import mutants
+from tests.fuzz.targets import TARGETS
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 SEED = int(os.environ.get("FUZZ_SEED", random.SystemRandom().randrange(1 << 32)))

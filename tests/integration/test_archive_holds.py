@@ -19,7 +19,7 @@ from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command
 from headrace.testing.suite import Suite
-from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archiving import (
     archived,
     changes,
     environment,

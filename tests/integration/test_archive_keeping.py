@@ -16,7 +16,7 @@ from headrace.archive.store import Store
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
-from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archiving import (
     WITH_ARCHIVE,
     archived,
     as_change,

@@ -13,7 +13,7 @@ import pytest
 from headrace.archive import ArchiveError, AsyncWalReader, WalReader, WalReaderOptions
 from headrace.archive.layout import file_name
 from headrace.testing.s3 import S3Server, S3UnavailableError, binary
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headrace.testing.names import Names
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
-from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archiving import (
     WITH_ARCHIVE,
     environment,
 )

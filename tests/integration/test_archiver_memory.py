@@ -13,7 +13,7 @@ from headrace.archive.columns import GROUP_ROWS
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.suite import Suite
-from integration.test_archive_line import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archiving import (
     WITH_ARCHIVE,
     environment,
 )

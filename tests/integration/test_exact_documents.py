@@ -15,7 +15,7 @@ from headrace.contract import events, exact
 from headrace.contract.type_oids import JSONB
 from headrace.contract.values import Encoding, ValueOptions, converter
 from headrace.testing.database import Database
-from oracle import documents  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.oracle import documents
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -21,13 +21,13 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pytest_asyncio import fixture as async_fixture
 
-from chart.deployment import SUITE, Deployment, deployed  # type: ignore[import-not-found]  # tests/ is on pytest's path only
 from headrace.bus import subjects
 from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.events import decode
 from headrace.jetstream.object_store import LargeStore
 from headrace.testing.process import command
 from headrace.testing.servers import SessionServers
+from tests.chart.deployment import SUITE, Deployment, deployed
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats
 from headrace.testing.process import ServiceProcess, service
 from headrace.testing.suite import Suite
-from integration.test_telemetry import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.telemetry_answers import (
     status_when,
     values,
 )

@@ -21,7 +21,7 @@ from headrace.archive.layout import file_name
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.lsn import Position
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.testing.spark_connect import connect_server
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

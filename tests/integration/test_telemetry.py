@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,8 @@ from headrace.metrics.counting import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
-from headrace.testing.process import ServiceProcess, service
+from headrace.testing.process import service
+from tests.support.telemetry_answers import environment, make_slot, status_when, values
 
 LINE = re.compile(
     r"METRICS uptime=(\d+) wal_messages=(\d+) cdc_events=(\d+) lsn=([0-9a-f]+/[0-9a-f]+) connected=([01]) "
@@ -55,47 +55,12 @@ BRIDGE_METRICS = [
 ]
 
 
-def environment(database: Database, nats_url: str, names: Names, **more: str) -> dict[str, str]:
-    return {
-        "PG_HOST": "127.0.0.1",
-        "PG_PORT": str(database.port),
-        "PG_DB": database.name,
-        "POSTGRES_BRIDGE_USER": database.user,
-        "NATS_URL": nats_url,
-        "HEADRACE_SLOT": names.slot,
-        "HEADRACE_PUB": names.publication,
-        "HEADRACE_STATS_INTERVAL_S": "0.1",
-        "HEADRACE_SLOT_INTERVAL_S": "0.1",
-        **more,
-    }
-
-
-async def make_slot(database: Database, names: Names) -> None:
-    await database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", names.slot)
-
-
-def values(metrics: str) -> dict[str, float]:
-    lines = [
-        line.rpartition(" ") for line in metrics.splitlines() if line and not line.startswith("#")
-    ]
-    return {name: float(value) for name, _, value in lines}
-
-
 EVERYWHERE = "0.0.0.0"  # noqa: S104  # what a container listens on, and why a token is asked for
 NOWHERE = "nats://127.0.0.1:1"
 
 
 def state(status: dict[str, Any], name: str) -> str:
     return str(status["services"].get(name, {}).get("state", "unknown"))
-
-
-async def status_when(
-    telemetry: ServiceProcess, true: Callable[[dict[str, Any]], bool]
-) -> dict[str, Any]:
-    async with asyncio.timeout(60):
-        while not true(status := json.loads((await telemetry.get("/status"))[1])):
-            pass
-    return dict(status)
 
 
 READER: Stats = {

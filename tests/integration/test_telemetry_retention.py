@@ -14,7 +14,7 @@ from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import service
-from integration.test_telemetry import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.telemetry_answers import (
     environment,
     make_slot,
     status_when,

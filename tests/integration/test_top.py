@@ -18,7 +18,7 @@ from headrace.metrics.counting import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.process import ServiceProcess, command, service
-from integration.test_telemetry import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.telemetry_answers import (
     environment,
     make_slot,
     status_when,

@@ -21,9 +21,9 @@ from typing import Any
 import asyncpg
 import pyarrow.parquet as pq
 
-from options import script  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from options.world import World  # type: ignore[import-not-found]  # as above
-from oracle.foreign_reader import Message, foreign_reader  # type: ignore[import-not-found]  # as above
+from tests.options import script
+from tests.options.world import World
+from tests.oracle.foreign_reader import Message, foreign_reader
 
 ARRIVE_S = 180.0
 _POLL_S = 0.5

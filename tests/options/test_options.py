@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from headrace.testing.servers import SessionServers
-from options import script  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from options.covering import OPTIONS, combinations, pairs_of, wanted  # type: ignore[import-not-found]  # as above
-from options.judge import judge  # type: ignore[import-not-found]  # as above
-from options.world import running  # type: ignore[import-not-found]  # as above
+from tests.options import script
+from tests.options.covering import OPTIONS, combinations, pairs_of, wanted
+from tests.options.judge import judge
+from tests.options.world import running
 
 _PARTS = 3
 

@@ -20,8 +20,8 @@ from headrace.testing.mirror_process import MirrorProcess
 from headrace.testing.names import Names
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite
-from options import script  # type: ignore[import-not-found]  # tests/ is on pytest's path only
-from options.covering import Combination, followed  # type: ignore[import-not-found]  # as above
+from tests.options import script
+from tests.options.covering import Combination, followed
 
 # On a machine that does much else.
 START_S = 120.0

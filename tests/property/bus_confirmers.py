@@ -12,10 +12,10 @@ from headrace.bus.control import Control
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.publisher.ledger import Ledger
-from property.bus_durable import MESSAGE, ChangeId, Sent  # type: ignore[import-not-found]  # tests/ is on pytest's path
+from tests.property.bus_durable import MESSAGE, ChangeId, Sent
 
 if TYPE_CHECKING:
-    from property.bus_world import World  # type: ignore[import-not-found]  # as above
+    from tests.property.bus_world import World
 
 WINDOW = 6
 PUBLISHER, ARCHIVER = "publisher", "archiver"

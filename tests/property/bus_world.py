@@ -17,7 +17,7 @@ from typing import Any
 from headrace.bus.control import Control
 from headrace.bus.frame import Opening
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
-from property.bus_confirmers import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.property.bus_confirmers import (
     ARCHIVER,
     PUBLISHER,
     Archive,
@@ -25,7 +25,7 @@ from property.bus_confirmers import (  # type: ignore[import-not-found]  # tests
     Confirmer,
     Publisher,
 )
-from property.bus_durable import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.property.bus_durable import (
     BrokenPromiseError,
     JetStream,
     Postgres,

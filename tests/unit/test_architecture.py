@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from unit.source_tree import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.source_tree import (
     ROOT,
     ROOTS,
     failures,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.settings import BusSettings
 from headrace.suite.services import SERVICES
-from unit.source_tree import ROOT, modules, tree  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.source_tree import ROOT, modules, tree
 
 PAGE = (ROOT / "docs/architecture.md").read_text()
 MAP = PAGE.split("## Where to find it")[1].split("```")[1]

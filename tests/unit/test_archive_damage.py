@@ -36,7 +36,7 @@ from headrace.archive.registry import register
 from headrace.archive.store import Names, ObjectMetadata, Request, Store
 from headrace.cli.main import app
 from headrace.spark.archive_source import ArchiveReader, SourceOptions
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 FILES = 5
 ROWS = 20

@@ -24,7 +24,7 @@ from headrace.archive.read_protocol import Seen
 from headrace.archive.segment import RowSelection
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Request
 from headrace.lsn import Position
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

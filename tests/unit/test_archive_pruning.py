@@ -25,7 +25,7 @@ from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import RowSelection
 from headrace.archive.store import Store
 from headrace.lsn import Position
-from unit.archive_maker import Maker, rows, table_info  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker, rows, table_info
 
 GROUPS = 4
 ROWS = GROUPS * GROUP_ROWS // 10 * 10

@@ -30,7 +30,7 @@ from headrace.archive.errors import FileTakenError
 from headrace.archive.layout import file_name
 from headrace.archive.registry import register, registered, unregister
 from headrace.cli.main import app
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 
 @pytest.fixture

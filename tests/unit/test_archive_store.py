@@ -22,7 +22,7 @@ from headrace.archive.metadata import Gap
 from headrace.archive.store import DRAFT_AGE_S, Head, Store
 from headrace.archiver.place import ArchiveVanishedError, Mark, place_of
 from headrace.bus.frame import Opening
-from unit.archive_maker import Maker  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.archive_maker import Maker
 
 
 class CarelessStore(Store):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from unit.source_tree import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.source_tree import (
     failures,
     modules,
     tree,

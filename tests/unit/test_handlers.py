@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
 
-from unit.source_tree import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.support.source_tree import (
     ROOTS,
     failures,
     inside,

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from lock_platforms import PURE_SOURCE, from_wheels  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.lock_platforms import PURE_SOURCE, from_wheels
 
 ROOT = Path(__file__).parents[2]
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")

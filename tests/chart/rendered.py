@@ -1,0 +1,55 @@
+"""What the chart renders, by `helm template`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.composition import HAS_LOCKED_HELM, ROOT
+
+CHART = ROOT / "deploy/helm/headrace"
+SETS = sorted((CHART / "ci").glob("*.yaml"))
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = shutil.which("helm", path=str(ROOT / ".venv/bin")) or shutil.which("helm")
+    if command is None and not HAS_LOCKED_HELM:
+        pytest.skip("the lock has no helm for this platform, and none is installed")
+    assert command is not None
+    return subprocess.run(
+        [command, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@cache
+def rendered(values: Path) -> tuple[dict[str, Any], ...]:
+    done = helm("template", "headrace", CHART, "--namespace", "data", "-f", values)
+    assert done.returncode == 0, done.stderr
+    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+
+
+def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    return (manifest for manifest in rendered(values) if manifest["kind"] in kinds)
+
+
+def pods(values: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each pod template: its manifest's name, the pod, its container."""
+    for manifest in of_kind(values, "Deployment", "Job"):
+        pod = manifest["spec"]["template"]["spec"]
+        yield manifest["metadata"]["name"], pod, pod["containers"][0]
+
+
+def with_values(*pairs: str) -> subprocess.CompletedProcess[str]:
+    chosen = [part for pair in pairs for part in ("--set", pair)]
+    return helm("template", "headrace", CHART, "-f", CHART / "ci/minimal.yaml", *chosen)
+
+
+def container_of(values: Path, name: str) -> dict[str, Any]:
+    return next(container for full, _, container in pods(values) if full == f"headrace-{name}")

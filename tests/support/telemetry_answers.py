@@ -1,0 +1,50 @@
+"""Telemetry in tests: its environment, its slot, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from headrace.testing.database import Database
+from headrace.testing.names import Names
+from headrace.testing.process import ServiceProcess
+
+POLL_S = 0.02
+
+
+def environment(database: Database, nats_url: str, names: Names, **more: str) -> dict[str, str]:
+    return {
+        "PG_HOST": "127.0.0.1",
+        "PG_PORT": str(database.port),
+        "PG_DB": database.name,
+        "POSTGRES_BRIDGE_USER": database.user,
+        "NATS_URL": nats_url,
+        "HEADRACE_SLOT": names.slot,
+        "HEADRACE_PUB": names.publication,
+        "HEADRACE_STATS_INTERVAL_S": "0.1",
+        "HEADRACE_SLOT_INTERVAL_S": "0.1",
+        **more,
+    }
+
+
+async def make_slot(database: Database, names: Names) -> None:
+    await database.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", names.slot)
+
+
+def values(metrics: str) -> dict[str, float]:
+    lines = [
+        line.rpartition(" ") for line in metrics.splitlines() if line and not line.startswith("#")
+    ]
+    return {name: float(value) for name, _, value in lines}
+
+
+async def status_when(
+    telemetry: ServiceProcess, true: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        # The status page gives no event.
+        while not true(status := json.loads((await telemetry.get("/status"))[1])):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+    return dict(status)
