@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prose import (  # type: ignore[import-not-found]  # tests/ is on pytest's path only
+from tests.prose import (
     AREAS,
     ROOT,
     RULES,
