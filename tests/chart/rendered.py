@@ -1,4 +1,4 @@
-"""What the chart renders, by `helm template`."""
+"""The manifests that the chart renders, by `helm template`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line with an archive: the tables, what is written into them, and what the archive then holds."""
+"""A line with an archive: its tables, the statements that change them, the entries of the archive."""
 
 from __future__ import annotations
 

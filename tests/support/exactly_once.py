@@ -1,5 +1,5 @@
-"""A line under load: its tables, their writer, and the comparison of the stream with what PostgreSQL
-committed.
+"""A line under load: its tables, their writer, and the comparison of the stream with
+PostgreSQL's own record of the commits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telemetry in tests: its environment, its slot, and what it answers."""
+"""Telemetry in tests: its environment, its slot, and its answers."""
 
 from __future__ import annotations
 
