@@ -15,7 +15,20 @@ from headrace.testing.line import ALL_TABLES, Line, Lines, running_line
 from headrace.testing.names import Names
 from headrace.testing.responder import Consumer, Responder, connected_consumer, running_responder
 from headrace.testing.servers import SessionServers
-from tests.skips import pytest_configure  # noqa: F401  # a hook
+from tests import skips
+from tests.support.order import long_files_first
+from tests.support.spark_classes import use_archive
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    skips.pytest_configure(config)
+    use_archive()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among several workers; alone, tests run in the order of their files."""
+    if hasattr(config, "workerinput"):
+        items[:] = long_files_first(items)
 
 # No verdict depends on how fast the machine is, or how busy.
 settings.register_profile(

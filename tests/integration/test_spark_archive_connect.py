@@ -12,6 +12,7 @@ import pytest
 
 from headrace.testing.spark_connect import connect_server
 from tests.support.archive_maker import Maker
+from tests.support.spark_classes import java_options
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -48,7 +49,7 @@ def test_the_archive_is_read_and_followed_through_a_connect_server(tmp_path: Pat
     made = Maker(f"file://{tmp_path}/archive")
     made.write(40)
     made.write(40)
-    with connect_server(tmp_path, {}) as remote:
+    with connect_server(tmp_path, {}, java_options()) as remote:
         for due in (80, 120):
             client = [sys.executable, "-c", CLIENT, remote, made.url, str(tmp_path), str(due)]
             done = subprocess.run(client, capture_output=True, text=True, timeout=400, check=False)

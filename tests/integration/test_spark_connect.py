@@ -30,6 +30,7 @@ from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.responder import jvm_of
 from headrace.testing.spark_connect import connect_server
+from tests.support.spark_classes import java_options
 
 pytest.importorskip("grpc", reason="needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -62,7 +63,7 @@ def remote(settings: Settings, tmp_path: Path) -> Iterator[str]:
         "POSTGRES_BRIDGE_USER": SUPERUSER,
         "NATS_URL": str(settings.nats.url),
     }
-    with connect_server(tmp_path, environment) as url:
+    with connect_server(tmp_path, environment, java_options()) as url:
         yield url
 
 

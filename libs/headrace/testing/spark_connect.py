@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +14,14 @@ from headrace.embedded.java import java_for_spark
 from headrace.embedded.ports import free_port
 
 START_TIMEOUT_S = 180.0
+_FRUGAL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 @contextmanager
-def connect_server(folder: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def connect_server(
+    folder: Path, environment: Mapping[str, str], java_options: Sequence[str] = ()
+) -> Iterator[str]:
     """A server whose Python workers have this environment too; its URL."""
     import pyspark  # noqa: PLC0415  # an extra
 
@@ -31,6 +34,12 @@ def connect_server(folder: Path, environment: Mapping[str, str]) -> Iterator[str
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.local.dir": str(folder),
+        # Compiling queries of a few rows costs more than running them.
+        "spark.driver.extraJavaOptions": " ".join((*_FRUGAL, *java_options)),
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
     }
     options = [
         part for name, value in configuration.items() for part in ("--conf", f"{name}={value}")
