@@ -45,7 +45,7 @@ async def test_nothing_is_lost_or_doubled_when_every_part_is_killed_under_load(
     async with Suite(environment(postgres, nats, delivery), tmp_path) as suite:
         await suite.logged("publisher", "epoch_joined")
         enough = asyncio.Event()
-        writer = asyncio.create_task(write(postgres, 85_000, seed=1, enough=enough))
+        writer = asyncio.create_task(write(postgres, 30_000, seed=1, enough=enough))
         for victim in (
             "publisher",
             "wal-reader",
@@ -79,6 +79,6 @@ async def test_nothing_is_lost_or_doubled_when_every_part_is_killed_under_load(
         await suite.start("publisher")
         await database.close()
         found = await everything_delivered(oracle, nats, timeout_s=120, delivery=delivery)
-        assert len(found) > 100_000
+        assert len(found) > 45_000
         assert mirror_of(found) == await source_rows(database)
     await database.close()

@@ -19,6 +19,7 @@ from headrace.testing.oracle import Change, Oracle, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.proxy import Proxy
 from headrace.testing.suite import Suite
+from tests.support.hastened import hastened
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +31,23 @@ SETTINGS = {
     "HEADRACE_STATUS_INTERVAL_S": "0.2",
     "HEADRACE_ACK_TIMEOUT_S": "3",
     "HEADRACE_LEASE_TTL_S": "1",
+    "HEADRACE_PG_CONNECT_TIMEOUT_S": "2",
 }
 # Longer than any of these tests: PostgreSQL itself finds out nothing.
 NEVER = {"wal_sender_timeout": "1h", "tcp_keepalives_idle": "3600"}
 NOTICED_S = 60.0
+# The silences that these tests wait out.
+STALE_S = 3.0
+HASTENED = hastened(
+    {
+        "headrace.wal_reader.silence.ASK_AFTER_S": 0.5,
+        "headrace.wal_reader.silence.ANSWER_S": 1.5,
+        "headrace.wal_reader.silence.PROBE_INTERVAL_S": 2,
+        "headrace.wal_reader.silence.STALE_S": STALE_S,
+        # The publisher's connection to the catalog is half open too.
+        "headrace.postgres.relation_facts.VISIBLE_TIMEOUT_S": 2,
+    }
+)
 
 
 @dataclass(eq=False)
@@ -105,7 +119,7 @@ async def rig(own_postgres: OwnPostgres, own_nats: OwnNats) -> AsyncIterator[Rig
 async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(
     rig: Rig, tmp_path: Path
 ) -> None:
-    async with Suite(rig.environment, tmp_path) as suite:
+    async with Suite(rig.environment, tmp_path, program=HASTENED) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)
         await rig.delivered()
@@ -119,7 +133,7 @@ async def test_a_wal_reader_notices_that_its_walsender_is_gone_without_a_word(
 async def test_a_slot_held_by_a_walsender_without_a_reader_is_taken_from_it(
     rig: Rig, tmp_path: Path
 ) -> None:
-    async with Suite(rig.environment, tmp_path) as suite:
+    async with Suite(rig.environment, tmp_path, program=HASTENED) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)
         await rig.delivered()
@@ -136,14 +150,19 @@ async def test_a_slot_held_by_a_walsender_without_a_reader_is_taken_from_it(
 
 async def test_a_standby_leaves_the_slot_to_a_reader_that_works(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "standby").mkdir()
-    standby = Suite(rig.environment, tmp_path / "standby", services=("wal-reader",))
-    async with Suite(rig.environment, tmp_path) as suite, contextlib.AsyncExitStack() as stack:
+    standby = Suite(
+        rig.environment, tmp_path / "standby", services=("wal-reader",), program=HASTENED
+    )
+    async with (
+        Suite(rig.environment, tmp_path, program=HASTENED) as suite,
+        contextlib.AsyncExitStack() as stack,
+    ):
         await suite.logged("publisher", "epoch_joined")
         await stack.enter_async_context(standby)
         await standby.logged("wal-reader", "standing by")
         # Idle all the while: longer than it takes to call a walsender stale.
         pid = await rig.slot_pid()
-        await asyncio.sleep(12)
+        await asyncio.sleep(STALE_S + 1.5)
         assert await rig.slot_pid() == pid
         assert "stale_walsender_ended" not in suite.log("wal-reader") + standby.log("wal-reader")
         await rig.insert(10)
@@ -153,7 +172,7 @@ async def test_a_standby_leaves_the_slot_to_a_reader_that_works(rig: Rig, tmp_pa
 async def test_a_half_open_nats_connection_is_noticed_and_replaced(
     rig: Rig, tmp_path: Path
 ) -> None:
-    async with Suite(rig.environment, tmp_path) as suite:
+    async with Suite(rig.environment, tmp_path, program=HASTENED) as suite:
         await suite.logged("publisher", "epoch_joined")
         await rig.insert(100)
         await rig.delivered()

@@ -29,6 +29,7 @@ from headrace.testing.scrape import figures_when
 from headrace.testing.servers import SessionServers
 from headrace.testing.suite import Suite
 from headrace.testing.value_cases import CASES
+from tests.support.hastened import hastened
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -421,6 +422,7 @@ async def test_both_commands_serve_health_and_figures(world: World, tmp_path: Pa
     mirror = MirrorProcess(
         world.environment, tmp_path, "served", to, "--table", "seen", "--http", "0"
     )
+    mirror.program = hastened({"headrace.mirror.sqlite.BUSY_TIMEOUT_S": 1})
     async with running(mirror):
         await mirror.logged("event=bootstrap_done", timeout_s=BOOTSTRAP_S)
         await mirror.logged("event=ready")

@@ -60,7 +60,8 @@ async def _come_back(server: EmbeddedNats) -> None:
         async with asyncio.timeout(30):
             while True:
                 try:
-                    await client.flush(timeout=1)
+                    async with asyncio.timeout(0.2):
+                        await client.flush()
                     break
                 except Exception:  # noqa: BLE001  # whatever it is while the connection is away, it must come back
                     await asyncio.sleep(0.01)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -264,7 +265,9 @@ async def test_load_keeps_its_rate_on_a_table_that_it_makes(
         settings, "load", "--rate", "100", "--seconds", "1", "--table", "Demo Rows"
     )
     assert done.code == 0, done
-    assert done.out.startswith("100 changes on Demo Rows in 1.")
+    [seconds] = re.findall(r"^100 changes on Demo Rows in ([\d.]+) s", done.out)
+    # Not faster than it was asked to; how much slower is the machine's matter.
+    assert float(seconds) >= 0.99
     assert len(done.out.splitlines()) == 1
     rows = await database.fetchval('SELECT count(*) FROM "Demo Rows"')
     inserts, deletes = (

@@ -35,7 +35,7 @@ from headrace.lsn import Position
 from headrace.testing.plugin import OwnNats
 from headrace.testing.proxy import Proxy
 
-PATIENCE_S = 8.0
+PATIENCE_S = 60.0
 STREAM = StreamConfig(name="CDC", subjects=["cdc.>"])
 
 

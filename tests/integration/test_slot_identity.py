@@ -29,6 +29,7 @@ from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.process import command, service
 from headrace.testing.suite import Suite
 from headrace.wal_reader.silence import StaleSlot
+from tests.support.hastened import hastened
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +38,10 @@ SETTINGS = {
     "HEADRACE_STATUS_INTERVAL_S": "0.2",
     "HEADRACE_LEASE_TTL_S": "1",
 }
+STALE_S = 2.0
 # Longer than it takes to call a walsender of the suite's own stale.
-LONGER_THAN_STALE_S = 12.0
+LONGER_THAN_STALE_S = 2 * STALE_S
+HASTENED = hastened({"headrace.wal_reader.silence.STALE_S": STALE_S})
 
 
 async def reason_of(port: int) -> str:
@@ -106,9 +109,13 @@ async def test_a_second_suite_on_another_nats_never_disturbs_the_one_that_reads_
     shared = {**SETTINGS, **postgres.environment(), "PG_DB": "postgres"}
     port = free_port()
     second = Suite(
-        {**shared, "NATS_URL": second_nats.url}, tmp_path / "second", services=("publisher",)
+        {**shared, "NATS_URL": second_nats.url},
+        tmp_path / "second",
+        services=("publisher",),
+        program=HASTENED,
     )
-    async with Suite({**shared, "NATS_URL": first_nats.url}, tmp_path / "first") as first, second:
+    first = Suite({**shared, "NATS_URL": first_nats.url}, tmp_path / "first", program=HASTENED)
+    async with first, second:
         await first.logged("publisher", "epoch_joined")
         reader = await reader_of(database)
         assert re.fullmatch(r"headrace wal-reader [0-9a-f]{16}", reader[1])
@@ -211,7 +218,7 @@ async def test_a_slot_that_another_program_reads_is_named_with_that_program(
         async with asyncio.timeout(30):
             while not await database.fetch("SELECT 1 FROM pg_replication_slots WHERE active"):  # noqa: ASYNC110  # no event
                 await asyncio.sleep(0.05)
-        async with Suite(environment, tmp_path) as suite:
+        async with Suite(environment, tmp_path, program=HASTENED) as suite:
             await suite.logged("wal-reader", "is read by another program (application")
             await asyncio.sleep(LONGER_THAN_STALE_S)
             assert program.returncode is None

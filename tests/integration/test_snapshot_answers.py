@@ -24,13 +24,15 @@ from headrace.contract.naming import snapshot_request_subject
 from headrace.embedded.postgres import SUPERUSER
 from headrace.jetstream.provisioning import ensure
 from headrace.settings import StreamSettings
-from headrace.snapshot_responder.requests import PAIRING_PATIENCE_S
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
+from tests.support.hastened import hastened
 
 RESPONDER = "snapshot-responder"
 PATIENCE_S = 60.0
+PAIRING_PATIENCE_S = 1.5
+HASTENED = hastened({"headrace.snapshot_responder.requests.PAIRING_PATIENCE_S": PAIRING_PATIENCE_S})
 
 
 @dataclass
@@ -97,7 +99,7 @@ async def world(database: Database, own_nats: OwnNats, tmp_path: Path) -> AsyncI
         "HEADRACE_LEASE_TTL_S": "1",
         "HEADRACE_LOG_LEVEL": "debug",
     }
-    async with Suite(environment, tmp_path, ()) as suite:
+    async with Suite(environment, tmp_path, (), program=HASTENED) as suite:
         made = World(client, database, suite)
         for subject in ("init.meta.>", "init.error.>"):
             await client.subscribe(subject, cb=made.note)

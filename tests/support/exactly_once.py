@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import asyncpg
+from nats import connect
 
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
@@ -25,6 +26,9 @@ SETTINGS = {
     "HEADRACE_ACK_TIMEOUT_S": "3",
     "HEADRACE_LEASE_TTL_S": "1",
 }
+# Of transactions, in rows.
+SMALL_SIZES = (1, 1, 2, 10)
+SIZES = (*SMALL_SIZES, 100, 1000, 5000)
 
 
 def environment(postgres: EmbeddedPostgres, nats: EmbeddedNats, delivery: str) -> dict[str, str]:
@@ -52,7 +56,8 @@ async def write(
     """Transactions of 1 to 5,000 rows, with updates and deletes, through any number of server
     crashes.
 
-    At least `rows` rows, and for as long as `enough` is not set.
+    At least `rows` rows, and small transactions from then on until `enough` is set: a slow machine
+    has no more to read than a fast one.
     """
     chance = random.Random(seed)
     made = 0
@@ -60,7 +65,8 @@ async def write(
     while made < rows or not (enough is None or enough.is_set()):
         try:
             connection = connection or await asyncpg.connect(postgres.dsn())
-            made += await _transaction(connection, chance, first_id + made)
+            sizes = SIZES if made < rows else SMALL_SIZES
+            made += await _transaction(connection, chance, first_id + made, chance.choice(sizes))
             if enough is not None:
                 await asyncio.sleep(chance.random() / 10)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
@@ -71,8 +77,7 @@ async def write(
         await connection.close()
 
 
-async def _transaction(connection: Any, chance: random.Random, first: int) -> int:
-    count = chance.choice([1, 1, 2, 10, 100, 1000, 5000])
+async def _transaction(connection: Any, chance: random.Random, first: int, count: int) -> int:
     async with connection.transaction():
         await connection.execute(
             (
@@ -102,7 +107,9 @@ async def everything_delivered(
     found: list[Stored] = []
     while time.monotonic() < deadline:
         with contextlib.suppress(Exception):
-            found = await stored(nats.url)
+            # A batch has several events.
+            if delivery == "batch" or await _messages(nats) >= len(committed):
+                found = await stored(nats.url)
         if sum(event.payload["operation"] != "SCHEMA" for event in found) >= len(committed):
             break
         await asyncio.sleep(0.3)
@@ -123,6 +130,14 @@ async def everything_delivered(
     ids = [event.payload["msg_id"] for event in found]
     assert len(set(ids)) == len(ids)
     return found
+
+
+async def _messages(nats: EmbeddedNats) -> int:
+    client = await connect(nats.url)
+    try:
+        return (await client.jetstream().stream_info("CDC")).state.messages
+    finally:
+        await client.close()
 
 
 def mirror_of(events: list[Stored]) -> dict[int, tuple[int, str]]:

@@ -7,12 +7,12 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.embedded.process import tied
+from headrace.testing.suite import HEADRACE
 
 STOP_TIMEOUT_S = 20.0
 
@@ -31,6 +31,7 @@ class MirrorProcess:
         self.environment = {**inherited, **environment}
         self.to = to
         self.command = "mirror"
+        self.program: Sequence[str | Path] = (HEADRACE,)
         self._options = options
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
@@ -38,7 +39,9 @@ class MirrorProcess:
     async def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tied([_command(), self.command, "--to", self.to, *self._options], signal.SIGKILL),
+                *tied(
+                    [*self.program, self.command, "--to", self.to, *self._options], signal.SIGKILL
+                ),
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -95,7 +98,7 @@ async def verified(
 ) -> tuple[int, list[dict[str, Any]]]:
     """The verifier's exit code, and what it says of each table."""
     process = await asyncio.create_subprocess_exec(
-        *tied([_command(), "verify", "--to", to, "--json", *options], signal.SIGKILL),
+        *tied([HEADRACE, "verify", "--to", to, "--json", *options], signal.SIGKILL),
         env=dict(environment),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -109,7 +112,3 @@ async def verified(
 def different(verdicts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The tables that are not equal."""
     return [verdict for verdict in verdicts if not verdict["equal"]]
-
-
-def _command() -> Path:
-    return Path(sys.executable).parent / "headrace"

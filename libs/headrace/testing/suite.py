@@ -15,6 +15,7 @@ from headrace.embedded.process import tied
 
 LINE = ("wal-reader", "publisher")
 STOP_TIMEOUT_S = 15.0
+HEADRACE = Path(sys.executable).with_name("headrace")
 
 
 class Suite:
@@ -28,6 +29,7 @@ class Suite:
         folder: Path,
         services: Sequence[str] = LINE,
         arguments: Sequence[str] = (),
+        program: Sequence[str | Path] = (HEADRACE,),
     ) -> None:
         inherited = {
             key: value
@@ -38,6 +40,7 @@ class Suite:
         self._folder = folder
         self._services = tuple(services)
         self._arguments = tuple(arguments)
+        self._program = tuple(program)
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def __aenter__(self) -> Self:
@@ -53,7 +56,7 @@ class Suite:
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
                 *tied(
-                    [Path(sys.executable).parent / "headrace", service, *self._arguments],
+                    [*self._program, service, *self._arguments],
                     signal.SIGKILL,
                 ),
                 env={**self._environment, **environment},
