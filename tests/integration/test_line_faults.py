@@ -455,7 +455,9 @@ async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_n
     await line.insert(0, 10)
     await line.rows_delivered()
     await line.database.close()
-    await line.postgres.stop("fast")
+    # A server that stops in order asks for confirmation, which writes progress; it waits half a
+    # minute for one that does not come.
+    await line.postgres.stop("immediate")
     lagging = line.postgres.pgdata.with_name("lagging")
     shutil.copytree(line.postgres.pgdata, lagging, symlinks=True)
     own(lagging, like=line.postgres.pgdata)
@@ -463,7 +465,6 @@ async def test_a_fork_behind_what_was_delivered_is_refused_though_progress_was_n
     await line.insert(200, 40)
     await line.rows_delivered()
     await line.database.close()
-    # A server that stops in order asks for confirmation, which writes progress.
     await line.postgres.stop("immediate")
     shutil.rmtree(line.postgres.pgdata)
     lagging.rename(line.postgres.pgdata)
