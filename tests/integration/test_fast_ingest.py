@@ -23,9 +23,10 @@ from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
 from headrace.jetstream.publishing.message import Message, Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.state import Cell
 from headrace.metrics.counting import Stats
-from headrace.publisher.progress import reader_of
-from headrace.testing.oracle import stored
+from headrace.publisher.progress import find_place, reader_of
+from headrace.testing.oracle import raw_messages, stored
 from headrace.testing.plugin import OwnNats
 
 STREAM = "FAST"
@@ -281,6 +282,55 @@ async def test_a_batch_that_the_server_has_forgotten_is_an_error_and_no_hole(
     with pytest.raises(IngestError):
         await deliver(ingest, range(701, 1001))
     assert await numbers(client) == list(range(1, 701))
+
+
+async def test_no_message_is_skipped_whose_place_another_source_took(client: Client) -> None:
+    """The server knows ids of messages that were removed, and as many others are stored where they
+    belong: nothing in the batch looks wrong.
+    """
+    await deliver(await opened(client), range(1, 11))
+    js = client.jetstream()
+    await js.purge_stream(STREAM)
+    cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
+    tail = StreamTail(js, STREAM, reader_of("a"))
+    place = await find_place(cell, tail)
+    ingest = FastIngest(client, tail, {}, Window(4096, 1 << 23, ack_timeout_s=3))
+    await ingest.open(place.tail)
+    for number in range(10):
+        await js.publish("fast.other", b"x", headers={"Nats-Msg-Id": f"other-{number}"})
+    await deliver(ingest, range(1, 21))
+    assert client.connected_url is not None
+    found = [
+        message.headers.get(events.ID_HEADER) or message.headers["Nats-Msg-Id"]
+        for message in await raw_messages(client.connected_url.geturl(), STREAM)
+        if message.subject == "fast.t" and message.headers
+    ]
+    assert found == [event(number).msg_id for number in range(1, 21)]
+
+
+async def test_a_stream_that_lost_nothing_is_written_with_the_servers_ids(client: Client) -> None:
+    await deliver(await opened(client), range(1, 4))
+    js = client.jetstream()
+    cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
+    tail = StreamTail(js, STREAM, reader_of("a"))
+    place = await find_place(cell, tail)
+    assert not place.tail.ids_in_doubt
+    assert await js.delete_msg(STREAM, 2)
+    assert (await find_place(cell, tail)).tail.ids_in_doubt
+
+
+async def test_a_fault_while_the_stream_is_read_fails_what_is_published(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest = await opened(client, messages_max=64)
+
+    async def fault(_: StreamTail, seq: int) -> str:
+        raise ValueError(f"no such place: {seq}")
+
+    monkeypatch.setattr(StreamTail, "id_at", fault)
+    with pytest.raises(IngestError, match="no such place"):
+        await deliver(ingest, range(1, 2000))
+    await ingest.close()
 
 
 async def test_a_stream_that_does_not_take_batches_is_seen_beforehand(client: Client) -> None:

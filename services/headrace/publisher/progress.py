@@ -180,6 +180,7 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
     if found.position_seq and (found.position or ORIGIN) >= progress.position:
         # One of ours that came later is there: what is gone was in the middle, taken out by itself.
         lost = False
+    found.ids_in_doubt = lost or found.lacks_some_behind(progress.stream_seq)
     here = replace(progress, stream_created=found.created)
     if found.position_seq:
         here = replace(

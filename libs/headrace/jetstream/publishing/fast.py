@@ -39,7 +39,8 @@ from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.contract.events import ID_HEADER
+from headrace.errors import HeadraceError, describe
 from headrace.jetstream.publishing import wire
 from headrace.jetstream.publishing.errors import (
     CHAIN_CODES,
@@ -133,6 +134,8 @@ class FastIngest(Pipe):
         self._unproved = False
         self._proving: asyncio.Task[None] | None = None
         self._settled_at = 0
+        # Until then ids are kept from the server's duplicate window.
+        self._doubtful_until = 0.0
 
     @property
     def published(self) -> int:
@@ -146,10 +149,18 @@ class FastIngest(Pipe):
     async def open(self, tail: Tail) -> None:
         """Start after a tail that was just read from the stream."""
         self._begin_behind(tail)
+        if tail.ids_in_doubt:
+            # The server forgets an id some time after its window.
+            self._doubtful_until = time.monotonic() + 2 * tail.duplicate_window_s
         self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
         if self._turns is not None:
             await self._turns.open(self._is_writing)
         await self._client.flush()
+
+    def _id_header(self, message: Message) -> str:
+        if time.monotonic() < self._doubtful_until:
+            return ID_HEADER
+        return super()._id_header(message)
 
     def _is_writing(self) -> bool:
         return (self._open or bool(self._unsent)) and not self._broken
@@ -296,7 +307,8 @@ class FastIngest(Pipe):
         base = self._base
         commands = []
         last = len(self._unsent) - 1
-        known = self._known
+        # A skipped duplicate goes unnoticed if another source's message took its place.
+        doubt = self._known or time.monotonic() < self._doubtful_until
         for index, message in enumerate(self._unsent):
             if end and index == last:
                 operation = _END
@@ -308,7 +320,7 @@ class FastIngest(Pipe):
                     message,
                     reply,
                     base + number,
-                    self._id_header(message) if known else wire.MSG_ID,
+                    self._id_header(message) if doubt else wire.MSG_ID,
                 )
             )
             number += 1
@@ -338,6 +350,7 @@ class FastIngest(Pipe):
             self._taken = max(self._taken, int(answer["seq"]))
             if self._proving is None or self._proving.done():
                 self._proving = asyncio.create_task(self._prove(), name="flow")
+                self._proving.add_done_callback(self._proved)
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
@@ -377,6 +390,11 @@ class FastIngest(Pipe):
                 # Only the batch's end tells more.
                 self._unproved = True
             self._room.set()
+
+    def _proved(self, task: asyncio.Task[None]) -> None:
+        """Fail with what ended the task: nobody awaits it."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(IngestError(f"the stream could not be read: {describe(error)}"))
 
     def _keep(self, up_to: int) -> None:
         """The batch's messages up to this number are stored."""

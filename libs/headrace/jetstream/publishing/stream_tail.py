@@ -77,6 +77,17 @@ class Tail:
     # The number of missing messages that nats-server knows of, and the holes found while reading.
     gone: int = 0
     holes: list[Hole] = field(default_factory=list)
+    messages: int = 0
+    duplicate_window_s: float = 0.0
+    # Whether the server may know ids of messages of ours that were removed from the stream and are
+    # to be published again: it would skip them.
+    ids_in_doubt: bool = False
+
+    def lacks_some_behind(self, seq: int) -> bool:
+        """Whether messages behind a stream sequence were removed."""
+        if not self.last_seq:
+            return False
+        return self.first_seq > seq + 1 or self.messages <= self.last_seq - self.first_seq
 
     def see(self, seq: int, mark: TailMark) -> None:
         if mark.lane is not None:
@@ -112,6 +123,8 @@ class StreamTail:
             str(info.created or ""),
             atomic=atomic,
             gone=(info.state.num_deleted or 0) if keeps_all(info.config) else 0,
+            messages=info.state.messages,
+            duplicate_window_s=float(info.config.duplicate_window or 0),
         )
 
     async def mark_at(self, seq: int) -> TailMark | None:
