@@ -27,7 +27,7 @@ from headrace.contract.values import SESSION_SETTINGS
 from headrace.errors import SettingError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.connection import PostgresError, PostgresRefusedError, explained
-from headrace.postgres.replication import quote_literal
+from headrace.postgres.quoting import quote_literal
 from headrace.process.failpoint import failpoint
 from headrace.settings import PostgresSettings
 

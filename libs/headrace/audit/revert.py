@@ -20,7 +20,7 @@ from typing import Any
 from headrace.audit.rows import REDACTED
 from headrace.audit.values import row_json
 from headrace.errors import HeadraceError
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import escape_literal, quote_literal, quote_name, quote_table
 from headrace.terminal.text import one_line
 
 # Numbers that a double can't hold are strings in the JSON of documents.
@@ -71,7 +71,7 @@ class SourceTable:
 
     @property
     def quoted(self) -> str:
-        return f"{quote_name(self.schema)}.{quote_name(self.name)}"
+        return quote_table(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,10 +292,9 @@ def json_text(value: Any) -> str:
 
 def _literal(text: str) -> str:
     """A literal that is read the same with any standard_conforming_strings."""
-    escaped = text.replace("'", "''")
     if "\\" not in text:
-        return f"'{escaped}'"
-    return " E'" + escaped.replace("\\", "\\\\") + "'"
+        return quote_literal(text)
+    return f" {escape_literal(text)}"
 
 
 def _named(names: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ from headrace.mirror.target import (
     UpdateRow,
     split,
 )
+from headrace.postgres.quoting import escape_literal, quote_name, quote_table
 
 SCHEMA = "headrace_mirror"
 # The mark that identifies the writer: each transaction locks it.
@@ -59,15 +60,11 @@ _BUSY = frozenset({"55P03", "55006"})
 _Statement = tuple[Table, str, list[str | None]]
 
 
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def table_name(table: Table) -> str:
     if table.staging:
         digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
         return f"{SCHEMA}.new_{digest}"
-    return f"{quoted(table.schema)}.{quoted(table.name)}"
+    return quote_table(table.schema, table.name)
 
 
 class PostgresTarget:
@@ -294,7 +291,7 @@ class _Writer:
             await self.flush()
 
     async def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-        names = ", ".join(quoted(column.name) for column in table.columns)
+        names = ", ".join(quote_name(column.name) for column in table.columns)
         makers = [(column.name, text_of(column.data_type)) for column in table.columns]
         async with (
             self._connection.cursor() as cursor,
@@ -316,22 +313,22 @@ class _Writer:
                 remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
             )
         await self.do(DropTable(table))
-        await self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.schema)}")
+        await self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(table.schema)}")
         body = ", ".join(
-            f"{quoted(column.name)} {type_in(column.data_type)}" for column in table.columns
+            f"{quote_name(column.name)} {type_in(column.data_type)}" for column in table.columns
         )
         await self._run(f"CREATE TABLE {table_name(table)} ({body})")
         await self._index(table)
 
     async def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
-            names = ", ".join(map(quoted, key))
+            names = ", ".join(map(quote_name, key))
             await self._run(
                 f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})"
             )
 
     async def _drop_indexes(self, table: Table) -> None:
-        schema = SCHEMA if table.staging else quoted(table.schema)
+        schema = SCHEMA if table.staging else quote_name(table.schema)
         for number in range(len(table.finders)):
             await self._run(f"DROP INDEX IF EXISTS {schema}.{_index_name(table, number)}")
 
@@ -341,9 +338,9 @@ class _Writer:
         )
         await self.do(DropTable(live))
         await self._drop_indexes(staged)
-        await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quoted(live.name)}")
+        await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(live.name)}")
         await self._run(
-            f"ALTER TABLE {SCHEMA}.{quoted(live.name)} SET SCHEMA {quoted(live.schema)}"
+            f"ALTER TABLE {SCHEMA}.{quote_name(live.name)} SET SCHEMA {quote_name(live.schema)}"
         )
         await self._index(live)
 
@@ -354,39 +351,33 @@ class _Writer:
         name = table_name(after)
         await self._drop_indexes(before)
         for new, old in renamed.items():
-            await self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+            await self._run(
+                f"ALTER TABLE {name} RENAME COLUMN {quote_name(old)} TO {quote_name(new)}"
+            )
         old_names = {old: new for new, old in renamed.items()}
         there = {old_names.get(column.name, column.name): column for column in before.columns}
         for lost in sorted(there.keys() - {column.name for column in after.columns}):
-            await self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
+            await self._run(f"ALTER TABLE {name} DROP COLUMN {quote_name(lost)}")
         for column in after.columns:
             kind = type_in(column.data_type)
             known = there.get(column.name)
             if known is None:
-                await self._add(name, quoted(column.name), kind, step.filled.get(column.name))
+                await self._add(name, quote_name(column.name), kind, step.filled.get(column.name))
             elif type_in(known.data_type) != kind:
-                body = (
-                    f"{quoted(column.name)} TYPE {kind} USING {quoted(column.name)}::text::{kind}"
-                )
+                body = f"{quote_name(column.name)} TYPE {kind} USING {quote_name(column.name)}::text::{kind}"
                 await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
         await self._index(after)
 
     async def _add(self, table: str, column: str, kind: str, filled: Filled | None) -> None:
         """As a default, existing rows get the value without being rewritten."""
-        value = "NULL" if filled is None else _literal(filled.text)
+        value = "NULL" if filled is None else escape_literal(filled.text)
         await self._run(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
         await self._run(f"ALTER TABLE {table} ALTER COLUMN {column} DROP DEFAULT")
 
 
-def _literal(text: str) -> str:
-    """For a statement without parameters."""
-    escaped = text.replace("\\", "\\\\").replace("'", "''")
-    return f"E'{escaped}'"
-
-
 def _safe(name: str) -> str:
     """For a statement with placeholders, where % has a meaning."""
-    return quoted(name).replace("%", "%%")
+    return quote_name(name).replace("%", "%%")
 
 
 def _safe_table(table: Table) -> str:
@@ -494,7 +485,7 @@ class PostgresReading:
         self, table: Table, columns: Sequence[Column]
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As the server's own text."""
-        names = ", ".join(quoted(column.name) for column in columns)
+        names = ", ".join(quote_name(column.name) for column in columns)
         query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"  # noqa: S608  # quoted
         async with (
             _explained(),

@@ -38,6 +38,7 @@ from headrace.mirror.target import (
     UpdateRow,
     split,
 )
+from headrace.postgres.quoting import quote_name
 
 T = TypeVar("T")
 
@@ -60,10 +61,6 @@ _PASSING = frozenset(
 )
 
 
-def quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 class NameTakenError(TargetError):
     """Two of the source's tables would have the same name in the file."""
 
@@ -76,7 +73,7 @@ class NameTakenError(TargetError):
 def table_name(table: Table) -> str:
     """The table's name in the file."""
     name = _plain_name(table.schema, table.name)
-    return quoted(f"{MARKS}_new.{name}" if table.staging else name)
+    return quote_name(f"{MARKS}_new.{name}" if table.staging else name)
 
 
 def _plain_name(schema: str, name: str) -> str:
@@ -92,7 +89,9 @@ def _folded(name: str) -> str:
 
 def _index_name(table: Table, number: int) -> str:
     kind = "identity" if number else "key"
-    return quoted(f"{MARKS}_{kind}.{table.schema}.{table.name}{'.new' if table.staging else ''}")
+    return quote_name(
+        f"{MARKS}_{kind}.{table.schema}.{table.name}{'.new' if table.staging else ''}"
+    )
 
 
 class SqliteTarget:
@@ -221,7 +220,7 @@ class _Writer:
                 self._insert(table, rows)
             case UpdateRow(table, where, data):
                 if data:
-                    sets = ", ".join(f"{quoted(name)} = ?" for name in data)
+                    sets = ", ".join(f"{quote_name(name)} = ?" for name in data)
                     self._one(
                         table,
                         f"UPDATE {table_name(table)} SET {sets}",  # noqa: S608  # quoted
@@ -267,7 +266,7 @@ class _Writer:
 
     def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
-            names = ", ".join(map(quoted, key))
+            names = ", ".join(map(quote_name, key))
             self._run(f"CREATE INDEX {_index_name(table, number)} ON {table_name(table)} ({names})")
 
     def _drop_indexes(self, table: Table) -> None:
@@ -288,7 +287,7 @@ class _Writer:
         name = table_name(after)
         self._drop_indexes(before)
         for new, old in renamed.items():
-            self._run(f"ALTER TABLE {name} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
+            self._run(f"ALTER TABLE {name} RENAME COLUMN {quote_name(old)} TO {quote_name(new)}")
         old_names = {old: new for new, old in renamed.items()}
         there = {old_names.get(column.name, column.name) for column in before.columns}
         for column in after.columns:
@@ -296,9 +295,9 @@ class _Writer:
                 self._run(f"ALTER TABLE {name} ADD COLUMN {_definition(column)}")
             if column.name in step.filled:
                 value = stored(column.data_type)(step.filled[column.name].value)
-                self._run(f"UPDATE {name} SET {quoted(column.name)} = ?", [value])  # noqa: S608  # quoted
+                self._run(f"UPDATE {name} SET {quote_name(column.name)} = ?", [value])  # noqa: S608  # quoted
         for lost in sorted(there - {column.name for column in after.columns}):
-            self._run(f"ALTER TABLE {name} DROP COLUMN {quoted(lost)}")
+            self._run(f"ALTER TABLE {name} DROP COLUMN {quote_name(lost)}")
         self._index(after)
 
     def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -310,7 +309,7 @@ class _Writer:
             [None if (v := row.get(name)) is None else make(v) for name, make in pairs]
             for row in rows
         )
-        columns = ", ".join(map(quoted, names))
+        columns = ", ".join(map(quote_name, names))
         self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)  # noqa: S608  # quoted
 
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
@@ -332,7 +331,7 @@ class _Writer:
 
 
 def _tests(values: Iterable[str]) -> str:
-    return " AND ".join(f"{quoted(name)} IS ?" for name in values)
+    return " AND ".join(f"{quote_name(name)} IS ?" for name in values)
 
 
 def _row_id(table: Table) -> str:
@@ -345,7 +344,7 @@ def _live(table: Table) -> Table:
 
 
 def _definition(column: Column) -> str:
-    return f"{quoted(column.name)} {_TYPES.get(kind_of(column.data_type), 'TEXT')}".rstrip()
+    return f"{quote_name(column.name)} {_TYPES.get(kind_of(column.data_type), 'TEXT')}".rstrip()
 
 
 def _stored(table: Table, values: Mapping[str, Any]) -> list[Any]:
@@ -419,7 +418,7 @@ class SqliteReading:
         self, table: Table, columns: Sequence[Column]
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As they are stored."""
-        names = ", ".join(quoted(column.name) for column in columns)
+        names = ", ".join(quote_name(column.name) for column in columns)
         query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted
         cursor = await asyncio.to_thread(self._connection.execute, query)
         while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):

@@ -28,6 +28,7 @@ from headrace.postgres.connection import (
     explained,
     has_transaction_timeout,
 )
+from headrace.postgres.quoting import quote_literal, quote_name
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import PostgresSettings
 
@@ -530,11 +531,3 @@ def _message(data: bytes) -> Message:
         lsn, _, wanted = _KEEPALIVE.unpack(data)
         return Keepalive(lsn, bool(wanted))
     raise PostgresError(f"unknown replication message {data[:1]!r}")
-
-
-def quote_name(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def quote_literal(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

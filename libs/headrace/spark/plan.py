@@ -23,7 +23,7 @@ from headrace.contract.values import (
     converter,
     text,
 )
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name
 from headrace.settings import SnapshotValues
 from headrace.spark.ranges import PageRange
 

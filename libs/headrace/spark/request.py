@@ -12,7 +12,7 @@ from typing import Any
 from headrace.contract.events import decode
 from headrace.contract.naming import SNAPSHOT, split_table_token
 from headrace.errors import DecodeError, HeadraceError
-from headrace.postgres.replication import quote_literal, quote_name
+from headrace.postgres.quoting import quote_literal, quote_name
 from headrace.settings import SnapshotValues
 
 REQUEST_BYTES_MAX = 256 * 1024

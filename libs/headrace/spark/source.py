@@ -29,12 +29,11 @@ from headrace.postgres.connection import (
     explained,
 )
 from headrace.postgres.facts import PublishedTable
+from headrace.postgres.quoting import quote_literal, quote_name, quote_table
 from headrace.postgres.replication import (
     ExportedSnapshot,
     ReplicationConnection,
     SnapshotTooLargeError,
-    quote_literal,
-    quote_name,
 )
 from headrace.settings import Settings
 from headrace.spark.plan import PlannedColumn
@@ -397,9 +396,7 @@ async def _locked_storages(
     """
     rows = await connection.fetch(_STORAGES, table.relation_id)
     await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
-    names = {row["relation"] for row in rows} | {
-        f"{quote_name(table.schema)}.{quote_name(table.name)}"
-    }
+    names = {row["relation"] for row in rows} | {quote_table(table.schema, table.name)}
     try:
         for name in sorted(names):
             await connection.execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")

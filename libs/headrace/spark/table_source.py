@@ -29,7 +29,7 @@ from headrace.contract import scalars, type_oids
 from headrace.contract.values import Converter
 from headrace.errors import HeadraceError
 from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.replication import quote_literal
+from headrace.postgres.quoting import quote_literal
 from headrace.settings import Settings, load
 from headrace.spark import table_holder
 from headrace.spark.csv_rows import CsvRows

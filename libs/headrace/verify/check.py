@@ -27,7 +27,7 @@ from headrace.mirror.mirror_state import identity_of, tables_of
 from headrace.mirror.postgres import PostgresReading, error_of
 from headrace.mirror.table import Phase, Table, TableState
 from headrace.mirror.target import ReadableTarget, TargetReading
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_table
 from headrace.settings import Settings
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import HeldSnapshot, TableRefusedError, held_snapshot
@@ -288,7 +288,7 @@ class Verifier:
 
 
 def relation_of(schema: str, name: str) -> str:
-    return f"{quote_name(schema)}.{quote_name(name)}"
+    return quote_table(schema, name)
 
 
 __all__ = ["RANGES", "NoMirrorError", "NotThereError", "Patience", "Verdict", "Verifier"]

@@ -21,7 +21,8 @@ from headrace.postgres.connection import (
     connect,
     has_transaction_timeout,
 )
-from headrace.postgres.replication import quote_literal, refusal
+from headrace.postgres.quoting import quote_literal
+from headrace.postgres.replication import refusal
 from headrace.settings import Settings
 from headrace.spark.session import HOLDER_SESSION
 from headrace.spark.source import HeldSnapshot

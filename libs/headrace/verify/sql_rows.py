@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from headrace.errors import HeadraceError
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name
 from headrace.verify.digest import RANGES, Digests, Row
 
 READ_ROWS = 5000

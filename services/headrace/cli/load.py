@@ -17,7 +17,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headrace.cli.session import postgres
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name
 from headrace.settings import Settings
 from headrace.terminal.text import plain
 

@@ -31,7 +31,7 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.connection import connect_once
 from headrace.jetstream.object_store import LargeStore
 from headrace.postgres.connection import connect_lastingly, explained
-from headrace.postgres.replication import quote_literal
+from headrace.postgres.quoting import quote_literal
 from headrace.process.failpoint import failpoint
 from headrace.settings import Settings, load
 from headrace.snapshot_responder import chunk_permits

@@ -57,7 +57,7 @@ from headrace.contract.values import (
 )
 from headrace.errors import SettingError
 from headrace.postgres import catalog
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name, quote_table
 from headrace.terminal.text import plain
 
 # HEADRACE_AUDIT_INSERT_AS decides which of them a trail has.
@@ -416,7 +416,7 @@ class Reverting:
         return self._tables[names]
 
     async def _described(self, schema: str, name: str) -> SourceTable:
-        rows = await self.source.fetch(_COLUMNS, f"{quote_name(schema)}.{quote_name(name)}")
+        rows = await self.source.fetch(_COLUMNS, quote_table(schema, name))
         if not rows:
             raise IrreversibleError(
                 f"the table {schema}.{name} is not there any more",

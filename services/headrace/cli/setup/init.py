@@ -24,7 +24,8 @@ from headrace.jetstream.connection import shown
 from headrace.jetstream.provisioning import declared, ensure
 from headrace.postgres import catalog, ddl_trigger
 from headrace.postgres.connection import PostgresRefusedError, where
-from headrace.postgres.replication import ReplicationRefusedError, quote_literal, quote_name
+from headrace.postgres.quoting import quote_literal, quote_name, quote_table
+from headrace.postgres.replication import ReplicationRefusedError
 from headrace.settings import Settings
 
 _DENIED_REMEDY = (
@@ -55,7 +56,7 @@ class FoundTable:
 
     @property
     def quoted(self) -> str:
-        return f"{quote_name(self.schema)}.{quote_name(self.name)}"
+        return quote_table(self.schema, self.name)
 
 
 async def run(

@@ -23,7 +23,7 @@ from headrace.jetstream.connection import NatsUnreachableError, shown
 from headrace.jetstream.provisioning import declared
 from headrace.postgres import ddl_trigger, slot_reader
 from headrace.postgres.connection import where
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 

@@ -16,7 +16,7 @@ from headrace.cli.session import nats, postgres
 from headrace.consumer import Event, MemoryWatermarks, Start, Subscription, follow
 from headrace.contract.naming import CDC, table_token
 from headrace.errors import HeadraceError
-from headrace.postgres.replication import quote_name
+from headrace.postgres.quoting import quote_name
 from headrace.settings import Settings
 
 TABLE = "headrace_demo"
