@@ -333,6 +333,37 @@ async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_g
     assert any("made anew" in row["reason"] for row in found)
 
 
+async def test_a_hole_in_the_stream_is_kept_as_a_gap_and_every_row_around_it_is_in_the_trail(
+    line: Line,
+) -> None:
+    await line.execute("CREATE TABLE users (id bigint PRIMARY KEY, name text)")
+    await line.suite.start(AUDIT)
+    await follows(line)
+    await line.execute("INSERT INTO users VALUES (1000)")
+    await rows(line, "true", 1)
+    await line.suite.stop(AUDIT)
+    await line.execute("INSERT INTO users SELECT g FROM generate_series(1, 100) g")
+    client = await nats.connect(line.nats_url)
+    js = client.jetstream()
+    async with asyncio.timeout(30):
+        while (await js.stream_info("CDC", "cdc.users.insert")).state.subjects != {  # noqa: ASYNC110  # a stream's size
+            "cdc.users.insert": 101
+        }:
+            await asyncio.sleep(0.1)
+    last = (await js.get_last_msg("CDC", "cdc.users.insert")).seq
+    assert last is not None
+    await js.delete_msg("CDC", last - 50)
+    await client.close()
+    await line.suite.start(AUDIT)
+    await line.execute("INSERT INTO users VALUES (1001)")
+    found = await rows(line, "true", 101)
+    assert {int(row["primary_key"]) for row in found} == {*range(1, 101), 1000, 1001} - {50}
+    reasons = [
+        row["reason"] for row in await line.database.fetch("SELECT reason FROM headrace_audit_gaps")
+    ]
+    assert any(f"sequences {last - 50} to {last - 50} are missing" in reason for reason in reasons)
+
+
 async def test_a_stream_that_is_made_only_later_is_waited_for(line: Line) -> None:
     await line.suite.start(AUDIT, HEADRACE_STREAM="LATER")
     await line.suite.logged(AUDIT, 'part=stream reason="stream LATER does not exist', timeout_s=60)

@@ -1,9 +1,10 @@
-"""Mirrors of a suite with options: arrays as lists, columns left out; and what a gap event has them
-do.
+"""Mirrors of a suite with options: arrays as lists, columns left out; and their answer to a gap
+event and to a hole in the stream.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
@@ -13,9 +14,11 @@ from typing import Any
 
 import nats
 import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 from pytest_asyncio import fixture as async_fixture
 
-from headrace.contract.events import encode
+from headrace.contract.events import decode, encode
 from headrace.contract.naming import GAP_SUBJECT
 from headrace.contract.values import Encoding
 from headrace.lsn import format_lsn
@@ -195,3 +198,52 @@ async def tell_of_a_gap(world: World, after: int, up_to: int) -> None:
     client = await nats.connect(world.nats_url)
     await client.jetstream().publish(GAP_SUBJECT, encode(body, Encoding.MSGPACK))
     await client.close()
+
+
+@pytest.mark.parametrize("tables", [("holes",), ()], ids=["one table", "every table"])
+async def test_a_mirror_copies_its_tables_again_where_the_stream_has_a_hole(
+    world: World, tmp_path: Path, tables: tuple[str, ...]
+) -> None:
+    await world.source.execute(
+        "DROP TABLE IF EXISTS holes;"
+        "CREATE TABLE holes (id int PRIMARY KEY); INSERT INTO holes VALUES (1)"
+    )
+    path = tmp_path / "holes.db"
+    mirror = world.mirror(tmp_path, f"sqlite:///{path}", *tables)
+    async with running(mirror):
+        await mirror.logged("event=bootstrap_done table=holes", timeout_s=BOOTSTRAP_S)
+    await world.source.execute("INSERT INTO holes SELECT generate_series(2, 10)")
+    client = await nats.connect(world.nats_url)
+    try:
+        js = client.jetstream()
+        last = await until_stored(js, "holes", 10)
+        gaps = await stored_gaps(js)
+        await js.delete_msg("CDC", last - 4)
+        # The publisher's report, which must not reach another test.
+        async with asyncio.timeout(60):
+            while await stored_gaps(js) == gaps:  # noqa: ASYNC110  # a stream's size
+                await asyncio.sleep(0.1)
+    finally:
+        await client.close()
+    async with running(mirror):
+        await mirror.logged("event=fallen_behind")
+        await mirror.logged("event=bootstrap_done table=holes", 2, timeout_s=BOOTSTRAP_S)
+        with contextlib.closing(sqlite3.connect(path, timeout=30)) as connection:
+            found = connection.execute("SELECT id FROM holes ORDER BY id").fetchall()
+        assert found == [(n,) for n in range(1, 11)]
+
+
+async def until_stored(js: JetStreamContext, table: str, row: int) -> int:
+    """The sequence of a row's event."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(NotFoundError):
+                message = await js.get_last_msg("CDC", f"cdc.{table}.insert")
+                if decode(message.data or b"")["data"]["id"] == row:
+                    return int(message.seq or 0)
+            await asyncio.sleep(0.1)
+
+
+async def stored_gaps(js: JetStreamContext) -> int:
+    state = (await js.stream_info("CDC", GAP_SUBJECT)).state
+    return sum((state.subjects or {}).values())

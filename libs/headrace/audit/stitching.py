@@ -95,6 +95,7 @@ class Stitcher:
     _bytes: int = 0
     _whole: Batch = field(default_factory=Batch)
     _whole_bytes: int = 0
+    _last: Event | None = None
 
     def __post_init__(self) -> None:
         if self.open is not None:
@@ -129,6 +130,7 @@ class Stitcher:
         if event.operation == "MESSAGE" and event.payload.get("prefix") == PREFIX:
             self._hear(event)
         tx = event.payload["tx"]
+        self._last = event
         if line is not None:
             self._rows.append(line)
             self._contexts.append(self._encoded if self._first_at is not None else None)
@@ -152,6 +154,11 @@ class Stitcher:
     def gap(self, stream_seq: int, reason: str) -> None:
         """Something is missing before the next event."""
         self._whole.gaps.append((stream_seq, reason))
+
+    def tear(self) -> None:
+        """The stream lost what comes next: the open transaction is kept as far as it came."""
+        if self._rows and self._last is not None:
+            self._part(self._last)
 
     def give_back(self, batch: Batch) -> None:
         """Return a batch without rows that is not worth its own commit: the next one includes its

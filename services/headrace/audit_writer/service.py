@@ -151,6 +151,8 @@ class AuditWriter:
             )
         else:
             reason = f"the stream discarded {gap.first_lost} to {gap.last_lost} unread"
+            if gap.damaged:
+                reason = str(gap)
             await destination.note_gap(gap.last_lost, reason)
 
     def _blocked(self, error: Exception) -> None:

@@ -20,7 +20,7 @@ from headrace.audit.rows import Names, Noted, RowMaker, TableBook
 from headrace.audit.settings import AuditSettings
 from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit_writer import source
-from headrace.consumer import Consumer, Event, Watermark
+from headrace.consumer import Consumer, Event, RetentionGapError, Watermark
 from headrace.contract.selection import Selection
 from headrace.lsn import Position
 from headrace.metrics.counting import count, count_in
@@ -92,6 +92,9 @@ class Session:
         try:
             await asyncio.wait({read, commit}, return_when=asyncio.FIRST_COMPLETED)
             if not commit.done():
+                if isinstance(read.exception(), RetentionGapError):
+                    # After the loss nothing completes it, and its rows would be lost with it.
+                    self.stitcher.tear()
                 self._ended = True
                 self._news.set()
                 await commit
@@ -181,6 +184,8 @@ class Session:
     def _gap(self, event: Event) -> None:
         payload = event.payload
         reason = f"{payload.get('reason')}: changes from {payload.get('after')} to {payload.get('up_to')} are lost"
+        if payload.get("reason") == "stream_damaged":
+            reason += " to the stream; rows that the trail had read before are complete"
         log.error("gap", reason=reason)
         count(self.scope.health.stats, "audit_gaps")
         self.stitcher.gap(event.stream_seq, reason)
