@@ -19,10 +19,11 @@ from pytest_asyncio import fixture as async_fixture
 
 from headrace.audit import query
 from headrace.audit.destination import ClaimedError, Destination, DestinationFencedError, connect
-from headrace.audit.rows import Noted, RowMaker, TableBook, change_id
+from headrace.audit.rows import RowMaker, change_id
 from headrace.audit.settings import load_audit
 from headrace.audit.stitching import Batch, Stitcher
 from headrace.audit.table import AuditTable
+from headrace.audit.table_book import Noted, TableBook
 from headrace.audit_writer import page
 from headrace.consumer import Event
 from headrace.errors import HeadraceError, SettingError

@@ -6,116 +6,28 @@ here as the audit-writer writes them, from events as the contract has them: with
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pytest_asyncio import fixture as async_fixture
+from tests.support.audit_trail import Trail, opened_trail, undo, written
 
-from headrace.audit.destination import Destination, connect
 from headrace.audit.revert import IrreversibleError
-from headrace.audit.rows import RowMaker, TableBook
-from headrace.audit.settings import load_audit
-from headrace.audit.stitching import Stitcher
 from headrace.cli.audit import read
-from headrace.consumer import Event
 from headrace.contract.selection import Selection
 from headrace.errors import SettingError
-from headrace.lsn import Position
-from headrace.settings import PostgresSettings
 from headrace.testing.database import Database
-from headrace.testing.line import Line, running_line
+from headrace.testing.line import running_line
 from headrace.testing.plugin import OwnNats
-
-
-class Trail:
-    """The trail of a table `t`, in the source's own database."""
-
-    def __init__(self, database: Database, destination: Destination) -> None:
-        self.database = database
-        self.destination = destination
-        self._lsn = 100
-        self.redact = Selection()
-
-    async def change(
-        self, operation: str, context: str = "{}", table: str = "t", /, **payload: Any
-    ) -> str:
-        """A transaction of one change; its id."""
-        self._lsn += 100
-        tx = {
-            "xid": self._lsn,
-            "lsn": self._lsn,
-            "ts": "2026-01-01T00:00:00Z",
-            "seq": 0,
-            "last": True,
-        }
-        body = {"operation": operation, "tx": tx, "relation_id": 1, "key": ["id"], **payload}
-        event = Event(
-            "s",
-            "public",
-            table,
-            operation,
-            Position(self._lsn, 0),
-            body,
-            "cdc.t",
-            self._lsn,
-            "s",
-            closes=True,
-        )
-        maker = RowMaker(self.database.name, "s", TableBook(), redact=self.redact)
-        maker.book.hear(event)
-        stitcher = Stitcher(1000, 1 << 20)
-        stitcher.add(event, maker.line(event, b"2026-01-01"))
-        made = stitcher.cut()
-        assert made is not None
-        made.contexts = [context.encode()]
-        await self.destination.write(made, maker.book.tables)
-        return str(
-            await self.database.fetchval("SELECT id FROM changes ORDER BY position DESC LIMIT 1")
-        )
-
-    async def text(self) -> list[str]:
-        """The table's rows as PostgreSQL writes them."""
-        return [
-            row["text"]
-            for row in await self.database.fetch("SELECT t::text AS text FROM t ORDER BY id")
-        ]
-
-
-async def undo(
-    change: str | None = None,
-    context: str | None = None,
-    *,
-    leave: Sequence[str] = (),
-    apply: bool = True,
-) -> None:
-    """The command, in this process."""
-    await read.revert(change, None, context, None, leave=leave, apply=apply)
 
 
 @async_fixture
 async def trail(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Trail]:
-    """One whose database is what the command's variables name."""
-    named = {
-        "HOST": "127.0.0.1",
-        "PORT": str(database.port),
-        "NAME": database.name,
-        "USER": database.user,
-    }
-    for name, value in named.items():
-        monkeypatch.setenv(f"DB_{name}", value)
-    source = PostgresSettings(
-        host="127.0.0.1", port=database.port, database=database.name, user=database.user
-    )
-    connection = await connect(load_audit({}), source, "test")
-    destination = Destination(connection, load_audit({}), "s")
-    await destination.prepare()
-    yield Trail(database, destination)
-    connection.terminate()
+    async with opened_trail(database, monkeypatch) as opened:
+        yield opened
 
 
 DOCUMENTS: dict[str, Any] = {
@@ -363,7 +275,7 @@ async def test_a_row_is_not_removed_while_others_would_go_with_it(
 async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restored(
     trail: Trail,
 ) -> None:
-    """It kept neither JSON's null nor long numbers; others are as they were."""
+    """It kept neither JSON's null nor long numbers nor zeros (`1.50`); others are as they were."""
     database = trail.database
     await database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, doc jsonb, n int); INSERT INTO t VALUES (1, '{}', 2)"
@@ -371,19 +283,27 @@ async def test_a_document_that_an_earlier_version_may_have_changed_is_not_restor
     new = {"id": 1, "doc": {}, "n": 2}
     changes = [
         await trail.change("UPDATE", data=new, old={"id": 1, "doc": doc, "n": 1})
-        for doc in (None, {"n": ["12345678901234567890123"]}, {"zip": "12345", "null": None})
+        for doc in (
+            None,
+            {"n": ["12345678901234567890123"]},
+            [{"price": 1.5}],
+            {"zip": "12345", "null": None, "n": 7},
+        )
     ]
     sent_before = await trail.change("INSERT", data={"id": 2, "doc": None, "n": 1})
     await database.execute("ALTER TABLE changes DROP COLUMN exact, DROP COLUMN source")
     await trail.destination.prepare()
-    for change in changes[:2]:
+    for change in changes[:3]:
         with pytest.raises(
             IrreversibleError, match="earlier version that wrote the change stored neither"
         ):
             await undo(change)
     assert await trail.text() == ["(1,{},2)"]
-    await undo(changes[2])
-    assert await database.fetchval("SELECT doc::text FROM t") == '{"zip": "12345", "null": null}'
+    await undo(changes[3])
+    assert (
+        await database.fetchval("SELECT doc::text FROM t")
+        == '{"n": 7, "zip": "12345", "null": null}'
+    )
     # What was before is in a change of the earlier version, which this one undoes.
     await database.execute("INSERT INTO t VALUES (2, '1', 2)")
     later = await trail.change("UPDATE", data={"id": 2, "doc": 1, "n": 2})
@@ -595,16 +515,3 @@ async def test_values_of_every_type_come_back_through_the_whole_suite(
         for change in reversed(ids[2:]):
             await undo(change)
         assert await trail.text() == was
-
-
-async def written(line: Line, count: int) -> list[str]:
-    """The ids of so many changes, once they are in the trail."""
-    async with asyncio.timeout(60):
-        while True:
-            with contextlib.suppress(Exception):
-                found = await line.database.fetch(
-                    "SELECT id::text FROM changes ORDER BY position, ordinal"
-                )
-                if len(found) >= count:
-                    return [row["id"] for row in found]
-            await asyncio.sleep(0.1)

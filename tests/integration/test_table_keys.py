@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.audit.rows import Noted
+from headrace.audit.table_book import Noted
 from headrace.audit_writer import source as audit_source
 from headrace.postgres.catalog import read_publication, table_facts
 from headrace.schema_publisher.reading import CatalogReading

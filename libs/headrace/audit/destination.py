@@ -18,10 +18,11 @@ from typing import Any
 
 import asyncpg
 
-from headrace.audit.rows import COLUMNS, Names, Noted, change_id
+from headrace.audit.rows import COLUMNS, change_id
 from headrace.audit.settings import AuditSettings, SslMode
 from headrace.audit.stitching import Batch, Open
 from headrace.audit.table import ADOPTABLE, GAPS, STATE, TABLES, AuditTable
+from headrace.audit.table_book import Names, Noted
 from headrace.audit.values import escaped, unreadable
 from headrace.contract.values import SESSION_SETTINGS
 from headrace.errors import SettingError
@@ -131,6 +132,17 @@ async def connect(
         raise unreachable from error
 
 
+def _noted(row: asyncpg.Record) -> Noted:
+    since = None if row["since_position"] is None else (row["since_position"], row["since_ordinal"])
+    return Noted(
+        tuple(row["key"]),
+        None if row["binary_columns"] is None else tuple(row["binary_columns"]),
+        row["relation_id"],
+        None if since is None else Position(*since),
+        row["files"],
+    )
+
+
 class Destination:
     """An open connection to the trail's database."""
 
@@ -184,16 +196,10 @@ class Destination:
     async def noted(self) -> dict[Names, Noted]:
         """The known facts of every table, as of the trail's position."""
         found = await self._connection.fetch(
-            f'SELECT schema, "table", key, binary_columns FROM {self._table.beside(TABLES)} WHERE source = $1',  # noqa: S608  # checked names
+            f"SELECT * FROM {self._table.beside(TABLES)} WHERE source = $1",  # noqa: S608  # checked names
             self._source,
         )
-        return {
-            (row["schema"], row["table"]): Noted(
-                tuple(row["key"]),
-                None if row["binary_columns"] is None else tuple(row["binary_columns"]),
-            )
-            for row in found
-        }
+        return {(row["schema"], row["table"]): _noted(row) for row in found}
 
     async def write(self, batch: Batch, noted: Mapping[Names, Noted] = _NOTHING_NEW) -> None:
         """Commit a batch; if PostgreSQL refuses a value, write that value as text.
@@ -291,6 +297,7 @@ class Destination:
         )
         columns = {row["attname"] for row in rows}
         if {"ordinal", "unchanged", "exact", "source"} <= columns:
+            await self._complete_tables()
             return
         if not columns.issuperset(ADOPTABLE):
             raise AuditTableError(
@@ -307,6 +314,15 @@ class Destination:
         else:
             statements = self._table.adopt()
         await self._connection.execute(statements, timeout=_UPGRADE_TIMEOUT_S)
+
+    async def _complete_tables(self) -> None:
+        """Add the columns of tables to a trail that is otherwise of this version."""
+        last = await self._connection.fetchval(
+            "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = 'files'",
+            self._table.beside(TABLES),
+        )
+        if not last:
+            await self._connection.execute(self._table.upgrade())
 
     async def _load(self) -> None:
         state = self._table.beside(STATE)
@@ -387,15 +403,23 @@ class Destination:
 
     async def _keep(self, noted: Mapping[Names, Noted]) -> None:
         for (schema, table), known in noted.items():
+            since: tuple[int, int] | tuple[None, None] = known.since or (None, None)
             await self._connection.execute(
-                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, binary_columns)'  # noqa: S608  # checked names
-                ' VALUES ($1, $2, $3, $4, $5) ON CONFLICT (source, schema, "table")'
-                " DO UPDATE SET key = excluded.key, binary_columns = excluded.binary_columns",
+                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, binary_columns,'  # noqa: S608  # checked names
+                " relation_id, since_position, since_ordinal, files)"
+                " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+                ' ON CONFLICT (source, schema, "table") DO UPDATE SET key = excluded.key,'
+                " binary_columns = excluded.binary_columns, relation_id = excluded.relation_id,"
+                " since_position = excluded.since_position, since_ordinal = excluded.since_ordinal,"
+                " files = excluded.files",
                 self._source,
                 schema,
                 table,
                 list(known.key),
                 None if known.binary is None else list(known.binary),
+                known.relation_id,
+                *since,
+                known.files,
             )
 
     async def _partitions(self, months: set[str]) -> None:

@@ -17,6 +17,7 @@ import asyncpg
 from headrace.audit.query import SHOWN, TrailPosition, earlier
 from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
 from headrace.audit.table import GAPS, TABLES, AuditTable
+from headrace.lsn import Position
 
 DEPTH_MAX = 1000
 
@@ -52,6 +53,41 @@ async def key_columns(
         source or "",
     )
     return tuple(found or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Since when the trail has every change of a table's rows, while the table is this relation and
+    has these files.
+    """
+
+    relation_id: int
+    since: Position
+    files: str
+
+    def has(self, change: Mapping[str, Any], source: str) -> bool:
+        """Whether the trail has all changes from this one on."""
+        if change["ordinal"] is None or change["source"] != source:
+            return False
+        return Position(change["position"], change["ordinal"]) >= self.since
+
+
+async def known_of(
+    connection: asyncpg.Connection, table: AuditTable, schema: str, name: str, source: str
+) -> Known | None:
+    """None where nothing is certain, as in a trail that no writer of this version has continued."""
+    found = await connection.fetchval(
+        f"SELECT to_jsonb(t)::text FROM {table.beside(TABLES)} AS t"  # noqa: S608  # checked names
+        ' WHERE source = $1 AND schema = $2 AND "table" = $3',
+        source,
+        schema,
+        name,
+    )
+    row = json.loads(found or "{}")
+    if row.get("since_position") is None or not row["files"]:
+        return None
+    since = Position(row["since_position"], row["since_ordinal"])
+    return Known(row["relation_id"], since, row["files"])
 
 
 async def row_at(
@@ -140,15 +176,14 @@ def is_unsure(change: Mapping[str, Any]) -> bool:
     return bool(change["exact"] == "null")
 
 
-async def columns_by(
+async def written_before(
     connection: asyncpg.Connection,
     table: AuditTable,
     names: tuple[str, str, str],
     change: Mapping[str, Any] | None = None,
-) -> set[str]:
-    """The columns of a table (database, schema, name) in the trail by a change (None: until today).
-
-    Taken from the nearest row.
+) -> Mapping[str, Any] | None:
+    """The last row that was written of a table (database, schema, name) before a change (None: to
+    this day).
     """
     arguments: list[object] = [*names]
 
@@ -161,12 +196,18 @@ async def columns_by(
     else:
         by = f" AND ({earlier(place_of(change), argument)})"
     row = await connection.fetchrow(
-        f"SELECT after::text AS after, unchanged FROM {table.quoted}"  # noqa: S608  # checked names
+        f"SELECT {SHOWN} FROM {table.quoted}"  # noqa: S608  # checked names
         f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
         " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, "
         "id DESC LIMIT 1",
         *arguments,
     )
+    found: Mapping[str, Any] | None = row
+    return found
+
+
+def columns_of(row: Mapping[str, Any] | None) -> set[str]:
+    """The columns that the trail had of a table when this row was written."""
     if row is None:
         return set()
     return set(json.loads(row["after"])) | set(row["unchanged"] or ())

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.audit.rows import Names
+from headrace.audit.table_book import Names
 
 Change = Mapping[str, Any]
 

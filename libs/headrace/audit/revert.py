@@ -38,7 +38,6 @@ class ValueForm(StrEnum):
 
     DOCUMENT = "document"
     BINARY = "binary"
-    ARRAY = "array"
     OTHER = "other"
 
 
@@ -228,8 +227,8 @@ def _written(table: SourceTable, side: RowImage, names: Iterable[str]) -> dict[s
     if lossy:
         raise IrreversibleError(
             f"the former values of a row of {table.name} are not known exactly: the earlier "
-            "version that wrote the change stored neither JSON's null nor long numbers of "
-            f"documents{_named(lossy)}",
+            "version that wrote the change stored neither JSON's null nor every digit "
+            f"of numbers{_named(lossy)}",
             remedy="Undo it manually; `headrace audit diff` shows the values.",
         )
     return {name: _value(table, name, *side.of(name)) for name in wanted}
@@ -238,16 +237,19 @@ def _written(table: SourceTable, side: RowImage, names: Iterable[str]) -> dict[s
 def _may_lack(column: SourceColumn, value: Any) -> bool:
     """Whether a value may have been another, where no text of it was kept."""
     if column.kind is ValueForm.DOCUMENT:
-        return not column.as_text and (value is None or _has_large_number(value))
+        return not column.as_text and (value is None or _has_uncertain_number(value))
     return isinstance(value, list)
 
 
-def _has_large_number(value: Any) -> bool:
+def _has_uncertain_number(value: Any) -> bool:
+    """Whether a number may have had more digits: a long one, or zeros behind the point."""
     if isinstance(value, Mapping):
-        return any(_has_large_number(one) for one in value.values())
+        return any(_has_uncertain_number(one) for one in value.values())
     if isinstance(value, list):
-        return any(_has_large_number(one) for one in value)
-    return isinstance(value, str) and _LARGE_NUMBER.fullmatch(value) is not None
+        return any(_has_uncertain_number(one) for one in value)
+    if isinstance(value, str):
+        return _LARGE_NUMBER.fullmatch(value) is not None
+    return isinstance(value, Decimal)
 
 
 def _value(table: SourceTable, name: str, value: Any, exact: str | None) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import orjson
 
+from headrace.audit.table_book import UNKNOWN, Names, TableBook
 from headrace.audit.values import EMPTY, escaped, escaped_row, not_in_jsonb
 from headrace.consumer.event import Event
 from headrace.contract.selection import Selection
@@ -46,91 +47,10 @@ KEY_BYTES_MAX = 1000
 KEY_CHARACTERS = 200
 _NULL = b"\\N"
 _LITERAL = frozenset("{[")
-_BINARY = frozenset({"bytea", "bytea[]"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-Names = tuple[str, str]
 Texts = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """The known facts of a table: its key (the primary key, or else its replica identity), and its
-    bytea columns.
-    """
-
-    key: tuple[str, ...] = ()
-    # None if only the key is known: an earlier version recorded the table.
-    binary: tuple[str, ...] | None = ()
-
-
-_UNKNOWN = Noted()
-_NOT_NOTED = Noted(binary=None)
 _NO_TEXTS: tuple[Texts, Texts] = ({}, {})
-
-
-@dataclass(slots=True)
-class TableBook:
-    """The known facts of each table at the current position of the trail."""
-
-    tables: dict[Names, Noted] = field(default_factory=dict)
-
-    def learn(self, payload: Mapping[str, Any]) -> Names:
-        """Learn a table from a schema event."""
-        names = (str(payload["schema"]), str(payload["table"]))
-        key = tuple(payload.get("primary_key") or ())
-        if not key and payload.get("replica_identity") == "i":
-            key = tuple(payload.get("identity") or ())
-        columns = payload.get("columns") or ()
-        binary = tuple(
-            str(one["name"])
-            for one in columns
-            if (one.get("base_type") or one["data_type"]) in _BINARY
-        )
-        self.tables[names] = Noted(key, binary)
-        return names
-
-    def hear(self, event: Event) -> bool:
-        """Learn a table's key from one of its changes, which is the best source; returns whether it
-        is new.
-        """
-        key = event.payload.get("key")
-        if key is None:
-            return False
-        names = (event.schema, event.table)
-        key = tuple(key)
-        noted = self.tables.get(names, _UNKNOWN)
-        if noted.key == key:
-            return False
-        self.tables[names] = replace(noted, key=key)
-        return True
-
-    def missing(self, events: Iterable[Event]) -> set[Names]:
-        """Tables of these events that are unknown at their first change."""
-        found: set[Names] = set()
-        told: set[Names] = set()
-        for one in events:
-            names = (one.schema, one.table)
-            if one.operation == "SCHEMA":
-                told.add(names)
-            elif (
-                one.table
-                and self.tables.get(names, _NOT_NOTED).binary is None
-                and names not in told
-            ):
-                found.add(names)
-        return found
-
-    def complete(self, found: Mapping[Names, Noted]) -> None:
-        """Add missing facts from the catalog; a key that was recorded is that of the changes, and
-        not today's.
-        """
-        for names, noted in found.items():
-            known = self.tables.get(names)
-            if known is None:
-                self.tables[names] = noted
-            else:
-                self.tables[names] = replace(known, binary=noted.binary)
 
 
 @dataclass(slots=True)
@@ -176,7 +96,7 @@ class RowMaker:
             before, after, unchanged = _sides(
                 operation, data, payload.get("old"), payload.get("unchanged")
             )
-        noted = self.book.tables.get(names, _UNKNOWN)
+        noted = self.book.tables.get(names, UNKNOWN)
         if noted.binary:
             before = _hexed(before, noted.binary)
             after = _hexed(after, noted.binary)

@@ -4,8 +4,8 @@
 unique together with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose
 value PostgreSQL did not send; and `exact`, the text of documents that jsonb does not preserve.
 Additional tables are `headrace_audit_state` (how far the trail is, in the same transaction as its
-rows), `headrace_audit_tables` (the key of each table and its bytea columns) and
-`headrace_audit_gaps` (permanent losses).
+rows), `headrace_audit_tables` (the key of each table, its bytea columns, and since when the trail has
+every change of its rows) and `headrace_audit_gaps` (permanent losses).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_state (
     open text, updated_at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_tables (
     source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL, binary_columns text[],
-    PRIMARY KEY (source, schema, "table"));
+    relation_id bigint, since_position bigint, since_ordinal bigint, files text, PRIMARY KEY (source, schema, "table"));
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
     source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
     reason text NOT NULL, PRIMARY KEY (source, stream_seq));
@@ -68,7 +68,9 @@ _UPGRADE = """
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS exact jsonb DEFAULT 'null',
     ADD COLUMN IF NOT EXISTS source text{default};
 ALTER TABLE {table} ALTER COLUMN exact DROP DEFAULT, ALTER COLUMN source DROP DEFAULT;
-ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[];
+ALTER TABLE {tables} ADD COLUMN IF NOT EXISTS binary_columns text[],
+    ADD COLUMN IF NOT EXISTS relation_id bigint, ADD COLUMN IF NOT EXISTS since_position bigint,
+    ADD COLUMN IF NOT EXISTS since_ordinal bigint, ADD COLUMN IF NOT EXISTS files text;
 """
 # Separate, because the columns lock readers out, and a large table's index takes long.
 _PLACE = """

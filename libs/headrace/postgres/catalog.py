@@ -20,6 +20,7 @@ from headrace.postgres.facts import (
     CatalogSnapshot,
     ColumnFacts,
     PublishedTable,
+    RelationFiles,
     RelationNow,
     TableFacts,
     follows,
@@ -71,14 +72,21 @@ FROM unnest($1::oid[]) AS of(oid)
 
 
 def base_type(oid: str) -> str:
-    """The name of a domain's base type, through domains of domains; NULL for any other type."""
+    """The name of a domain's base type, through domains of domains; for an array of a domain, the
+    array of that base type. NULL for any other type, and for an array of a domain over an array,
+    whose text no built-in type has.
+    """
     return f"""
-(WITH RECURSIVE base(oid, modifier, depth) AS (
-    SELECT typbasetype, typtypmod, 1 FROM pg_type WHERE oid = {oid} AND typtype = 'd'
+(WITH RECURSIVE base(oid, modifier, depth, arrays) AS (
+    SELECT {oid}::oid, -1, 0, 0
   UNION ALL
-    SELECT t.typbasetype, t.typtypmod, b.depth + 1 FROM base b JOIN pg_type t ON t.oid = b.oid
-    WHERE t.typtype = 'd'
-) SELECT format_type(b.oid, nullif(b.modifier, -1)) FROM base b ORDER BY b.depth DESC LIMIT 1)
+    SELECT CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END, t.typtypmod, b.depth + 1,
+           b.arrays + (t.typtype <> 'd')::int
+    FROM base b JOIN pg_type t ON t.oid = b.oid
+    WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem IN (SELECT oid FROM pg_type WHERE typtype = 'd'))
+) SELECT format_type(b.oid, nullif(b.modifier, -1)) || repeat('[]', b.arrays)
+  FROM (SELECT * FROM base ORDER BY depth DESC LIMIT 1) AS b JOIN pg_type t ON t.oid = b.oid
+  WHERE b.depth > 0 AND b.arrays + (t.typcategory = 'A')::int < 2)
 """  # noqa: S608  # of what the queries here name
 
 
@@ -96,8 +104,8 @@ ORDER BY 1 LIMIT 1
 # The value in rows that are older than the column: a constant default fills it in without writing a
 # row. As bytes, because text of a SQL_ASCII database may not be valid. Names of objects have
 # another text in another session.
-_MISSING = """
-CASE WHEN a.atthasmissing AND format_type(a.atttypid, NULL) NOT LIKE 'reg%' THEN
+_MISSING = f"""
+CASE WHEN a.atthasmissing AND coalesce({base_type("a.atttypid")}, format_type(a.atttypid, NULL)) NOT LIKE 'reg%' THEN
     convert_to(array_to_string(a.attmissingval, ''),
                CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
 """
@@ -207,6 +215,15 @@ FROM unnest($1::oid[]) AS of(oid) LEFT JOIN pg_class c ON c.oid = of.oid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 """  # noqa: S608  # of the constants above
 
+# A new table's file has the table's own number.
+_FILES = f"""
+SELECT c.oid::int8 AS relation_id, c.relkind = 'r' AND c.relfilenode = c.oid AS first,
+       (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode), ',' ORDER BY p.oid) FROM pg_class p
+        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))) AS text,
+       {_PLACE}::int8 AS lsn
+FROM pg_class c WHERE c.oid = ANY($1::oid[])
+"""  # noqa: S608  # of the constants above
+
 _KINDS = {
     "b": TypeKind.BASE,
     "d": TypeKind.DOMAIN,
@@ -302,6 +319,16 @@ async def relations_now(
         row["relation_id"]: RelationNow(row["schema"], row["name"], row["storage"], row["lsn"])
         for row in there
     }, all(row["seen"] for row in rows)
+
+
+async def files(
+    connection: asyncpg.Connection, relation_ids: Iterable[int]
+) -> dict[int, RelationFiles]:
+    """The files of these relations; nothing of one that is gone."""
+    rows = await connection.fetch(_FILES, list(relation_ids))
+    return {
+        row["relation_id"]: RelationFiles(row["text"], row["lsn"], row["first"]) for row in rows
+    }
 
 
 async def types(connection: asyncpg.Connection, type_oids: Iterable[int]) -> dict[int, TypeInfo]:

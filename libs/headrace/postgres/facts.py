@@ -68,6 +68,20 @@ class TableFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RelationFiles:
+    """The files of a relation, its partitions' among them, as a reading had them before the log
+    reached `lsn`.
+
+    `first`: the table still has the file that it was created with, so nothing ever rewrote or
+    truncated it.
+    """
+
+    text: str
+    lsn: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RelationNow:
     """A relation in a reading of the catalog that is not beyond the LSN `lsn`."""
 

@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 
 from headrace import log as logs
 from headrace.audit.destination import Destination
-from headrace.audit.rows import Names, Noted, RowMaker, TableBook
+from headrace.audit.rows import RowMaker
 from headrace.audit.settings import AuditSettings
 from headrace.audit.stitching import Batch, Stitcher
+from headrace.audit.table_book import Names, Noted, TableBook
 from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, RetentionGapError, Watermark
 from headrace.contract.selection import Selection
@@ -34,6 +35,8 @@ WAIT_S = 0.5
 # audit's own doing, rarely, since to keep it is a change itself.
 IDLE_S = 10.0
 OWN_S = 600.0
+# A table that is truncated all the time must not make the writer read the catalog as often.
+FILES_S = 1.0
 _GAP = "GAP"
 _SCHEMA = "SCHEMA"
 # What a table's changes are: the audit's own doing, rows of the trail, or neither.
@@ -79,6 +82,8 @@ class Session:
     # What became known of tables, and from which place on, until a batch that reaches there keeps
     # it.
     _learned: deque[tuple[Position, Names, Noted]] = field(default_factory=deque)
+    # The time at which a relation's files were last read from the catalog.
+    _files_at: dict[int, float] = field(default_factory=dict)
     _kept_at: float = field(default_factory=time.monotonic)
     _foreign: bool = False
     _ended: bool = False
@@ -143,9 +148,26 @@ class Session:
         for event in events:
             if event.source == self.source:
                 self._take(event, queued_at)
+        await self._read_files(events[-1].position)
         for operation, number in self._rows.items():
             count_in(self.scope.health.stats, "audit_rows", operation.lower(), number)
         self._rows.clear()
+
+    async def _read_files(self, position: Position) -> None:
+        """Ask the catalog for the files of tables that may have new ones."""
+        now = time.monotonic()
+        wanted = {
+            relation_id: names
+            for relation_id, names in self.book.without_files().items()
+            if now - self._files_at.get(relation_id, -FILES_S) >= FILES_S
+        }
+        if not wanted:
+            return
+        found = await source.files(self.postgres, wanted)
+        for relation_id, names in wanted.items():
+            self._files_at[relation_id] = now
+            self.book.take_files(names, found.get(relation_id))
+            self._learned.append((position, names, self.book.tables[names]))
 
     def _take(self, event: Event, queued_at: bytes) -> None:
         if event.operation in _CHANGES:
@@ -158,13 +180,14 @@ class Session:
             if what is not _OWN:
                 self._foreign = True
             wanted = what is _WANTED
-            if wanted and self.book.hear(event):
+            news = self.book.hear(event) if wanted else self.book.skip(event)
+            if news:
                 self._note(event, (event.schema, event.table))
             self.stitcher.add(event, self.maker.line(event, queued_at) if wanted else None)
             if wanted:
                 self._rows[event.operation] += 1
         elif event.operation == _SCHEMA:
-            self._note(event, self.book.learn(event.payload))
+            self._note(event, self.book.learn(event.position, event.payload))
         elif event.operation == _GAP:
             self._gap(event)
         else:

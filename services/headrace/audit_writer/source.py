@@ -9,9 +9,11 @@ none (those of an earlier version).
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
-from headrace.audit.rows import Names, Noted
+from headrace.audit.table_book import Names, Noted
 from headrace.postgres import catalog, connection
+from headrace.postgres.facts import RelationFiles
 from headrace.settings import PostgresSettings
 
 _RELATIONS = """
@@ -54,3 +56,14 @@ async def noted(settings: PostgresSettings, tables: set[Names]) -> dict[Names, N
         for row in rows
     }
     return {names: found.get(names, Noted()) for names in tables}
+
+
+async def files(
+    settings: PostgresSettings, relation_ids: Collection[int]
+) -> dict[int, RelationFiles]:
+    """The files of these relations; nothing of one that is gone."""
+    session = await connection.connect(settings, "headrace audit-writer")
+    try:
+        return await catalog.files(session, relation_ids)
+    finally:
+        session.terminate()

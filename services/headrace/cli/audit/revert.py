@@ -17,14 +17,16 @@ from typing import Any
 import asyncpg
 
 from headrace.audit.history import (
-    columns_by,
+    columns_of,
     exact_of,
     gap_between,
     is_unsure,
     key_columns,
+    known_of,
     later_change,
     place_of,
     row_at,
+    written_before,
 )
 from headrace.audit.ordering import Reference, ordered
 from headrace.audit.revert import (
@@ -43,8 +45,10 @@ from headrace.audit.revert import (
     undo_insert,
     undo_update,
 )
-from headrace.audit.rows import Names, key_text
+from headrace.audit.rows import key_text
 from headrace.audit.table import AuditTable
+from headrace.audit.table_book import Names
+from headrace.cli.audit.references import references_to
 from headrace.contract import type_oids
 from headrace.contract.values import (
     SESSION_SETTINGS,
@@ -66,19 +70,6 @@ _COLUMNS = """
 SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypid::int8 AS type_oid,
        attgenerated <> '' AS generated
 FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
-"""
-# Of a partitioned table the parts' own constraints say the same again.
-_REFERENCES = """
-SELECT cn.nspname::text AS child_schema, c.relname::text AS child, pn.nspname::text AS parent_schema,
-       p.relname::text AS parent, k.confdeltype::text AS on_delete,
-       ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS u(number, place)
-             JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.number ORDER BY u.place) AS columns,
-       ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS u(number, place)
-             JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.number ORDER BY u.place) AS keys
-FROM pg_constraint k
-JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace cn ON cn.oid = c.relnamespace
-JOIN pg_class p ON p.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = p.relnamespace
-WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
 """
 _BY_TRIGGER = (
     "A trigger, a rule or the columns' present types change what is written: leave out a column "
@@ -102,6 +93,8 @@ class Reverting:
     # Rows as they would be by now, where nothing is written: None for one that would be gone.
     _imagined: dict[tuple[str, str], RowImage | None] = field(default_factory=dict)
     _tables: dict[Names, SourceTable] = field(default_factory=dict)
+    # Each table's present relation and files.
+    _files: dict[Names, tuple[int, frozenset[str]]] = field(default_factory=dict)
     _references: list[Reference] = field(default_factory=list)
     _left: set[str] = field(default_factory=set)
 
@@ -146,25 +139,9 @@ class Reverting:
                 ),
                 remedy="Set DB_NAME (PG_DB) to it.",
             )
-        self._references = await self._foreign_keys()
+        tables = {(change["schema"], change["table"]) for change in self.changes}
+        self._references = await references_to(self.source, tables)
         self.changes = ordered(self.changes, self._references)
-
-    async def _foreign_keys(self) -> list[Reference]:
-        """Those that name rows of the changes' tables."""
-        tables = sorted({(change["schema"], change["table"]) for change in self.changes})
-        rows = await self.source.fetch(
-            _REFERENCES, [schema for schema, _ in tables], [name for _, name in tables]
-        )
-        return [
-            Reference(
-                (row["child_schema"], row["child"]),
-                tuple(row["columns"]),
-                (row["parent_schema"], row["parent"]),
-                tuple(row["keys"]),
-                row["on_delete"],
-            )
-            for row in rows
-        ]
 
     def _require_left(self) -> None:
         """A column that no table has is a slip of the user's."""
@@ -335,7 +312,7 @@ class Reverting:
         if change["operation"] == "UPDATE":
             whole = set(before) >= set(after) | set(change["unchanged"] or ())
         else:
-            whole = set(before) >= await self._columns_at(change)
+            whole = await self._is_whole(change, set(before))
         if whole and before:
             return was
         names = (change["schema"], change["table"])
@@ -362,15 +339,44 @@ class Reverting:
                 f"what a row of {change['table']} was before is not known: changes of it may be "
                 f"missing ({gap})"
             )
+        await self._require_known(change, earlier.oldest)
         return RowImage(earlier.values, earlier.exact, earlier.unsure)
 
-    async def _columns_at(self, change: Mapping[str, Any]) -> set[str]:
-        """What a whole row had when it was deleted, of the columns that are there still."""
+    async def _is_whole(self, change: Mapping[str, Any], sent: set[str]) -> bool:
+        """Whether PostgreSQL sent all of a deleted row, as far as its columns are there still."""
         names = (change["database"], change["schema"], change["table"])
-        present = set((await self._table(*names[1:])).columns)
-        known = await columns_by(self.trail, self.audit, names, change)
-        known = known or await columns_by(self.trail, self.audit, names) or present
-        return known & present
+        columns = (await self._table(*names[1:])).columns
+        last = await written_before(self.trail, self.audit, names, change)
+        latest = last or await written_before(self.trail, self.audit, names)
+        known = columns_of(latest) or set(columns)
+        if not sent >= known & set(columns):
+            return False
+        key = await key_columns(self.trail, self.audit, *names[1:], change["source"])
+        others = {one.name for one in columns.values() if not one.generated} - sent
+        if last is not None and others and sent.issubset(key):
+            # The key is a whole row only if the table had no other column by then.
+            await self._require_known(change, last)
+        return True
+
+    async def _require_known(self, change: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
+        """From an earlier change on the trail must have all that happened to the table's rows."""
+        names = (change["schema"], change["table"])
+        await self._table(*names)
+        relation_id, files = self._files[names]
+        known = await known_of(self.trail, self.audit, *names, change["source"] or "")
+        if (
+            known is not None
+            and known.has(oldest, change["source"])
+            and known.relation_id == relation_id
+            and files.issuperset(known.files.split(","))
+        ):
+            return
+        raise IrreversibleError(
+            f"what a row of {change['table']} was before is not known: since the change "
+            f"{oldest['id']}, which wrote it last, rows may have changed without the trail: the "
+            "table was swapped, rewritten or given a column, was not audited for a while, or an "
+            "earlier version wrote the trail"
+        )
 
     async def _nothing_left_out(
         self,
@@ -394,8 +400,8 @@ class Reverting:
         # out, if it ever was.
         newest = max((table.columns[name].number for name in side.values), default=0)
         names = (change["database"], table.schema, table.name)
-        delivered = await columns_by(self.trail, self.audit, names)
-        then = await columns_by(self.trail, self.audit, names, change)
+        delivered = columns_of(await written_before(self.trail, self.audit, names))
+        then = columns_of(await written_before(self.trail, self.audit, names, change))
         hidden = [
             one.name
             for one in absent
@@ -426,6 +432,11 @@ class Reverting:
         types = await catalog.types(self.source, own)
         columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
         relation_id = rows[0]["relation_id"]
+        # Reading locks the table against a rewrite or a swap until the transaction ends.
+        await self.source.execute(f"SELECT FROM {quote_name(schema)}.{quote_name(name)} LIMIT 0")
+        found = await catalog.files(self.source, [relation_id])
+        files = found[relation_id].text if relation_id in found else ""
+        self._files[schema, name] = relation_id, frozenset(files.split(","))
         keys = await catalog.keys(self.source, [relation_id])
         return SourceTable(schema, name, columns, keys[relation_id].row)
 
