@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from pytest_asyncio import fixture as async_fixture
-from tests.support.audit_trail import Trail, opened_trail, undo, written
 
 from headrace.audit.revert import IrreversibleError
 from headrace.cli.audit import read
@@ -22,6 +21,7 @@ from headrace.errors import SettingError
 from headrace.testing.database import Database
 from headrace.testing.line import running_line
 from headrace.testing.plugin import OwnNats
+from tests.support.audit_trail import Trail, opened_trail, undo, written
 
 
 @async_fixture

@@ -12,10 +12,10 @@ import random
 from typing import Any
 
 import pytest
-from tests.oracle import documents
-from tests.oracle.foreign_reader import foreign_reader
 
 from headrace.testing.line import Lines
+from tests.oracle import documents
+from tests.oracle.foreign_reader import foreign_reader
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
