@@ -7,6 +7,7 @@ to filter, deduplicate or resume. Pure: no I/O.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.errors import DecodeError
@@ -23,6 +24,21 @@ class Position(NamedTuple):
 
 
 ORIGIN = Position(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Changes that committed at `after` or later and before `up_to` are lost, as far as there were
+    any: neither PostgreSQL's slot nor the store has them.
+
+    At `after`: where the last commit record of the store ends, the next may begin; and where the
+    store ends in the middle of a transaction, its rest is missing. Not at `up_to`: a slot gives
+    every commit from its own place on.
+    """
+
+    after: int
+    up_to: int
+    reason: str
 
 
 def format_lsn(lsn: int) -> str:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from headrace.archive import WalReader
 from headrace.archive.store import Store
-from headrace.archiver.place import last_info
+from headrace.archiver.resume_point import last_info
 from headrace.testing.suite import Suite
 from tests.bench import result
 from tests.bench.machine import Machine, cpu_s, machine, rss_max_mib

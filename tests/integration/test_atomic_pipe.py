@@ -22,7 +22,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail, TailError
 from headrace.publisher.atomic_pipe import AtomicPipe
-from headrace.publisher.progress import reader_of
+from headrace.publisher.resume_point import reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 from headrace.testing.proxy import Proxy

@@ -35,7 +35,7 @@ from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position
 from headrace.publisher.chain_pipe import Ingest
-from headrace.publisher.progress import Place, Progress, find_place, reader_of
+from headrace.publisher.resume_point import Progress, ResumePoint, find_resume_point, reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 
@@ -328,13 +328,13 @@ async def with_an_older_store(server: Any, folder: Path, between: Any) -> None:
     await server.start()
 
 
-async def place_of(client: Client, source: str) -> tuple[Place, Cell]:
+async def place_of(client: Client, source: str) -> tuple[ResumePoint, Cell]:
     js = client.jetstream()
     cell = Cell(await js.key_value("state"), f"progress.{source}")
-    return await find_place(cell, StreamTail(js, STREAM, reader_of(source))), cell
+    return await find_resume_point(cell, StreamTail(js, STREAM, reader_of(source))), cell
 
 
-async def write_down(one: Publisher, cell: Cell, place: Place) -> None:
+async def write_down(one: Publisher, cell: Cell, place: ResumePoint) -> None:
     last = one.next - 1
     created = place.progress.stream_created
     progress = Progress(

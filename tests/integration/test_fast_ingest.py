@@ -25,7 +25,7 @@ from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.metrics.counting import Stats
-from headrace.publisher.progress import find_place, reader_of
+from headrace.publisher.resume_point import find_resume_point, reader_of
 from headrace.testing.oracle import raw_messages, stored
 from headrace.testing.plugin import OwnNats
 
@@ -293,7 +293,7 @@ async def test_no_message_is_skipped_whose_place_another_source_took(client: Cli
     await js.purge_stream(STREAM)
     cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
     tail = StreamTail(js, STREAM, reader_of("a"))
-    place = await find_place(cell, tail)
+    place = await find_resume_point(cell, tail)
     ingest = FastIngest(client, tail, {}, Window(4096, 1 << 23, ack_timeout_s=3))
     await ingest.open(place.tail)
     for number in range(10):
@@ -313,10 +313,10 @@ async def test_a_stream_that_lost_nothing_is_written_with_the_servers_ids(client
     js = client.jetstream()
     cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
     tail = StreamTail(js, STREAM, reader_of("a"))
-    place = await find_place(cell, tail)
+    place = await find_resume_point(cell, tail)
     assert not place.tail.ids_in_doubt
     assert await js.delete_msg(STREAM, 2)
-    assert (await find_place(cell, tail)).tail.ids_in_doubt
+    assert (await find_resume_point(cell, tail)).tail.ids_in_doubt
 
 
 async def test_a_fault_while_the_stream_is_read_fails_what_is_published(

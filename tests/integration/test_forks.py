@@ -29,7 +29,7 @@ from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher.follower import Follower
-from headrace.publisher.progress import SourceDivergedError
+from headrace.publisher.resume_point import SourceDivergedError
 from headrace.publisher.shape import Shape
 from headrace.settings import load
 from headrace.testing.oracle import stored

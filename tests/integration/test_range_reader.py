@@ -16,7 +16,7 @@ from headrace.contract.values import Encoding
 from headrace.jetstream import range_reader
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.range_reader import Stretch
-from headrace.publisher.progress import reader_of, suspect_of
+from headrace.publisher.resume_point import reader_of, suspect_of
 from headrace.testing.plugin import OwnNats
 
 STREAM = "STRETCH"

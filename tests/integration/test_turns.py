@@ -29,7 +29,7 @@ from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
 from headrace.metrics.counting import Stats
-from headrace.publisher.progress import reader_of, suspect_of
+from headrace.publisher.resume_point import reader_of, suspect_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 

@@ -143,7 +143,7 @@ def test_what_is_wrong_with_a_message_is_left_with_nothing_done() -> None:
     made = assembler(columns, frozenset(), Encoding.MSGPACK)
     assert made.take(entries, 0) == 3
     assert [item.msg_id for item in made.taken() if isinstance(item, Event)][-1].startswith("5b-")
-    assert made.place == (100, 2)
-    made.pass_over()
+    assert made.cursor.position == (100, 2)
+    made.cursor.pass_over()
     assert made.take(entries, 4) == 5
     assert [item.msg_id[:3] for item in made.taken() if isinstance(item, Event)] == ["5c-"]

@@ -8,9 +8,9 @@ import pyarrow as pa
 from headrace.archive import segment
 from headrace.archive.columns import SCHEMA
 from headrace.archive.layout import file_name
-from headrace.archive.metadata import ColumnInfo, Gap, SegmentInfo, TableInfo
+from headrace.archive.metadata import ColumnInfo, SegmentInfo, TableInfo
 from headrace.archive.store import Store
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import ORIGIN, Gap, Position
 
 DAY_US = 86_400_000_000
 TABLES = ("orders", "items")

@@ -136,6 +136,21 @@ def test_a_service_imports_libs_and_never_another_service() -> None:
     failures(found)
 
 
+def test_only_confirmers_import_what_confirms() -> None:
+    """A library that reads the stream or the archive has no part in confirming the log."""
+    confirmers = {"libs/headrace/confirming", "services/headrace/publisher"}
+    confirmers.add("services/headrace/archiver")
+    failures(
+        [
+            f"{module} imports {name}"
+            for module in modules("libs", "services")
+            for name in imports(module)
+            if inside(name, "headrace.confirming")
+            and not any(Path(folder) in module.parents for folder in confirmers)
+        ]
+    )
+
+
 def test_what_starts_services_imports_none() -> None:
     failures(
         [

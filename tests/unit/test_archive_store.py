@@ -18,10 +18,10 @@ import pytest
 from headrace.archive import collect as collecting
 from headrace.archive.errors import FileTakenError, StoreFullError, StoreUnfitError
 from headrace.archive.layout import ONCE, file_name
-from headrace.archive.metadata import Gap
 from headrace.archive.store import DRAFT_AGE_S, Head, Store
-from headrace.archiver.place import ArchiveVanishedError, Mark, place_of
+from headrace.archiver.resume_point import ArchiveMark, ArchiveVanishedError, resume_point
 from headrace.bus.frame import Opening
+from headrace.lsn import Gap
 from tests.support.archive_maker import Maker
 
 
@@ -134,12 +134,12 @@ def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_
 ) -> None:
     info = Maker(f"file://{tmp_path}").write()
     assert (info.last.lsn, info.end_lsn) == (200, 201)
-    place = place_of(info, Mark("", 0, 0, ""), "file:///a", "headrace")
+    place = resume_point(info, ArchiveMark("", 0, 0, ""), "file:///a", "headrace")
     assert place.gap_before(opening_at(201)) is None
     assert place.gap_before(opening_at(300)) == Gap(201, 300, "slot_moved")
     # It ends in the middle of a transaction, before which everything is there.
-    cut = place_of(
-        replace(info, whole=False, end_lsn=101), Mark("", 0, 0, ""), "file:///a", "headrace"
+    cut = resume_point(
+        replace(info, whole=False, end_lsn=101), ArchiveMark("", 0, 0, ""), "file:///a", "headrace"
     )
     assert cut.gap_before(opening_at(200)) is None, (
         "the transaction comes again, and its rows are told by position"
@@ -148,9 +148,11 @@ def test_a_gap_begins_behind_what_the_archive_has_and_ends_before_what_the_slot_
 
 
 def test_an_archive_that_had_files_and_has_none_is_not_begun_anew() -> None:
-    mark = Mark("a", 7, 1000, "file:///archive")
+    mark = ArchiveMark("a", 7, 1000, "file:///archive")
     with pytest.raises(ArchiveVanishedError, match="had file 7"):
-        place_of(None, mark, "file:///archive", "headrace")
-    assert place_of(None, mark, "file:///elsewhere", "headrace").next_id == 1
-    idle = place_of(None, Mark("a", 0, 1000, "file:///archive"), "file:///archive", "headrace")
+        resume_point(None, mark, "file:///archive", "headrace")
+    assert resume_point(None, mark, "file:///elsewhere", "headrace").next_id == 1
+    idle = resume_point(
+        None, ArchiveMark("a", 0, 1000, "file:///archive"), "file:///archive", "headrace"
+    )
     assert (idle.archive, idle.known_lsn, idle.next_id) == ("a", 1000, 1)

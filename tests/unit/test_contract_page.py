@@ -22,7 +22,7 @@ from referencing import Registry, Resource
 from headrace.contract import events, naming, schemas
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.values import Encoding, ValueOptions
-from headrace.lsn import format_lsn
+from headrace.lsn import Gap, format_lsn
 from headrace.pgoutput.messages import (
     UNCHANGED,
     Begin,
@@ -38,7 +38,7 @@ from headrace.pgoutput.messages import (
 )
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
 from headrace.publisher.assembler import Assembler, Event
-from headrace.publisher.gaps import Gap, gap_event
+from headrace.publisher.gaps import gap_event
 from headrace.publisher.shape import Shape
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
@@ -271,7 +271,7 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(
 def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(
     encoding: Encoding, reason: str, first_lost: int
 ) -> None:
-    event = gap_event(Gap(0x16FC0E8, 0x171C268, reason, first_lost), "headrace", encoding)
+    event = gap_event(Gap(0x16FC0E8, 0x171C268, reason), "headrace", encoding, first_lost)
     check("gap-event", events.decode(event.payload))
     assert (event.subject, event.advances) == (naming.GAP_SUBJECT, False)
 

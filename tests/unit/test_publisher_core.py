@@ -11,12 +11,13 @@ import msgpack
 import pytest
 
 from headrace.bus.frame import Opening
+from headrace.confirming.transaction_cursor import ProtocolError
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.errors import DecodeError
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.stream_tail import Tail
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import ORIGIN, Gap, Position
 from headrace.pgoutput.messages import (
     UNCHANGED,
     Begin,
@@ -33,15 +34,14 @@ from headrace.pgoutput.messages import (
     Update,
 )
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
-from headrace.publisher.assembler import Assembler, Event, Mark, ProtocolError
+from headrace.publisher.assembler import Assembler, Event, Mark
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
-from headrace.publisher.gaps import Gap
 from headrace.publisher.ledger import Ledger
-from headrace.publisher.progress import (
+from headrace.publisher.resume_point import (
     COMPLETE_MAX,
-    Place,
     Progress,
+    ResumePoint,
     SourceDivergedError,
     check_source,
     gap_before,
@@ -225,7 +225,7 @@ class TestAssembler:
         assert list(made.keepalive(300)) == [Mark(300, whole=False)]
         script = transaction(500, (400, insert(1, b"1", b"a")))
         fed(made, *script[:2])
-        assert made.in_transaction
+        assert made.cursor.transaction is not None
         assert list(made.keepalive(600)) == []
         fed(made, *script[2:])
         assert list(made.keepalive(600)) == [Mark(600, whole=False)]
@@ -328,8 +328,8 @@ class TestProgress:
             check_source(place(progress), OPENING)
 
 
-def place(progress: Progress, lost_up_to: int = 0) -> Place:
-    return Place(progress, frozenset(), Tail(1, 0, ""), lost_up_to)
+def place(progress: Progress, lost_up_to: int = 0) -> ResumePoint:
+    return ResumePoint(progress, frozenset(), Tail(1, 0, ""), lost_up_to)
 
 
 def advanced(progress: Progress, position: Position, lsn: int) -> Progress:
@@ -348,7 +348,7 @@ class TestGapBefore:
             progress = advanced(progress, Position(commit, 0), lsn)
         return progress
 
-    def cut_to(self, commit: int, progress: Progress) -> Place:
+    def cut_to(self, commit: int, progress: Progress) -> ResumePoint:
         """The stream lost everything behind the transaction that committed at this LSN."""
         back = Position(commit, 0) if commit else ORIGIN
         return place(replace(progress, position=back), progress.confirmed_lsn)
@@ -488,6 +488,6 @@ def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() 
     assembler.feed(0x1000, Begin(0x2000, 0, 700))
     with pytest.raises(DecodeError, match="prefix"):
         assembler.feed(0x1000, Message(True, 0x1000, "\udcff", b"x"))
-    assert assembler.place == Position(0x2000, 0)
-    assembler.pass_over()
-    assert assembler.place == Position(0x2000, 1)
+    assert assembler.cursor.position == Position(0x2000, 0)
+    assembler.cursor.pass_over()
+    assert assembler.cursor.position == Position(0x2000, 1)

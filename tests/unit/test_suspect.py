@@ -11,7 +11,7 @@ from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.range_reader import fields
 from headrace.lsn import Position
-from headrace.publisher.progress import reader_of, suspect_of
+from headrace.publisher.resume_point import reader_of, suspect_of
 
 NAMES = st.from_regex(r"[a-z0-9_]{1,20}", fullmatch=True)
 VALUES = st.dictionaries(

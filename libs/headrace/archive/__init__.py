@@ -15,9 +15,10 @@ try:
         WalFileMissingError,
         WalGapError,
     )
-    from headrace.archive.metadata import Gap, SegmentInfo
+    from headrace.archive.metadata import SegmentInfo
     from headrace.archive.read_protocol import ListedFile, ReaderMetrics, WalReaderOptions
     from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
+    from headrace.lsn import Gap
 except ModuleNotFoundError as error:
     if str(error.name).startswith("headrace"):
         raise

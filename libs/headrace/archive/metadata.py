@@ -12,23 +12,10 @@ from typing import Any
 import orjson
 
 from headrace.archive.errors import WalFileCorruptError
-from headrace.lsn import ORIGIN, Position
+from headrace.lsn import ORIGIN, Gap, Position
 
 FORMAT = 1
 KEY = b"headrace"
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Changes that neither PostgreSQL nor the archive has.
-
-    They belong to transactions with `after` <= commit LSN < `up_to`: `after` is the end of the last
-    commit record in the archive, and the next one may start right there.
-    """
-
-    after: int
-    up_to: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import orjson
 import pyarrow as pa
 
 from headrace.archive.columns import GROUP_ROWS, SCHEMA
-from headrace.archive.metadata import Gap, TableInfo
+from headrace.archive.metadata import TableInfo
 from headrace.archiver import batch
 from headrace.archiver.forms import Form
-from headrace.errors import HeadraceError
-from headrace.lsn import Position
+from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
+from headrace.lsn import Gap, Position
 from headrace.pgoutput.messages import (
     Begin,
     Commit,
@@ -38,10 +38,6 @@ CHUNK_ROWS = 16_384
 GROUP_BYTES_MAX = 4 << 20
 _PG_EPOCH_US = 946_684_800_000_000
 _ALL = 1 << 62
-
-
-class ProtocolError(HeadraceError):
-    """PostgreSQL's messages came in an order that its protocol excludes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +94,7 @@ class Builder:
         self.complete_lsn = begun.end_lsn
         self._forms: dict[bytes, Form] = {}
         self._kind_of: dict[tuple[bytes, str], int] = {}
-        self._begin: Begin | None = None
-        self._seq = 0
+        self.cursor = TransactionCursor()
         self._skip_below = 0
         self._takers: dict[type, Callable[[int, Any], None]] = {
             Begin: self._on_begin,
@@ -143,28 +138,6 @@ class Builder:
     def rows(self) -> int:
         return self._chunked_rows + len(self._lsns)
 
-    @property
-    def in_transaction(self) -> bool:
-        return self._begin is not None
-
-    @property
-    def xid(self) -> int:
-        """The transaction that is being read."""
-        if self._begin is None:
-            raise ProtocolError("a relation was described outside a transaction")
-        return self._begin.xid
-
-    @property
-    def place(self) -> Position:
-        """The place of the change at hand."""
-        if self._begin is None:
-            raise ProtocolError("a change outside a transaction")
-        return Position(self._begin.final_lsn, self._seq)
-
-    def pass_over(self) -> None:
-        """The change at hand takes its place, and is no row."""
-        self._next()
-
     def hidden(self, message: bytes) -> frozenset[int]:
         """Which of the columns in a row's message are left out everywhere."""
         form = self._forms.get(message[1:5])
@@ -195,14 +168,15 @@ class Builder:
 
     def keepalive(self, lsn: int) -> None:
         """PostgreSQL says that it sent everything before."""
-        if self._begin is None:
+        if self.cursor.transaction is None:
             self.complete_lsn = max(self.complete_lsn, lsn)
 
     def insert(self, lsn: int, data: bytes) -> bool:
         """Take the bytes of an Insert message; False when it has to be decoded for that."""
-        seq = self._seq
+        cursor = self.cursor
+        seq = cursor.ordinal
         if seq < self._skip_below:
-            self._seq = seq + 1
+            cursor.ordinal = seq + 1
             return True
         raw = data[1:5]
         kind = self._kind_of.get((raw, "insert"))
@@ -213,7 +187,7 @@ class Builder:
             or (row := quick(data)) is None
         ):
             return False
-        self._seq = seq + 1
+        cursor.ordinal = seq + 1
         if seq != self._run_next:
             self._run(seq)
         self._run_next = seq + 1
@@ -265,7 +239,7 @@ class Builder:
             self._first or self._last,
             self._last,
             self.complete_lsn,
-            self._begin is None,
+            self.cursor.transaction is None,
             self._time_us,
             tuple(self._tables.values()),
             dict(self._versions),
@@ -274,9 +248,8 @@ class Builder:
         return sealed
 
     def _on_begin(self, _: int, begin: Begin) -> None:
-        if self._begin is not None:
-            raise ProtocolError("a transaction began inside another")
-        self._begin, self._seq, self._run_next = begin, 0, -1
+        self.cursor.begin(begin)
+        self._run_next = -1
         self._skip_below = 0
         if begin.final_lsn < self._last.lsn:
             self._skip_below = _ALL
@@ -284,16 +257,15 @@ class Builder:
             self._skip_below = self._last.seq + 1
 
     def _on_commit(self, _: int, commit: Commit) -> None:
-        if self._begin is None:
-            raise ProtocolError("a transaction ended that never began")
         self._note_last()
-        self._begin = None
+        self.cursor.commit()
         self.complete_lsn = max(self.complete_lsn, commit.end_lsn)
 
     def _note_last(self) -> None:
         """The quick way counts no positions: the last one follows from the run."""
-        if self._begin is not None and self._run_next > 0:
-            self._last = max(self._last, Position(self._begin.final_lsn, self._run_next - 1))
+        begin = self.cursor.transaction
+        if begin is not None and self._run_next > 0:
+            self._last = max(self._last, Position(begin.final_lsn, self._run_next - 1))
 
     def _on_insert(self, lsn: int, message: Insert) -> None:
         form = self._form(message.relation_id)
@@ -344,15 +316,11 @@ class Builder:
         """
         body = orjson.dumps({"content": _content(message.content)})
         key = orjson.dumps({"prefix": message.readable})
+        position = self.cursor.emitted(message)
         if message.transactional:
-            if self._next() is not None:
+            if position.seq >= self._skip_below:
                 self._put(lsn, self._number(_Kind(None, None, "message", None)), key, body)
             return
-        if self._begin is not None:
-            raise ProtocolError("a non-transactional message inside a transaction")
-        # Its LSN is where its record ends, which is where a commit's record may begin: one place
-        # for two.
-        position = Position(message.lsn - 1, 0)
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
 
@@ -366,18 +334,15 @@ class Builder:
         """Whether the change at hand is excluded, or in the archive already: it takes its place,
         and is not read.
         """
-        if self._begin is not None and (form.excluded or self._seq < self._skip_below):
-            self._seq += 1
+        if form.excluded or self.cursor.ordinal < self._skip_below:
+            self.cursor.advance()
             return True
         return False
 
     def _next(self) -> int | None:
         """The ordinal of the change at hand; None when the archive has it already."""
-        if self._begin is None:
-            raise ProtocolError("a change outside a transaction")
-        seq = self._seq
-        self._seq = seq + 1
-        return None if seq < self._skip_below else seq
+        ordinal = self.cursor.advance().seq
+        return None if ordinal < self._skip_below else ordinal
 
     def _row(  # noqa: PLR0913  # what a row consists of
         self,
@@ -430,7 +395,7 @@ class Builder:
 
     def _put(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
         """A row at the change's place."""
-        seq = self._seq - 1
+        seq = self.cursor.ordinal - 1
         if seq != self._run_next:
             self._run(seq)
         self._run_next = seq + 1
@@ -457,9 +422,7 @@ class Builder:
 
     def _run(self, seq: int) -> None:
         """Positions go on from here one by one."""
-        begin = self._begin
-        if begin is None:
-            raise ProtocolError("a change outside a transaction")
+        begin = self.cursor.current
         time_us = begin.commit_ts_us + _PG_EPOCH_US
         self._time_us = max(self._time_us, time_us)
         self._runs.append((len(self._lsns), begin.final_lsn, seq, begin.xid, time_us))

@@ -25,8 +25,8 @@ from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
 from headrace.archiver.builder import Builder, Limits, Sealed
 from headrace.archiver.open_file import OpenFile
-from headrace.archiver.place import Mark, check_source, last_info, place_of, read_mark
 from headrace.archiver.pyarrow_memory import give_back
+from headrace.archiver.resume_point import ArchiveMark, last_info, read_mark, resume_point
 from headrace.archiver.tables import Tables
 from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
@@ -93,7 +93,7 @@ class Follower:
         self._mark = await read_mark(self._cell)
         await asyncio.to_thread(self._store.prepare)
         info = await asyncio.to_thread(last_info, self._store, self._mark.file)
-        self._place = place_of(info, self._mark, self._store.url, self._source)
+        self._place = resume_point(info, self._mark, self._store.url, self._source)
         await self._remember()
         self._builder = Builder(self._place.begun(), self._limits)
         self._scope.health.unblock("store")
@@ -164,7 +164,7 @@ class Follower:
     async def _on_opening(self, opening: Opening) -> None:
         """A new epoch replays from what was confirmed: what is open is dropped, and comes again."""
         await self._written()
-        check_source(self._place.info, opening)
+        self._place.check_source(opening)
         self._opening = opening
         gap = self._place.gap_before(opening)
         if not self._place.known_lsn:
@@ -194,7 +194,7 @@ class Follower:
         try:
             decoded = decode(message)
             if isinstance(decoded, Relation):
-                form = await self._tables.describe(self._scope, decoded, builder.xid)
+                form = await self._tables.describe(self._scope, decoded, builder.cursor.xid)
                 if form is not None:
                     builder.learn(form)
                 return
@@ -214,9 +214,9 @@ class Follower:
         if not self._parking.takes(message):
             raise error
         await self._parking.put(
-            lsn, self._builder.place, message, error, self._builder.hidden(message)
+            lsn, self._builder.cursor.unread(lsn), message, error, self._builder.hidden(message)
         )
-        self._builder.pass_over()
+        self._builder.cursor.pass_over()
 
     async def _make_room(self) -> None:
         """Rows become bytes of the open file, or the file is closed, whether or not its transaction
@@ -238,7 +238,7 @@ class Follower:
         now = time.monotonic()
         if not self._builder.rows:
             self._opened_at = now
-        elif now - self._opened_at >= self._age_max_s and not self._builder.in_transaction:
+        elif now - self._opened_at >= self._age_max_s and self._builder.cursor.transaction is None:
             await self._seal()
         if self._writing is not None and self._writing.done():
             await self._written()
@@ -280,7 +280,7 @@ class Follower:
             await self._write_mark(self._place.known_lsn)
 
     async def _write_mark(self, lsn: int) -> None:
-        self._mark = Mark(self._place.archive, self._place.next_id - 1, lsn, self._store.url)
+        self._mark = ArchiveMark(self._place.archive, self._place.next_id - 1, lsn, self._store.url)
         await self._cell.write(self._mark.encode())
 
     async def _seal(self) -> None:
@@ -375,7 +375,7 @@ class Follower:
 
     async def _write_out(self) -> None:
         """Whatever is whole goes into a file now."""
-        if self._builder.rows and not self._builder.in_transaction:
+        if self._builder.rows and self._builder.cursor.transaction is None:
             await self._seal()
         await self._written()
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
 from headrace.contract.naming import emitted_message_id, message_subject, schema_subject
 from headrace.contract.values import Encoding
-from headrace.errors import DecodeError, HeadraceError
+from headrace.errors import DecodeError
 from headrace.jetstream.publishing.message import NO_HEADERS
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.decoder import decode
@@ -43,10 +44,6 @@ from headrace.publisher.shape import Kind, Shape, Values
 
 # NATS's usual max_payload is 1 MiB, headers included.
 PAYLOAD_BYTES_MAX = 1_000_000
-
-
-class ProtocolError(HeadraceError):
-    """PostgreSQL's messages came in an order that its protocol excludes."""
 
 
 class Event(NamedTuple):
@@ -112,11 +109,10 @@ class Assembler:
         self._payload_bytes_max = payload_bytes_max
         self._large_bucket = large_bucket
         self._shapes: dict[int, Shape] = {}
-        self._begin: Begin | None = None
+        self.cursor = TransactionCursor()
         # When the first transaction was committed that had something in the frame at hand.
         self.oldest_commit_us: int | None = None
         self._ts = ""
-        self._seq = 0
         self._held: _Held | _QuickHeld | None = None
         self._write = events.writer(encoding)
         self._tx = TransactionWriter(encoding)
@@ -140,20 +136,10 @@ class Assembler:
             Message: self._message,
         }
 
-    @property
-    def in_transaction(self) -> bool:
-        return self._begin is not None
-
-    @property
-    def xid(self) -> int:
-        """The transaction that is being assembled."""
-        if self._begin is None:
-            raise ProtocolError("a relation was described outside a transaction")
-        return self._begin.xid
-
     def begin_frame(self) -> None:
         """From here on `oldest_commit_us` is of what comes next."""
-        self.oldest_commit_us = self._begin.commit_ts_us if self._begin is not None else None
+        begin = self.cursor.transaction
+        self.oldest_commit_us = begin.commit_ts_us if begin is not None else None
 
     def learn(self, shape: Shape) -> None:
         """Rows of this relation have this shape from here on."""
@@ -163,7 +149,7 @@ class Assembler:
 
     def keepalive(self, lsn: int) -> Iterator[Mark]:
         """PostgreSQL says that it sent everything before `lsn`."""
-        if self._begin is None:
+        if self.cursor.transaction is None:
             yield Mark(lsn, whole=False)
 
     def feed(self, lsn: int, message: PgoutputMessage) -> list[Event | Mark]:
@@ -222,7 +208,7 @@ class Assembler:
             or (ddl := ddl_trigger.claim(message)) is None
         ):
             return set()
-        return self._book.concerns(ddl, self.place)
+        return self._book.concerns(ddl, self.cursor.position)
 
     def feed_claim(
         self, lsn: int, message: Message, now: Mapping[int, RelationNow]
@@ -238,12 +224,17 @@ class Assembler:
         """Take rows that can be read and written quickly; the index of the first entry that is
         none.
         """
-        begin, writers, write, held = self._begin, self._writers, self._write, self._held
+        begin, writers, write, held = (
+            self.cursor.transaction,
+            self._writers,
+            self._write,
+            self._held,
+        )
         if begin is None or not writers:
             return at
         commit, seq, tx_head, room = (
             begin.final_lsn,
-            self._seq,
+            self.cursor.ordinal,
             self._tx_head,
             self._quick_bytes_max,
         )
@@ -290,18 +281,8 @@ class Assembler:
             seq += 1
         else:
             index = len(entries)
-        self._held, self._seq = held, seq
+        self._held, self.cursor.ordinal = held, seq
         return index
-
-    @property
-    def place(self) -> Position:
-        """The place of the next change."""
-        return Position(self._begin.final_lsn, self._seq) if self._begin is not None else ORIGIN
-
-    def pass_over(self) -> None:
-        """The change at hand takes its place, and is not delivered."""
-        if self._begin is not None:
-            self._next_position()
 
     def hidden(self, message: bytes) -> frozenset[int]:
         """The places of the columns that are left out everywhere, of a message of a row."""
@@ -310,20 +291,16 @@ class Assembler:
         return frozenset(place for place, (_, convert) in enumerate(columns) if convert is None)
 
     def _on_begin(self, _: int, begin: Begin) -> None:
-        if self._begin is not None:
-            raise ProtocolError("a transaction began inside another")
+        self.cursor.begin(begin)
         self._ts = pg_timestamp_iso(begin.commit_ts_us)
         self._tx_head = self._tx.head(begin.xid, begin.final_lsn, self._ts)
-        self._begin, self._seq = begin, 0
         if self.oldest_commit_us is None:
             self.oldest_commit_us = begin.commit_ts_us
 
     def _commit(self, _: int, commit: Commit) -> None:
-        if self._begin is None:
-            raise ProtocolError("a transaction ended that never began")
+        self.cursor.commit()
         if self._held is not None:
             self._out.append(self._release(last=True))
-        self._begin = None
         self._out.append(Mark(commit.end_lsn, whole=True))
 
     def _insert(self, lsn: int, message: Insert) -> None:
@@ -348,10 +325,10 @@ class Assembler:
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
             shape = self._shape(relation_id)
-            self._book.truncated(relation_id, self.xid)
+            self._book.truncated(relation_id, self.cursor.xid)
             if self._compat:
                 # It takes its place, and is not delivered.
-                self._next_position()
+                self.cursor.advance()
             else:
                 self._hold(lsn, shape, shape.truncate, Values())
 
@@ -360,7 +337,7 @@ class Assembler:
         shape = self._shape(relation_id)
         if not shape.excluded:
             return shape
-        self._next_position()
+        self.cursor.advance()
         return None
 
     def _shape(self, relation_id: int) -> Shape:
@@ -373,17 +350,17 @@ class Assembler:
         self, lsn: int, shape: Shape, kind: Kind, new: Values, old: Values | None = None
     ) -> None:
         """Hold this event back, let go of the one before."""
-        begin, position = self._next_position()
+        position = self.cursor.advance()
         if shape.excluded:
             return
         if self._held is not None:
             self._out.append(self._release(last=False))
         if not shape.told and not self._compat and not self._book.replays(shape.table, position):
-            self._tell(lsn, shape, begin, position)
+            self._tell(lsn, shape, position)
         msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
         payload = quick_events.change(shape, kind, self._source)
         payload["msg_id"], payload["data"], payload["lsn"] = msg_id, new.native, lsn
-        payload["tx"] = events.transaction(begin.xid, position, self._ts, last=False)
+        payload["tx"] = events.transaction(self.cursor.xid, position, self._ts, last=False)
         payload |= _beside(new, old)
         self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
         if (
@@ -396,30 +373,22 @@ class Assembler:
                 shape, kind, self._source, self._encoding, with_old=way[1]
             )
 
-    def _next_position(self) -> tuple[Begin, Position]:
-        """The place of the change at hand: every change takes one, whether it is delivered or not."""
-        begin = self._begin
-        if begin is None:
-            raise ProtocolError("a change outside a transaction")
-        position = Position(begin.final_lsn, self._seq)
-        self._seq += 1
-        return begin, position
-
-    def _tell(self, lsn: int, shape: Shape, begin: Begin, position: Position) -> None:
+    def _tell(self, lsn: int, shape: Shape, position: Position) -> None:
         """The schema event that must come before this row, if the stream has not told this shape
         yet.
         """
         shape.told = True
-        told = self._book.check(shape.table, position, lsn, begin.xid, shape.catalog)
+        xid = self.cursor.xid
+        told = self._book.check(shape.table, position, lsn, xid, shape.catalog)
         if told is not None:
-            tx = events.transaction(begin.xid, position, self._ts, last=False)
+            tx = events.transaction(xid, position, self._ts, last=False)
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
         """What the catalog shows beyond the stream, told at the reading's place; only between
         transactions.
         """
-        assert self._begin is None, "a catalog reading inside a transaction"
+        assert self.cursor.transaction is None, "a catalog reading inside a transaction"
         position = Position(reading.lsn, 0)
         for told in () if self._compat else self._book.compare(reading):
             tx = events.transaction(0, position, None, last=False)
@@ -446,15 +415,8 @@ class Assembler:
         """
         if message.prefix in self._message_prefixes and message.readable != message.prefix:
             raise DecodeError("the prefix of an emitted message is not UTF-8")
-        if message.transactional:
-            begin, position = self._next_position()
-            xid, ts = begin.xid, self._ts
-        elif self._begin is not None:
-            raise ProtocolError("a non-transactional message inside a transaction")
-        else:
-            # Its LSN is where its record ends, which is where a commit's record may begin: one
-            # place for two.
-            position, xid, ts = Position(message.lsn - 1, 0), 0, None
+        position = self.cursor.emitted(message)
+        xid, ts = (self.cursor.xid, self._ts) if message.transactional else (0, None)
         if (
             not self._compat
             and self._now is not None
@@ -475,8 +437,8 @@ class Assembler:
         """What the event trigger wrote: schema events in their place. Others may write under its
         prefix.
         """
-        tx = events.transaction(self.xid, position, self._ts, last=False)
-        for told in self._book.hear(ddl, position, lsn, self.xid, now):
+        tx = events.transaction(self.cursor.xid, position, self._ts, last=False)
+        for told in self._book.hear(ddl, position, lsn, self.cursor.xid, now):
             if self._held is not None:
                 self._out.append(self._release(last=False))
             self._out.append(self._schema_event(told, position, lsn, tx))

@@ -24,7 +24,7 @@ from headrace.lsn import Position
 from headrace.metrics.counting import Stats
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.delivery import Delivery, Pipe, lane_of
-from headrace.publisher.progress import Place
+from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
 
 _SEPARATOR_BYTES = 1
@@ -42,7 +42,7 @@ class Batches(Delivery):
         self,
         pipe: Pipe,
         large: LargeStore,
-        place: Place,
+        place: ResumePoint,
         stats: Stats,
         settings: Settings,
         payload_bytes_max: int,

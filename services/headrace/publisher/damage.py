@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nats.errors import Error as NatsError
@@ -24,10 +24,10 @@ from headrace.jetstream.holes import Hole, known_holes, merged, within, without
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
-from headrace.lsn import Position, format_lsn
+from headrace.lsn import Gap, Position, format_lsn
 from headrace.metrics.counting import Stats, count
-from headrace.publisher.gaps import Gap, gap_event
-from headrace.publisher.progress import Place
+from headrace.publisher.gaps import gap_event
+from headrace.publisher.resume_point import ResumePoint
 
 log = logs.logger("publisher")
 
@@ -47,6 +47,13 @@ class _Pipe(Protocol):
     async def drain(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _HoleGap(Gap):
+    """The gap that a hole is; `first_lost` is the first sequence of it."""
+
+    first_lost: int
+
+
 class Damage:
     """The holes of one stream, as one source sees them."""
 
@@ -60,7 +67,7 @@ class Damage:
         self._spread = False
 
     async def report(
-        self, place: Place, source: str, encoding: Encoding | None, pipe: _Pipe, stats: Stats
+        self, place: ResumePoint, source: str, encoding: Encoding | None, pipe: _Pipe, stats: Stats
     ) -> None:
         """Publish the gaps that were not reported yet, then keep them; no encoding: only keep them."""
         self._gone = place.tail.gone
@@ -75,17 +82,17 @@ class Damage:
         for gap in await self._gaps(new, place):
             count(stats, "gaps")
             _log(gap)
-            event = gap_event(gap, source, encoding or Encoding.JSON)
+            event = gap_event(gap, source, encoding or Encoding.JSON, gap.first_lost)
             # An earlier life may have published it and crashed before it kept the hole.
             if encoding is not None and event.msg_id not in place.ids_after:
                 await pipe.publish(event)
         await pipe.drain()
         await self._cell.write(_encoded(merged([*known, *lost]), place.tail.created))
 
-    async def _gaps(self, holes: Iterable[Hole], place: Place) -> list[Gap]:
+    async def _gaps(self, holes: Iterable[Hole], place: ResumePoint) -> list[_HoleGap]:
         """In order; holes whose ranges overlap are one gap."""
         reach = max(place.progress.stream_seq, place.tail.ours_seq)
-        found: list[Gap] = []
+        found: list[_HoleGap] = []
         for first, last in holes:
             if last >= reach:
                 # No message of ours follows: if the hole was ours, the slot delivers it again.
@@ -97,7 +104,7 @@ class Damage:
                 found.append(gap)
         return found
 
-    async def _gap(self, first: int, last: int, reach: int, place: Place) -> Gap:
+    async def _gap(self, first: int, last: int, reach: int, place: ResumePoint) -> _HoleGap:
         before = await self._tail.last_mark(place.tail.first_seq, first - 1)
         behind = await self._tail.first_settled(last + 1, reach)
         after = before.position.lsn if before is not None and before.position is not None else 0
@@ -108,7 +115,7 @@ class Damage:
         else:
             # Arrays before it may belong to other tables, in any order.
             up_to = behind.position.lsn + 1
-        return Gap(after, up_to, REASON, first)
+        return _HoleGap(after, up_to, REASON, first)
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -142,7 +149,7 @@ def _begin(position: Position) -> int:
     return position.lsn if position.seq == 0 else position.lsn + 1
 
 
-def _log(gap: Gap) -> None:
+def _log(gap: _HoleGap) -> None:
     log.error(
         "gap",
         after=format_lsn(gap.after),

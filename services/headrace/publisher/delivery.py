@@ -21,7 +21,7 @@ from headrace.metrics.counting import Stats, count
 from headrace.process.failpoint import failpoint
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.ledger import Ledger
-from headrace.publisher.progress import Place
+from headrace.publisher.resume_point import ResumePoint
 
 _LARGE = attrgetter("large")
 
@@ -71,7 +71,7 @@ class Delivery:
     """`--delivery event`: a message for each event, at once."""
 
     def __init__(
-        self, pipe: Pipe, large: LargeStore, place: Place, stats: Stats, source: str
+        self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
     ) -> None:
         self._source = source
         self._pipe = pipe

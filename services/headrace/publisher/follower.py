@@ -34,7 +34,7 @@ from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
 from headrace.jetstream.state import Cell, bucket, suite_identity
-from headrace.lsn import Position, format_lsn
+from headrace.lsn import Gap, format_lsn
 from headrace.metrics.catalogue import INGEST_MODES
 from headrace.metrics.counting import count, one_of
 from headrace.pgoutput.decoder import decode
@@ -50,14 +50,14 @@ from headrace.publisher.compression import Compression
 from headrace.publisher.damage import Damage
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.durability import Hold
-from headrace.publisher.gaps import Gap, gap_event
+from headrace.publisher.gaps import gap_event
 from headrace.publisher.lag import AckLag, Frame, unix_s
-from headrace.publisher.progress import (
-    Place,
+from headrace.publisher.resume_point import (
     Progress,
+    ResumePoint,
     SourceDivergedError,
     check_source,
-    find_place,
+    find_resume_point,
     gap_before,
     reader_of,
     suspect_of,
@@ -139,7 +139,7 @@ class Follower:
         self._compression = Compression(js, state, self._settings)
         # Before the tail is read: its messages may need them.
         await self._compression.open()
-        self._place = await find_place(cell, tail)
+        self._place = await find_resume_point(cell, tail)
         self._progress = self._place.progress
         self._cell = cell
         self._shelf = BookShelf(state, self._source)
@@ -264,7 +264,7 @@ class Follower:
             "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
         )
 
-    async def _tell_divergence(self, place: Place, opening: Opening) -> None:
+    async def _tell_divergence(self, place: ResumePoint, opening: Opening) -> None:
         """The last that this stream can say of its source: what follows there is another history."""
         # It is said of the stream's end, behind all that was taken for a part of it.
         await self._deliver_all()
@@ -376,13 +376,11 @@ class Follower:
         except DecodeError as error:
             if not self._parking.takes(message):
                 raise
-            # An emitted message outside any transaction has its place before its LSN.
-            place = (
-                self._assembler.place if self._assembler.in_transaction else Position(lsn - 1, 0)
-            )
-            await self._parking.put(lsn, place, message, error, self._assembler.hidden(message))
+            position = self._assembler.cursor.unread(lsn)
+            hidden = self._assembler.hidden(message)
+            await self._parking.put(lsn, position, message, error, hidden)
             failpoint("publisher.after_parking")
-            self._assembler.pass_over()
+            self._assembler.cursor.pass_over()
             return
         await self._deliver(items)
 
@@ -407,12 +405,14 @@ class Follower:
     async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
         decoded = decode(message)
         if isinstance(decoded, Message) and (claimed := self._assembler.doubts(decoded)):
-            now = await self._tables.now(self._scope, claimed, self._assembler.xid)
+            now = await self._tables.now(self._scope, claimed, self._assembler.cursor.xid)
             return [] if now is None else self._assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return self._assembler.feed(lsn, decoded)
         known_key = self._book.key_of(decoded.relation_id)
-        shape = await self._tables.describe(self._scope, decoded, self._assembler.xid, known_key)
+        shape = await self._tables.describe(
+            self._scope, decoded, self._assembler.cursor.xid, known_key
+        )
         if shape is not None:
             self._assembler.learn(shape)
         return []
@@ -423,7 +423,7 @@ class Follower:
 
     async def _tell_catalog(self) -> None:
         """Schema events for what no row told of."""
-        if not self._receiver.following or self._assembler.in_transaction:
+        if not self._receiver.following or self._assembler.cursor.transaction is not None:
             return
         reading = self._watch.due(self._passed_lsn, self._delivery.reached_lsn)
         if reading is None:

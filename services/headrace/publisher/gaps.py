@@ -4,36 +4,20 @@ the slot. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headrace.contract import events
 from headrace.contract.naming import GAP_SUBJECT, gap_id
 from headrace.contract.values import Encoding
-from headrace.lsn import Position, format_lsn
+from headrace.lsn import Gap, Position, format_lsn
 from headrace.publisher.assembler import Event
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Changes that committed at `after` or later and before `up_to` are lost to the stream, as far
-    as there were any.
+def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) -> Event:
+    """It stands before whatever comes next, and takes nobody's position forward.
 
-    At `after`: where the last commit record of the stream ends, the next may begin; and where the
-    stream ends in the middle of a transaction, its rest is missing. Not at `up_to`: a slot gives
-    every commit from its own place on.
+    `first_lost`: the first lost sequence, of a hole in the middle of the stream.
     """
-
-    after: int
-    up_to: int
-    reason: str
-    # The first lost sequence, of a hole in the middle of the stream.
-    first_lost: int = 0
-
-
-def gap_event(gap: Gap, source: str, encoding: Encoding) -> Event:
-    """It stands before whatever comes next, and takes nobody's position forward."""
     position = Position(gap.up_to, 0)
-    msg_id = gap_id(gap.up_to, source, gap.first_lost)
+    msg_id = gap_id(gap.up_to, source, first_lost)
     payload = {
         "subject": GAP_SUBJECT,
         "operation": events.GAP,

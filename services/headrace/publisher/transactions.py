@@ -14,14 +14,14 @@ from headrace.metrics.counting import Stats
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.delivery import Delivery
-from headrace.publisher.progress import Place
+from headrace.publisher.resume_point import ResumePoint
 
 SPLIT_HEADER = {"Headrace-Transaction": "split"}
 
 
 class Transactions(Delivery):
     def __init__(
-        self, pipe: AtomicPipe, large: LargeStore, place: Place, stats: Stats, source: str
+        self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
     ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe

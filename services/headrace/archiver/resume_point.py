@@ -16,12 +16,14 @@ from typing import Any
 from headrace.archive import layout, segment
 from headrace.archive.chain import name_fault
 from headrace.archive.errors import ArchiveError, WalFileCorruptError, naming
-from headrace.archive.metadata import Gap, SegmentInfo
+from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Fetched, Get, Names, ObjectMetadata, Store
 from headrace.archiver.builder import Begun
 from headrace.bus.frame import Opening
+from headrace.confirming import source_identity
+from headrace.confirming.source_identity import SourceIdentity
 from headrace.jetstream.state import Cell
-from headrace.lsn import ORIGIN, format_lsn
+from headrace.lsn import ORIGIN, Gap
 
 _TAIL_BYTES = 256 * 1024
 
@@ -44,7 +46,7 @@ class ArchiveVanishedError(ArchiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ArchiveMark:
     """What passed up to here without a change since this file; and that this file was there."""
 
     archive: str
@@ -53,7 +55,7 @@ class Mark:
     url: str
 
     @classmethod
-    def of(cls, value: Mapping[str, Any] | None) -> Mark:
+    def of(cls, value: Mapping[str, Any] | None) -> ArchiveMark:
         known = value or {}
         return cls(
             known.get("archive", ""),
@@ -67,7 +69,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArchiveEnd:
     """The archive's end."""
 
     archive: str
@@ -88,9 +90,18 @@ class Place:
         if self.info is not None and not self.info.whole:
             # A part of a transaction: what was committed before it is all there.
             begins = max(begins, self.info.last.lsn)
-        if self.known_lsn and opening.confirmed_lsn > begins:
-            return Gap(begins, opening.confirmed_lsn, "slot_moved")
-        return None
+        return source_identity.gap_before(begins, opening) if self.known_lsn else None
+
+    def check_source(self, opening: Opening) -> None:
+        """Refuse to go on where LSNs no longer mean what they meant."""
+        if self.info is None:
+            return
+        known = SourceIdentity(
+            "archive", self.info.system_id, self.info.timeline, self.info.last.lsn
+        )
+        diverged = source_identity.divergence(known, opening)
+        if diverged is not None:
+            raise ArchiveDivergedError(diverged)
 
 
 def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
@@ -118,53 +129,25 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
         return info
 
 
-def place_of(info: SegmentInfo | None, mark: Mark, url: str, source: str) -> Place:
+def resume_point(info: SegmentInfo | None, mark: ArchiveMark, url: str, source: str) -> ArchiveEnd:
     """Where to go on. The mark counts where it is of this very archive and file."""
     if info is None:
         if mark.url != url:
-            return Place(secrets.token_hex(8), None, 0)
+            return ArchiveEnd(secrets.token_hex(8), None, 0)
         if mark.file:
             # What else was in them nobody knows: to go on would double it, or leave it out.
             raise ArchiveVanishedError(
                 f"the archive {url} had file {mark.file}, and has no files now"
             )
-        return Place(mark.archive, None, mark.lsn)
+        return ArchiveEnd(mark.archive, None, mark.lsn)
     if info.source != source:
         raise ArchiveDivergedError(
             f"the archive {url} is of the source {info.source}, not of {source}"
         )
     fits = mark.archive == info.archive and mark.file == info.id
     known = max(info.end_lsn, mark.lsn) if fits else info.end_lsn
-    return Place(info.archive, info, known, info.next_id, info.epoch + 1)
+    return ArchiveEnd(info.archive, info, known, info.next_id, info.epoch + 1)
 
 
-async def read_mark(cell: Cell) -> Mark:
-    return Mark.of(await cell.read())
-
-
-def check_source(info: SegmentInfo | None, opening: Opening) -> None:
-    """Refuse to go on where LSNs no longer mean what they meant."""
-    if info is None:
-        return
-    if info.system_id != opening.system_id:
-        raise ArchiveDivergedError(
-            f"PostgreSQL's system identifier is {opening.system_id}, the archive's is "
-            f"{info.system_id}"
-        )
-    if opening.timeline < info.timeline:
-        raise ArchiveDivergedError(
-            f"PostgreSQL is on timeline {opening.timeline}, the archive on {info.timeline}"
-        )
-    at = info.last.lsn
-    fork = min((lsn for timeline, lsn in opening.forks if timeline >= info.timeline), default=None)
-    if fork is not None and fork <= at:
-        raise ArchiveDivergedError(
-            f"PostgreSQL's timeline {opening.timeline} left timeline {info.timeline} at "
-            f"{format_lsn(fork)}, before "
-            f"{format_lsn(at)}, where the archive is: it has changes that this server never had"
-        )
-    if opening.current_lsn and opening.current_lsn < at:
-        raise ArchiveDivergedError(
-            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, "
-            "where the archive is"
-        )
+async def read_mark(cell: Cell) -> ArchiveMark:
+    return ArchiveMark.of(await cell.read())

@@ -15,14 +15,15 @@ from typing import Any
 
 from headrace import log as logs
 from headrace.bus.frame import Opening
+from headrace.confirming import source_identity
+from headrace.confirming.source_identity import SourceIdentity
 from headrace.contract import events
 from headrace.contract.dictionaries import ZSTD_MAGIC, UnknownDictionaryError
 from headrace.contract.naming import MESSAGES, table_token
 from headrace.errors import DecodeError, HeadraceError
 from headrace.jetstream.publishing.stream_tail import Reader, StreamTail, Suspect, Tail, TailMark
 from headrace.jetstream.state import Cell
-from headrace.lsn import ORIGIN, Position, format_lsn
-from headrace.publisher.gaps import Gap
+from headrace.lsn import ORIGIN, Gap, Position, format_lsn
 
 log = logs.logger("publisher")
 
@@ -101,7 +102,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResumePoint:
     """Where to go on: what is at or before `position` is in the stream, so are `ids_after`."""
 
     progress: Progress
@@ -171,7 +172,7 @@ def _lane(data: bytes) -> tuple[str, Position] | None:
     return token, events.position_of(last)
 
 
-async def find_place(cell: Cell, tail: StreamTail) -> Place:
+async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
     """Read progress and the stream's end; the stream wins where they disagree."""
     progress = Progress.decode(await cell.read())
     now = await tail.state()
@@ -200,7 +201,7 @@ async def find_place(cell: Cell, tail: StreamTail) -> Place:
             confirmed=format_lsn(progress.confirmed_lsn),
             remedy="the slot is asked for what is missing; what it no longer has is a gap",
         )
-    return Place(
+    return ResumePoint(
         here,
         frozenset(found.ids_after),
         found,
@@ -225,52 +226,21 @@ async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> boo
     return (await tail.state()).first_seq <= progress.stream_seq
 
 
-def check_source(place: Place, opening: Opening) -> None:
+def check_source(found: ResumePoint, opening: Opening) -> None:
     """Refuse to go on where LSNs no longer mean what they meant."""
-    progress = place.progress
-    if progress.system_id and progress.system_id != opening.system_id:
-        raise SourceDivergedError(
-            f"PostgreSQL's system identifier is {opening.system_id}, the stream's is "
-            f"{progress.system_id}"
-        )
-    if progress.timeline and opening.timeline < progress.timeline:
-        raise SourceDivergedError(
-            f"PostgreSQL is on timeline {opening.timeline}, the stream on {progress.timeline}"
-        )
-    _check_history(progress, opening)
+    at = found.progress
+    known = SourceIdentity("stream", at.system_id, at.timeline, at.position.lsn)
+    diverged = source_identity.divergence(known, opening)
+    if diverged is not None:
+        raise SourceDivergedError(diverged)
 
 
-def gap_before(place: Place, opening: Opening) -> Gap | None:
+def gap_before(found: ResumePoint, opening: Opening) -> Gap | None:
     """What the slot no longer has and the stream does not have: its tail was lost, or the slot is
     another one.
     """
     confirmed = opening.confirmed_lsn
-    if place.lost_up_to and confirmed > place.position.lsn and not place.contains(confirmed):
-        return Gap(place.position.lsn, opening.confirmed_lsn, "stream_tail_lost")
-    known = max(place.progress.confirmed_lsn, place.position.lsn)
-    if known and opening.confirmed_lsn > known:
-        # Nobody but us confirms: a slot that is further on was made anew, or moved.
-        return Gap(known, opening.confirmed_lsn, "slot_moved")
-    return None
-
-
-def _check_history(progress: Progress, opening: Opening) -> None:
-    """Refuse a server that never had what the stream has: a lagging standby promoted, or a backup
-    restored.
-    """
-    at = progress.position.lsn
-    fork = min(
-        (lsn for timeline, lsn in opening.forks if timeline >= progress.timeline > 0), default=None
-    )
-    if fork is not None and fork <= at:
-        raise SourceDivergedError(
-            f"PostgreSQL's timeline {opening.timeline} left timeline {progress.timeline} at "
-            f"{format_lsn(fork)}, before "
-            f"{format_lsn(at)}, where the stream is: the stream has changes that this server never "
-            "had"
-        )
-    if opening.current_lsn and opening.current_lsn < at:
-        raise SourceDivergedError(
-            f"PostgreSQL's log ends at {format_lsn(opening.current_lsn)}, before {format_lsn(at)}, "
-            "where the stream is"
-        )
+    if found.lost_up_to and confirmed > found.position.lsn and not found.contains(confirmed):
+        return Gap(found.position.lsn, confirmed, "stream_tail_lost")
+    known_lsn = max(found.progress.confirmed_lsn, found.position.lsn)
+    return source_identity.gap_before(known_lsn, opening)

@@ -1,0 +1,6 @@
+"""Reading frames and confirming them, whatever becomes of their changes.
+
+A confirmer is `EpochFollower` with a sink: the follower speaks with the wal-reader, the sink makes
+changes durable and reports how far they are. Publisher and archiver are two of them. Only
+confirmers import this package; it knows no sink.
+"""
