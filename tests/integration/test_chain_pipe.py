@@ -117,7 +117,7 @@ async def connect() -> AsyncIterator[Any]:
     for client in clients:
         with contextlib.suppress(Exception):
             await client.close()
-    # A connection that was being made when its client was closed ends in the loop's own time.
+    # A connection that was still connecting when its client was closed ends in the loop's own time.
     await asyncio.sleep(0.1)
     with warnings.catch_warnings():
         # nats-py leaves the socket of an attempt to reconnect that failed half-way to the garbage

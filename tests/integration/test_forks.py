@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
 from headrace.bus.sender import FrameSender
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.values import ValueOptions
 from headrace.embedded.nats import EmbeddedNats
 from headrace.jetstream.provisioning import ensure
@@ -30,7 +31,6 @@ from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
 from headrace.publisher.follower import Follower
 from headrace.publisher.resume_point import SourceDivergedError
-from headrace.publisher.shape import Shape
 from headrace.settings import load
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
@@ -66,8 +66,8 @@ def table() -> Entry:
 class Catalog:
     """Knows nothing but what the stream says."""
 
-    async def describe(self, _: Scope, relation: Relation, *__: object) -> Shape:
-        return Shape.of(relation, TableFacts(), ValueOptions())
+    async def describe(self, _: Scope, relation: Relation, *__: object) -> RelationShape:
+        return RelationShape.of(relation, TableFacts(), ValueOptions())
 
 
 class Source:
@@ -132,7 +132,7 @@ async def following(
     await ensure(client.jetstream(), settings.streams)
     source = Source(client, settings.source.slot)
     await source.open()
-    tasks, catalog, watch = asyncio.TaskGroup(), Catalog(), SimpleNamespace(due=lambda _: None)
+    tasks, catalog, watch = asyncio.TaskGroup(), Catalog(), SimpleNamespace(due=lambda *_: None)
     scope = Scope("publisher", settings.process, tasks, Health("publisher"))
     made = Follower(scope, settings, client, catalog, watch, "session")  # type: ignore[arg-type]  # as much as it takes
     follower = asyncio.ensure_future(made.run(asyncio.Event()))

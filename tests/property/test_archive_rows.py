@@ -1,4 +1,4 @@
-"""Archived rows written by code made for their relation equal those of the plain way, whatever the
+"""Archived rows written by code made for their relation equal those of the plain way, for any
 row.
 """
 
@@ -15,10 +15,10 @@ from headrace.archive import segment
 from headrace.archive.columns import GROUP_ROWS, entries
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.segment import SegmentWriter
+from headrace.archiver.archived_table import OPTIONS, ArchivedTable, text
 from headrace.archiver.builder import GROUP_BYTES_MAX, Begun, Builder, Limits
-from headrace.archiver.forms import Form
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import type_oids
-from headrace.contract.selection import Selection
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput import (
     Begin,
@@ -67,6 +67,10 @@ def relations(draw: st.DrawFn) -> tuple[Relation, list[tuple[bytes | None, ...]]
     return Relation(7, "public", "t", "d", columns), rows
 
 
+def archived(relation: Relation) -> ArchivedTable:
+    return ArchivedTable.of(RelationShape.of(relation, TableFacts(), OPTIONS))
+
+
 def encoded(row: tuple[bytes | None, ...]) -> bytes:
     values = b"".join(
         b"n" if value is None else b"t" + struct.pack(">I", len(value)) + value for value in row
@@ -79,17 +83,18 @@ def test_the_quick_text_of_a_row_is_the_plain_one(
     generated: tuple[Relation, list[tuple[bytes | None, ...]]],
 ) -> None:
     relation, rows = generated
-    form = Form.of(relation, TableFacts(), Selection())
-    assert form.quick is not None
+    table = archived(relation)
+    assert table.quick is not None
     for row in rows:
-        quick = form.quick(encoded(row))
-        if form.exact(row, None) is not None:
+        quick = table.quick(encoded(row))
+        plain = table.shape.row(row)
+        if plain.exact:
             assert quick is None
             continue
         assert quick is not None
-        key, after = quick
-        assert after == form.plain(row)[0]
-        assert key == form.key_of(row)
+        after, key = quick
+        assert after == text(plain)
+        assert key == table.key_of(plain)
         assert list(json.loads(after)) == [column.name for column in relation.columns]
 
 
@@ -100,7 +105,7 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
     data: st.DataObject,
 ) -> None:
     relation, rows = generated
-    form = Form.of(relation, TableFacts(), Selection())
+    table = archived(relation)
     messages: list[bytes | Begin | Commit] = []
     for number in range(1, transactions + 1):
         messages += [
@@ -110,13 +115,13 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
         ]
     cut = data.draw(st.integers(0, len(messages)))
     builder = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20))
-    take(builder, form, messages[:cut])
+    take(builder, table, messages[:cut])
     first = builder.seal()
     # Killed here, and everything comes again.
     again = Builder(
         Begun(first.last, first.end_lsn, first.time_us, first.versions), Limits(1000, 1 << 20)
     )
-    take(again, form, messages)
+    take(again, table, messages)
     second = again.seal()
     found = [
         entry
@@ -130,7 +135,7 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
         for seq in range(len(rows))
     ]
     assert [entry.position for entry in found] == due
-    texts = [form.plain(row)[0].decode() for row in rows] * transactions
+    texts = [(text(table.shape.row(row)) or b"").decode() for row in rows] * transactions
     assert [entry.after_json for entry in found] == texts
     assert {entry.schema_version for entry in found} == {1}
     assert second.end_lsn == transactions * 100 + 8
@@ -143,8 +148,8 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
     data: st.DataObject,
 ) -> None:
     relation, rows = generated
-    form = Form.of(relation, TableFacts(), Selection())
-    # A message of the log beside the table's rows: another kind, and one without a time.
+    table = archived(relation)
+    # A message of the log next to the table's rows: another kind, and one without a time.
     alone: list[PgoutputMessage] = (
         [Message(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
     )
@@ -155,7 +160,7 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
     whole, cut = (Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)) for _ in range(2))
     writer = SegmentWriter()
     for builder in (whole, cut):
-        builder.learn(form)
+        builder.learn(table)
         for message in (*alone, *inserts):
             builder.feed(5, message)
             if builder is cut and data.draw(st.booleans()):
@@ -173,7 +178,7 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
 def test_a_group_is_due_long_before_the_file_is_full() -> None:
     relation = Relation(7, "public", "t", "d", (RelationColumn(True, "a", TEXT, -1),))
     builder = Builder(Begun(ORIGIN, 1), Limits(1 << 20, 1 << 30))
-    builder.learn(Form.of(relation, TableFacts(), Selection()))
+    builder.learn(archived(relation))
     builder.feed(0, Begin(100, 0, 1))
     wide = GROUP_BYTES_MAX // 10
     told = []
@@ -190,8 +195,8 @@ def test_a_group_is_due_long_before_the_file_is_full() -> None:
     assert (builder.due, builder.overfull, builder.rows) == (True, False, 10 + GROUP_ROWS)
 
 
-def take(builder: Builder, form: Form, messages: list[bytes | Begin | Commit]) -> None:
-    builder.learn(form)
+def take(builder: Builder, table: ArchivedTable, messages: list[bytes | Begin | Commit]) -> None:
+    builder.learn(table)
     for message in messages:
         if not isinstance(message, bytes):
             builder.feed(0, message)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.pgoutput import Relation, RelationColumn, decode
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark
-from headrace.publisher.shape import Shape
+from headrace.publisher.table_events import TableEvents
 
 RELATIONS = (16_385, 0xFFFF_FFFE)
 # bool, int8, text, numeric, timestamptz, jsonb, bytea, float8
@@ -84,11 +86,13 @@ def assembler(columns: Columns, hidden: frozenset[str], encoding: Encoding) -> A
             RelationColumn(index == 0, name, oid, -1) for index, (name, oid) in enumerate(columns)
         )
         relation = Relation(number, 'a "b"', f"t{number}", "d", listed)
-        shape = Shape.of(relation, TableFacts(primary_key=(columns[0][0],)), ValueOptions(encoding))
-        shape.columns = tuple(
-            (name, None if name in hidden else convert) for name, convert in shape.columns
+        facts = TableFacts(primary_key=(columns[0][0],))
+        table = TableEvents.of(RelationShape.of(relation, facts, ValueOptions(encoding)))
+        shown = (
+            (name, None if name in hidden else convert) for name, convert in table.shape.columns
         )
-        made.learn(shape)
+        table.shape = replace(table.shape, columns=tuple(shown))
+        made.learn(table)
     return made
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.confirming.relation_shape import RelationShape
+from headrace.confirming.row_compiler import COLUMNS_MAX, compiled
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions, converter
 from headrace.errors import DecodeError
 from headrace.pgoutput import Insert, Relation, RelationColumn, decode
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.quick_rows import COLUMNS_MAX, compiled
-from headrace.publisher.shape import Shape
 
 RELATION = 16_385
 WRITE = events.writer(Encoding.MSGPACK)
@@ -59,7 +60,7 @@ def message(values: list[bytes | str | None]) -> bytes:
     return b"".join(parts)
 
 
-def shape_of(columns: list[tuple[str, int]], hidden: frozenset[str] = frozenset()) -> Shape:
+def shape_of(columns: list[tuple[str, int]], hidden: frozenset[str] = frozenset()) -> RelationShape:
     relation = Relation(
         RELATION,
         "public",
@@ -67,14 +68,16 @@ def shape_of(columns: list[tuple[str, int]], hidden: frozenset[str] = frozenset(
         "d",
         tuple(RelationColumn(False, name, oid, -1) for name, oid in columns),
     )
-    shape = Shape.of(relation, TableFacts(), ValueOptions(Encoding.MSGPACK))
-    shape.columns = tuple(
-        (name, None if name in hidden else convert) for name, convert in shape.columns
-    )
-    return shape
+    shape = RelationShape.of(relation, TableFacts(), ValueOptions(Encoding.MSGPACK))
+    return without(shape, hidden)
 
 
-def plain(shape: Shape, data: bytes) -> tuple[bytes, bytes] | None:
+def without(shape: RelationShape, hidden: frozenset[str]) -> RelationShape:
+    columns = ((name, None if name in hidden else convert) for name, convert in shape.columns)
+    return replace(shape, columns=tuple(columns))
+
+
+def plain(shape: RelationShape, data: bytes) -> tuple[bytes, bytes] | None:
     try:
         decoded = decode(data)
         assert isinstance(decoded, Insert)
@@ -85,7 +88,7 @@ def plain(shape: Shape, data: bytes) -> tuple[bytes, bytes] | None:
         return None
 
 
-def agree(shape: Shape, data: bytes) -> None:
+def agree(shape: RelationShape, data: bytes) -> None:
     read = compiled(shape.columns, WRITE, end=b"end")
     assert read is not None
     quick = read(data)

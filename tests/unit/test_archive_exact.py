@@ -14,17 +14,17 @@ from headrace.archive.entry import RowEntry
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.payloads import Payloads
 from headrace.archive.segment import SegmentWriter
+from headrace.archiver.archived_table import OPTIONS, ArchivedTable
 from headrace.archiver.builder import Begun, Builder, Limits
-from headrace.archiver.forms import Form
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events, type_oids
-from headrace.contract.selection import Selection
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import ORIGIN
 from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationColumn, Update
 from headrace.pgoutput.messages import PgoutputMessage
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Event
-from headrace.publisher.shape import Shape
+from headrace.publisher.table_events import TableEvents
 
 INFO = SegmentInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
 RELATION = Relation(
@@ -50,7 +50,7 @@ def changes() -> list[PgoutputMessage]:
 
 def archived() -> tuple[SegmentInfo, list[RowEntry]]:
     builder, writer = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)), SegmentWriter()
-    builder.learn(Form.of(RELATION, TableFacts(), Selection()))
+    builder.learn(ArchivedTable.of(RelationShape.of(RELATION, TableFacts(), OPTIONS)))
     for message in (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0)):
         builder.feed(9, message)
     sealed = builder.seal()
@@ -61,7 +61,8 @@ def archived() -> tuple[SegmentInfo, list[RowEntry]]:
 
 def streamed(encoding: Encoding) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding)
-    assembler.learn(Shape.of(RELATION, TableFacts(), ValueOptions(encoding)))
+    shape = RelationShape.of(RELATION, TableFacts(), ValueOptions(encoding))
+    assembler.learn(TableEvents.of(shape))
     sent = (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0))
     made = [
         events.decode(e.payload) for m in sent for e in assembler.feed(9, m) if isinstance(e, Event)

@@ -19,6 +19,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.validators import extend
 from referencing import Registry, Resource
 
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events, naming, schemas
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.values import Encoding, ValueOptions
@@ -39,7 +40,7 @@ from headrace.pgoutput.messages import (
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
 from headrace.publisher.assembler import Assembler, Event
 from headrace.publisher.gaps import gap_event
-from headrace.publisher.shape import Shape
+from headrace.publisher.table_events import TableEvents
 from headrace.schema_publisher import schema as bucket
 from headrace.settings import Settings, StreamSettings
 from headrace.snapshot_responder.chunks import Chunk, block_of, key_only, message
@@ -187,7 +188,7 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-def shape(encoding: Encoding) -> Shape:
+def table(encoding: Encoding) -> TableEvents:
     columns = (RelationColumn(True, "id", INT8, -1), RelationColumn(False, "name", TEXT, -1))
     facts = TableFacts(
         primary_key=("id",),
@@ -198,7 +199,7 @@ def shape(encoding: Encoding) -> Shape:
         type_names={(INT8, -1): "bigint", (TEXT, -1): "text"},
     )
     relation = Relation(16384, "app.x", "Größe", "d", columns)
-    return Shape.of(relation, facts, ValueOptions(encoding=encoding))
+    return TableEvents.of(RelationShape.of(relation, facts, ValueOptions(encoding=encoding)))
 
 
 def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> list[dict[str, Any]]:
@@ -206,7 +207,7 @@ def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> l
     assembler = Assembler(
         "headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options
     )
-    assembler.learn(shape(encoding))
+    assembler.learn(table(encoding))
     found = []
     for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
         for item in assembler.feed(0x1000, sent):

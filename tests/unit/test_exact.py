@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events, exact, type_oids
 from headrace.contract.exact import ExactText, Inexact
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, ValueOptions, converter
@@ -13,7 +14,7 @@ from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationC
 from headrace.pgoutput.messages import PgoutputMessage
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Event
-from headrace.publisher.shape import Shape
+from headrace.publisher.table_events import TableEvents
 
 both = pytest.mark.parametrize("encoding", list(Encoding))
 JSONB_ARRAY, INT_ARRAY, BOX_ARRAY, BYTEA_ARRAY = 3807, 1007, 1020, 1001
@@ -102,16 +103,17 @@ def test_a_list_that_does_not_tell_its_array_has_the_literal(
     assert text_beside(oid, literal, ValueOptions(encoding)) is None
 
 
-def shape(encoding: Encoding) -> Shape:
+def table(encoding: Encoding) -> TableEvents:
     columns = (RelationColumn(True, "id", 23, -1), RelationColumn(True, "doc", type_oids.JSONB, -1))
-    return Shape.of(Relation(1, "public", "t", "f", columns), TableFacts(), ValueOptions(encoding))
+    relation = Relation(1, "public", "t", "f", columns)
+    return TableEvents.of(RelationShape.of(relation, TableFacts(), ValueOptions(encoding)))
 
 
 def assembled(
     encoding: Encoding, *stream: PgoutputMessage, compat: bool = False
 ) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding, compat=compat)
-    assembler.learn(shape(encoding))
+    assembler.learn(table(encoding))
     made = (
         item
         for sent in (Begin(99, 0, 7), *stream, Commit(0, 99, 100, 0))

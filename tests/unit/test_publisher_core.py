@@ -11,6 +11,7 @@ import msgpack
 import pytest
 
 from headrace.bus.frame import Opening
+from headrace.confirming.relation_shape import RelationShape
 from headrace.confirming.transaction_cursor import ProtocolError
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
@@ -48,7 +49,7 @@ from headrace.publisher.resume_point import (
     reader_of,
 )
 from headrace.publisher.schema_book import CatalogReading, Entry, SchemaBook
-from headrace.publisher.shape import Shape
+from headrace.publisher.table_events import TableEvents
 from headrace.settings import Settings
 
 INT4, TEXT = 23, 25
@@ -66,10 +67,10 @@ def assembler(*relations: Relation, primary: tuple[str, ...] = ("id",)) -> Assem
     made = Assembler("slot", Encoding.MSGPACK)
     options = ValueOptions(encoding=Encoding.MSGPACK)
     for one in relations or (relation(1, "orders"), relation(2, "items")):
-        shape = Shape.of(one, TableFacts(primary_key=primary), options)
-        # Schema events have tests of their own.
-        shape.told = True
-        made.learn(shape)
+        table = TableEvents.of(RelationShape.of(one, TableFacts(primary_key=primary), options))
+        # Other tests cover schema events.
+        table.told = True
+        made.learn(table)
     return made
 
 
@@ -418,8 +419,8 @@ class TestCatalogReading:
         found = replace(place(Progress(reached)), lanes=lanes)
         pipe = Sent()
         delivery = Delivery(pipe, cast("LargeStore", None), found, {}, "slot")
-        shape = Shape.of(relation(1, "orders"), TableFacts(), ValueOptions())
-        book = SchemaBook([Entry(shape.table, 1, Position(50, 0), told=True)])
+        shape = RelationShape.of(relation(1, "orders"), TableFacts(), ValueOptions())
+        book = SchemaBook([Entry(TableEvents.of(shape).table, 1, Position(50, 0), told=True)])
         watch = CatalogWatch(Settings())
         watch._reading = CatalogReading(100, (), frozenset(), CatalogSnapshot(9, 9))
         told_at = []

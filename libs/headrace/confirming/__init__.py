@@ -1,4 +1,4 @@
-"""Reading frames and confirming them, whatever becomes of their changes.
+"""Reads frames and confirms them; a sink decides where their changes are stored.
 
 A confirmer is `EpochFollower` with a sink: the follower speaks with the wal-reader, the sink makes
 changes durable and reports how far they are. Publisher and archiver are two of them. Only

@@ -55,7 +55,7 @@ def divergence(known: SourceIdentity, opening: Opening) -> str | None:
 
 
 def gap_before(known_lsn: int, opening: Opening) -> Gap | None:
-    """What neither the slot nor a store that knows everything before `known_lsn` contains.
+    """The changes that neither the slot nor a store with everything before `known_lsn` contains.
 
     Nobody else confirms: a slot that is further on was created again, or moved. A store that knows
     of nothing yet (0) misses nothing.

@@ -1,4 +1,4 @@
-"""Where the change at hand stands: its transaction and its position. Pure; one instance per epoch.
+"""The transaction and the position of the change at hand. Pure; one instance per epoch.
 
 Promises what every sink's exactly-once rests on: the same WAL gives each change the same position on
 every replay, and positions strictly increase. Every change takes a position, whether it is delivered
@@ -55,7 +55,7 @@ class TransactionCursor:
 
     def emitted(self, message: Message) -> Position:
         """The position of a message of `pg_logical_emit_message`: among the changes of its
-        transaction, or, where it is a transaction of its own, alone at its LSN.
+        transaction, or, where it is a separate transaction, its LSN.
         """
         if message.transactional:
             return self.advance()

@@ -19,8 +19,10 @@ import pyarrow as pa
 from headrace.archive.columns import GROUP_ROWS, SCHEMA
 from headrace.archive.metadata import TableInfo
 from headrace.archiver import batch
-from headrace.archiver.forms import Form
-from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
+from headrace.archiver.archived_table import ArchivedTable, exact, text
+from headrace.confirming.relation_shape import DescribedRelations, Values
+from headrace.confirming.row_compiler import QuickKeyedRow
+from headrace.confirming.transaction_cursor import TransactionCursor
 from headrace.lsn import Gap, Position
 from headrace.pgoutput.messages import (
     Begin,
@@ -92,7 +94,8 @@ class Builder:
         self._versions = dict(begun.versions or {})
         # Everything before this was taken or is in the files, in whole transactions.
         self.complete_lsn = begun.end_lsn
-        self._forms: dict[bytes, Form] = {}
+        self.tables: DescribedRelations[ArchivedTable] = DescribedRelations()
+        self._quick: dict[bytes, QuickKeyedRow | None] = {}
         self._kind_of: dict[tuple[bytes, str], int] = {}
         self.cursor = TransactionCursor()
         self._skip_below = 0
@@ -138,11 +141,6 @@ class Builder:
     def rows(self) -> int:
         return self._chunked_rows + len(self._lsns)
 
-    def hidden(self, message: bytes) -> frozenset[int]:
-        """Which of the columns in a row's message are left out everywhere."""
-        form = self._forms.get(message[1:5])
-        return frozenset() if form is None else form.hidden
-
     @property
     def full(self) -> bool:
         return self.rows >= self._limits.rows or self._bytes >= self._limits.bytes
@@ -159,10 +157,12 @@ class Builder:
             self._bytes >= self._due_bytes or self._chunked_rows + len(self._lsns) >= self._due_rows
         )
 
-    def learn(self, form: Form) -> None:
+    def learn(self, table: ArchivedTable) -> None:
         """Rows of this relation have this form from here on."""
-        raw = form.relation.relation_id.to_bytes(4, "big")
-        self._forms[raw] = form
+        relation_id = table.shape.relation.relation_id
+        raw = relation_id.to_bytes(4, "big")
+        self.tables[relation_id] = table
+        self._quick[raw] = table.quick
         for known in [known for known in self._kind_of if known[0] == raw]:
             del self._kind_of[known]
 
@@ -181,17 +181,13 @@ class Builder:
         raw = data[1:5]
         kind = self._kind_of.get((raw, "insert"))
         # The first row of a kind goes the plain way, which makes the kind known.
-        if (
-            kind is None
-            or (quick := self._forms[raw].quick) is None
-            or (row := quick(data)) is None
-        ):
+        if kind is None or (quick := self._quick[raw]) is None or (row := quick(data)) is None:
             return False
         cursor.ordinal = seq + 1
         if seq != self._run_next:
             self._run(seq)
         self._run_next = seq + 1
-        key, after = row
+        after, key = row
         self._lsns.append(lsn)
         self._kinds.append(kind)
         self._keys.append(key)
@@ -268,47 +264,24 @@ class Builder:
             self._last = max(self._last, Position(begin.final_lsn, self._run_next - 1))
 
     def _on_insert(self, lsn: int, message: Insert) -> None:
-        form = self._form(message.relation_id)
-        if self._is_left_out(form):
-            return
-        after, unchanged = form.plain(message.new)
-        exact = form.exact(message.new, None)
-        self._row(
-            lsn, form, "insert", form.key_of(message.new), after, unchanged=unchanged, exact=exact
-        )
+        if (table := self._wanted(message.relation_id)) is not None:
+            self._row(lsn, table, "insert", table.shape.row(message.new))
 
     def _on_update(self, lsn: int, message: Update) -> None:
-        form = self._form(message.relation_id)
-        if self._is_left_out(form):
-            return
-        after, unchanged = form.plain(message.new)
-        before = None
-        if message.old is not None:
-            before = form.plain(message.old)[0]
-        elif message.key is not None:
-            before = form.identity(message.key)
-        key = form.key_of(message.new, message.old or message.key)
-        exact = form.exact(message.new, message.old or message.key)
-        self._row(lsn, form, "update", key, after, before=before, unchanged=unchanged, exact=exact)
+        if (table := self._wanted(message.relation_id)) is not None:
+            old = table.shape.old_row(message.key, message.old)
+            self._row(lsn, table, "update", table.shape.row(message.new), old)
 
     def _on_delete(self, lsn: int, message: Delete) -> None:
-        form = self._form(message.relation_id)
-        if self._is_left_out(form):
-            return
-        if message.old is not None:
-            before, exact = form.plain(message.old)[0], form.exact(None, message.old)
-            self._row(
-                lsn, form, "delete", form.key_of(message.old), None, before=before, exact=exact
-            )
-        elif message.key is not None:
-            key, exact = form.key_of(message.key), form.exact(None, message.key)
-            self._row(
-                lsn, form, "delete", key, None, before=form.identity(message.key), exact=exact
-            )
+        if (table := self._wanted(message.relation_id)) is not None:
+            old = table.shape.old_row(message.key, message.old)
+            if old is not None:
+                self._row(lsn, table, "delete", None, old)
 
     def _on_truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
-            self._row(lsn, self._form(relation_id), "truncate", None, None)
+            if (table := self._wanted(relation_id)) is not None:
+                self._row(lsn, table, "truncate")
 
     def _on_message(self, lsn: int, message: Message) -> None:
         """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own
@@ -324,60 +297,48 @@ class Builder:
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
 
-    def _form(self, relation_id: int) -> Form:
-        form = self._forms.get(relation_id.to_bytes(4, "big"))
-        if form is None:
-            raise ProtocolError(f"a change of relation {relation_id}, which was never described")
-        return form
-
-    def _is_left_out(self, form: Form) -> bool:
-        """Whether the change at hand is excluded, or in the archive already: it takes its place,
-        and is not read.
+    def _wanted(self, relation_id: int) -> ArchivedTable | None:
+        """The relation's table; None where it is excluded, or the change at hand in the archive
+        already: that takes its place unread.
         """
-        if form.excluded or self.cursor.ordinal < self._skip_below:
-            self.cursor.advance()
-            return True
-        return False
+        table = self.tables[relation_id]
+        if not table.shape.excluded and self.cursor.ordinal >= self._skip_below:
+            # It takes its place once it was read: a change that can't be is parked there.
+            return table
+        self.cursor.advance()
+        return None
 
-    def _next(self) -> int | None:
-        """The ordinal of the change at hand; None when the archive has it already."""
-        ordinal = self.cursor.advance().seq
-        return None if ordinal < self._skip_below else ordinal
-
-    def _row(  # noqa: PLR0913  # what a row consists of
+    def _row(
         self,
         lsn: int,
-        form: Form,
+        table: ArchivedTable,
         operation: str,
-        key: bytes | None,
-        after: bytes | None,
-        *,
-        before: bytes | None = None,
-        unchanged: list[str] | None = None,
-        exact: bytes | None = None,
+        new: Values | None = None,
+        old: Values | None = None,
     ) -> None:
-        seq = self._next()
-        if seq is None or form.excluded:
-            return
+        self.cursor.advance()
         place = len(self._lsns)
+        before = text(old)
         if before is not None:
             self._befores[place] = before
             self._bytes += len(before)
-        if unchanged:
-            self._unchanged[place] = unchanged
-        if exact is not None:
-            self._exacts[place] = exact
-            self._bytes += len(exact)
-        of = form.relation.relation_id.to_bytes(4, "big"), operation
+        if new is not None and new.unchanged:
+            self._unchanged[place] = new.unchanged
+        texts = exact(new, old)
+        if texts is not None:
+            self._exacts[place] = texts
+            self._bytes += len(texts)
+        of = table.shape.relation.relation_id.to_bytes(4, "big"), operation
         if of not in self._kind_of:
-            self._kind_of[of] = self._number(self._kind(form, operation))
-        self._put(lsn, self._kind_of[of], key, after)
+            self._kind_of[of] = self._number(self._kind(table, operation))
+        after = None if new is None else orjson.dumps(new.native)
+        self._put(lsn, self._kind_of[of], table.key_of(new, old), after)
 
-    def _kind(self, form: Form, operation: str) -> _Kind:
+    def _kind(self, table: ArchivedTable, operation: str) -> _Kind:
         """What rows of this kind have in common; a shape not seen before is a new version of its
         table.
         """
-        info = form.info
+        info = table.info
         name = orjson.dumps([info.schema, info.table]).decode()
         # What the log says alone: a later look at the catalog must not make another version of the
         # same shape.

@@ -23,14 +23,15 @@ from headrace.archive import layout
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.metadata import SegmentInfo
 from headrace.archive.store import Store
+from headrace.archiver.archived_table import ArchivedTable
 from headrace.archiver.builder import Builder, Limits, Sealed
 from headrace.archiver.open_file import OpenFile
 from headrace.archiver.pyarrow_memory import give_back
 from headrace.archiver.resume_point import ArchiveMark, last_info, read_mark, resume_point
-from headrace.archiver.tables import Tables
 from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
+from headrace.confirming.relations import Relations
 from headrace.errors import DecodeError, describe
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
@@ -61,7 +62,7 @@ class Follower:
         scope: Scope,
         settings: Settings,
         client: Client,
-        tables: Tables,
+        relations: Relations,
         store: Store,
         cell: Cell,
         session: str,
@@ -69,7 +70,7 @@ class Follower:
         self._scope = scope
         self._settings = settings
         self._client = client
-        self._tables = tables
+        self._relations = relations
         self._store = store
         self._cell = cell
         self._stats = scope.health.stats
@@ -194,9 +195,9 @@ class Follower:
         try:
             decoded = decode(message)
             if isinstance(decoded, Relation):
-                form = await self._tables.describe(self._scope, decoded, builder.cursor.xid)
-                if form is not None:
-                    builder.learn(form)
+                shape = await self._relations.describe(self._scope, decoded, builder.cursor.xid)
+                if shape is not None:
+                    builder.learn(ArchivedTable.of(shape))
                 return
             builder.feed(lsn, decoded)
         except DecodeError as error:
@@ -214,7 +215,11 @@ class Follower:
         if not self._parking.takes(message):
             raise error
         await self._parking.put(
-            lsn, self._builder.cursor.unread(lsn), message, error, self._builder.hidden(message)
+            lsn,
+            self._builder.cursor.unread(lsn),
+            message,
+            error,
+            self._builder.tables.hidden(message),
         )
         self._builder.cursor.pass_over()
 

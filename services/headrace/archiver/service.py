@@ -20,10 +20,11 @@ from headrace import log as logs
 from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.store import Store
 from headrace.archiver import janitor
+from headrace.archiver.archived_table import OPTIONS
 from headrace.archiver.follower import Follower
 from headrace.archiver.pyarrow_memory import keep_small
-from headrace.archiver.tables import Tables
 from headrace.bus import link
+from headrace.confirming.relations import Relations
 from headrace.errors import HeadraceError, SettingError, describe
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell
@@ -62,18 +63,18 @@ async def _work(
 ) -> None:
     if settings.archive.keep_s is not None:
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
-    tables = Tables(settings)
+    relations = Relations(settings, "headrace archiver", OPTIONS)
     try:
-        await _archive(scope, settings, client, tables, store, state, session)
+        await _archive(scope, settings, client, relations, store, state, session)
     finally:
-        await tables.close()
+        await relations.close()
 
 
 async def _archive(
     scope: Scope,
     settings: Settings,
     client: Client,
-    tables: Tables,
+    relations: Relations,
     store: Store,
     state: KeyValue,
     session: str,
@@ -81,7 +82,7 @@ async def _archive(
     backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     while not scope.stopping.is_set():
         cell = Cell(state, f"archive.{settings.source.slot}")
-        follower = Follower(scope, settings, client, tables, store, cell, session)
+        follower = Follower(scope, settings, client, relations, store, cell, session)
         try:
             await follower.run()
         except (HeadraceError, NatsError, TimeoutError) as error:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.transaction_cursor import ProtocolError, TransactionCursor
 from headrace.contract import events, schemas
 from headrace.contract.events import Payload
@@ -29,7 +30,6 @@ from headrace.pgoutput.messages import (
     Insert,
     Message,
     PgoutputMessage,
-    Row,
     Truncate,
     Update,
     pg_timestamp_iso,
@@ -40,7 +40,7 @@ from headrace.postgres.facts import RelationNow
 from headrace.publisher import quick_events
 from headrace.publisher.quick_events import RowWriter, TransactionWriter
 from headrace.publisher.schema_book import CatalogReading, SchemaBook, Told
-from headrace.publisher.shape import Kind, Shape, Values
+from headrace.publisher.table_events import Kind, TableEvents
 
 # NATS's usual max_payload is 1 MiB, headers included.
 PAYLOAD_BYTES_MAX = 1_000_000
@@ -108,7 +108,7 @@ class Assembler:
         self._compat = compat
         self._payload_bytes_max = payload_bytes_max
         self._large_bucket = large_bucket
-        self._shapes: dict[int, Shape] = {}
+        self.tables: DescribedRelations[TableEvents] = DescribedRelations()
         self.cursor = TransactionCursor()
         # When the first transaction was committed that had something in the frame at hand.
         self.oldest_commit_us: int | None = None
@@ -141,10 +141,11 @@ class Assembler:
         begin = self.cursor.transaction
         self.oldest_commit_us = begin.commit_ts_us if begin is not None else None
 
-    def learn(self, shape: Shape) -> None:
+    def learn(self, table: TableEvents) -> None:
         """Rows of this relation have this shape from here on."""
-        self._shapes[shape.relation.relation_id] = shape
-        for head in quick_events.heads(shape.relation.relation_id):
+        relation_id = table.shape.relation.relation_id
+        self.tables[relation_id] = table
+        for head in quick_events.heads(relation_id):
             self._writers.pop(head, None)
 
     def keepalive(self, lsn: int) -> Iterator[Mark]:
@@ -284,12 +285,6 @@ class Assembler:
         self._held, self.cursor.ordinal = held, seq
         return index
 
-    def hidden(self, message: bytes) -> frozenset[int]:
-        """The places of the columns that are left out everywhere, of a message of a row."""
-        shape = self._shapes.get(int.from_bytes(message[1:5], "big"))
-        columns = () if shape is None else shape.columns
-        return frozenset(place for place, (_, convert) in enumerate(columns) if convert is None)
-
     def _on_begin(self, _: int, begin: Begin) -> None:
         self.cursor.begin(begin)
         self._ts = pg_timestamp_iso(begin.commit_ts_us)
@@ -304,82 +299,71 @@ class Assembler:
         self._out.append(Mark(commit.end_lsn, whole=True))
 
     def _insert(self, lsn: int, message: Insert) -> None:
-        if (shape := self._wanted(message.relation_id)) is not None:
-            self._hold(lsn, shape, shape.insert, shape.row(message.new))
+        if (table := self._wanted(message.relation_id)) is not None:
+            self._hold(lsn, table, table.insert, table.shape.row(message.new))
 
     def _update(self, lsn: int, message: Update) -> None:
-        if (shape := self._wanted(message.relation_id)) is not None:
-            self._hold(
-                lsn,
-                shape,
-                shape.update,
-                shape.row(message.new),
-                _old(shape, message.key, message.old),
-            )
+        if (table := self._wanted(message.relation_id)) is not None:
+            old = table.shape.old_row(message.key, message.old)
+            self._hold(lsn, table, table.update, table.shape.row(message.new), old)
 
     def _delete(self, lsn: int, message: Delete) -> None:
-        if (shape := self._wanted(message.relation_id)) is not None:
-            old = _old(shape, message.key, message.old)
-            self._hold(lsn, shape, shape.delete, shape.deleted(old or Values()), old)
+        if (table := self._wanted(message.relation_id)) is not None:
+            old = table.shape.old_row(message.key, message.old)
+            self._hold(lsn, table, table.delete, table.deleted(old or Values()), old)
 
     def _truncate(self, lsn: int, message: Truncate) -> None:
         for relation_id in message.relation_ids:
-            shape = self._shape(relation_id)
+            table = self.tables[relation_id]
             self._book.truncated(relation_id, self.cursor.xid)
             if self._compat:
                 # It takes its place, and is not delivered.
                 self.cursor.advance()
             else:
-                self._hold(lsn, shape, shape.truncate, Values())
+                self._hold(lsn, table, table.truncate, Values())
 
-    def _wanted(self, relation_id: int) -> Shape | None:
-        """The relation's shape; None where it is left out: its changes take their places unread."""
-        shape = self._shape(relation_id)
-        if not shape.excluded:
-            return shape
+    def _wanted(self, relation_id: int) -> TableEvents | None:
+        """The relation's events; None where it is left out: its changes take their places unread."""
+        table = self.tables[relation_id]
+        if not table.shape.excluded:
+            return table
         self.cursor.advance()
         return None
 
-    def _shape(self, relation_id: int) -> Shape:
-        shape = self._shapes.get(relation_id)
-        if shape is None:
-            raise ProtocolError(f"a change of relation {relation_id}, which was never described")
-        return shape
-
     def _hold(
-        self, lsn: int, shape: Shape, kind: Kind, new: Values, old: Values | None = None
+        self, lsn: int, table: TableEvents, kind: Kind, new: Values, old: Values | None = None
     ) -> None:
         """Hold this event back, let go of the one before."""
         position = self.cursor.advance()
-        if shape.excluded:
+        if table.shape.excluded:
             return
         if self._held is not None:
             self._out.append(self._release(last=False))
-        if not shape.told and not self._compat and not self._book.replays(shape.table, position):
-            self._tell(lsn, shape, position)
+        if not table.told and not self._compat and not self._book.replays(table.table, position):
+            self._tell(lsn, table, position)
         msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
-        payload = quick_events.change(shape, kind, self._source)
+        payload = quick_events.change(table, kind, self._source)
         payload["msg_id"], payload["data"], payload["lsn"] = msg_id, new.native, lsn
         payload["tx"] = events.transaction(self.cursor.xid, position, self._ts, last=False)
         payload |= _beside(new, old)
-        self._held = _Held(position, kind.subject, msg_id, payload, shape.key)
+        self._held = _Held(position, kind.subject, msg_id, payload, table.key)
         if (
-            shape.told
+            table.told
             and not self._compat
-            and (way := (kind.operation, old is not None)) not in shape.quick
+            and (way := (kind.operation, old is not None)) not in table.quick
         ):
-            shape.quick.add(way)
+            table.quick.add(way)
             self._writers |= quick_events.writer(
-                shape, kind, self._source, self._encoding, with_old=way[1]
+                table, kind, self._source, self._encoding, with_old=way[1]
             )
 
-    def _tell(self, lsn: int, shape: Shape, position: Position) -> None:
+    def _tell(self, lsn: int, table: TableEvents, position: Position) -> None:
         """The schema event that must come before this row, if the stream has not told this shape
         yet.
         """
-        shape.told = True
+        table.told = True
         xid = self.cursor.xid
-        told = self._book.check(shape.table, position, lsn, xid, shape.catalog)
+        told = self._book.check(table.table, position, lsn, xid, table.catalog)
         if told is not None:
             tx = events.transaction(xid, position, self._ts, last=False)
             self._out.append(self._schema_event(told, position, lsn, tx))
@@ -523,9 +507,3 @@ def _beside(new: Values, old: Values | None) -> Payload:
     if old is not None and old.exact:
         parts["exact_old"] = old.exact
     return parts
-
-
-def _old(shape: Shape, key: Row | None, old: Row | None) -> Values | None:
-    if old is not None:
-        return shape.row(old)
-    return None if key is None else shape.key_row(key)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import asyncpg
 
 from headrace import log as logs
+from headrace.confirming.relations import value_options
 from headrace.contract.schemas import ColumnShape, TableShape, fill
 from headrace.contract.selection import Selection
 from headrace.contract.values import converter
@@ -22,7 +23,6 @@ from headrace.postgres.catalog import PublicationReading, TableReading, read_pub
 from headrace.postgres.connection import PostgresError
 from headrace.process.lifecycle import Scope
 from headrace.publisher.schema_book import CatalogReading, CatalogTable
-from headrace.publisher.tables import value_options
 from headrace.settings import Settings
 
 log = logs.logger("publisher")

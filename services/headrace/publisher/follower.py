@@ -22,6 +22,7 @@ from headrace import log as logs
 from headrace.bus import control, subjects
 from headrace.bus.frame import Entry, Opening, frame_name
 from headrace.bus.receiver import FrameReceiver
+from headrace.confirming.relations import Relations
 from headrace.errors import DecodeError
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
@@ -63,7 +64,7 @@ from headrace.publisher.resume_point import (
     suspect_of,
 )
 from headrace.publisher.schema_book_store import BookShelf
-from headrace.publisher.tables import Tables
+from headrace.publisher.table_events import TableEvents
 from headrace.publisher.tally import tally
 from headrace.publisher.transactions import Transactions
 from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
@@ -93,14 +94,14 @@ class Follower:
         scope: Scope,
         settings: Settings,
         client: Client,
-        tables: Tables,
+        relations: Relations,
         watch: CatalogWatch,
         session: str,
     ) -> None:
         self._scope = scope
         self._settings = settings
         self._client = client
-        self._tables = tables
+        self._relations = relations
         self._watch = watch
         self._stats = scope.health.stats
         self._source = settings.source.slot
@@ -377,7 +378,7 @@ class Follower:
             if not self._parking.takes(message):
                 raise
             position = self._assembler.cursor.unread(lsn)
-            hidden = self._assembler.hidden(message)
+            hidden = self._assembler.tables.hidden(message)
             await self._parking.put(lsn, position, message, error, hidden)
             failpoint("publisher.after_parking")
             self._assembler.cursor.pass_over()
@@ -405,16 +406,14 @@ class Follower:
     async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
         decoded = decode(message)
         if isinstance(decoded, Message) and (claimed := self._assembler.doubts(decoded)):
-            now = await self._tables.now(self._scope, claimed, self._assembler.cursor.xid)
+            now = await self._relations.now(self._scope, claimed, self._assembler.cursor.xid)
             return [] if now is None else self._assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return self._assembler.feed(lsn, decoded)
         known_key = self._book.key_of(decoded.relation_id)
-        shape = await self._tables.describe(
-            self._scope, decoded, self._assembler.cursor.xid, known_key
-        )
+        shape = await self._relations.describe(self._scope, decoded, self._assembler.cursor.xid)
         if shape is not None:
-            self._assembler.learn(shape)
+            self._assembler.learn(TableEvents.of(shape, known_key))
         return []
 
     async def _mark(self, mark: Mark) -> None:

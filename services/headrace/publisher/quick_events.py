@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+from headrace.confirming.row_compiler import QuickRow, compiled
 from headrace.contract import events
 from headrace.contract.events import Payload
 from headrace.contract.values import Encoding
 from headrace.lsn import ORIGIN
-from headrace.publisher.quick_rows import QuickRow, compiled
-from headrace.publisher.shape import Kind, Shape
+from headrace.publisher.table_events import Kind, TableEvents
 
 _HOLES = ("msg_id", "data", "lsn", "tx")
 # What an event has around its values takes less: names of 63 bytes, two of them as a subject's
@@ -43,49 +43,49 @@ def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
 
 
 def writer(
-    shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool
+    table: TableEvents, kind: Kind, source: str, encoding: Encoding, *, with_old: bool
 ) -> dict[bytes, RowWriter]:
     """A writer by how a message of this kind begins, with an old row or without; none where only
     the plain way reads.
 
     Made when there was such a row: compiling takes longer than writing a hundred of them.
     """
-    insert, update, update_full = heads(shape.relation.relation_id)
-    if kind not in (shape.insert, shape.update) or (with_old and kind is shape.insert):
+    insert, update, update_full = heads(table.shape.relation.relation_id)
+    if kind not in (table.insert, table.update) or (with_old and kind is table.insert):
         return {}
-    head = insert if kind is shape.insert else update_full if with_old else update
-    made = _writer(shape, kind, source, encoding, with_old=with_old)
+    head = insert if kind is table.insert else update_full if with_old else update
+    made = _writer(table, kind, source, encoding, with_old=with_old)
     return {} if made is None else {head: made}
 
 
-def change(shape: Shape, kind: Kind, source: str) -> Payload:
+def change(table: TableEvents, kind: Kind, source: str) -> Payload:
     """The payload of a change, without what differs from row to row."""
     return events.change(
         subject=kind.subject,
-        table=shape.relation.name,
+        table=table.shape.relation.name,
         operation=kind.operation,
         msg_id=None,
-        relation_id=shape.relation.relation_id,
+        relation_id=table.shape.relation.relation_id,
         data=None,
-        schema=shape.relation.schema,
+        schema=table.shape.relation.schema,
         source=source,
-        key=shape.event_key,
+        key=table.event_key,
         lsn=None,
         tx=None,
     )
 
 
 def _writer(
-    shape: Shape, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False
+    table: TableEvents, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False
 ) -> RowWriter | None:
-    payload, old_head = change(shape, kind, source), None
+    payload, old_head = change(table, kind, source), None
     holes: tuple[str, ...] = _HOLES
     if with_old:
         payload["old"], holes = None, (*_HOLES, "old")
     head, after_id, after_data, _, *rest, end = events.pieces(payload, holes, encoding)
     if with_old:
         old_head = rest[0]
-    read = compiled(shape.columns, events.writer(encoding), old_head=old_head, end=end)
+    read = compiled(table.shape.columns, events.writer(encoding), old_head=old_head, end=end)
     return (
         None
         if read is None

@@ -18,6 +18,7 @@ from nats.js.kv import KeyValue
 
 from headrace import log as logs
 from headrace.bus import link
+from headrace.confirming.relations import Relations, value_options
 from headrace.errors import HeadraceError, describe
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.metrics.counting import Stats, count
@@ -27,7 +28,6 @@ from headrace.process.service import on_the_bus
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.follower import Follower
 from headrace.publisher.pausing import Pausing
-from headrace.publisher.tables import Tables
 from headrace.settings import Settings
 from headrace.timing.backoff import Backoff
 
@@ -48,20 +48,21 @@ async def run(scope: Scope, settings: Settings) -> None:
 async def _work(
     scope: Scope, settings: Settings, client: Client, state: KeyValue, session: str
 ) -> None:
-    tables, watch = Tables(settings), CatalogWatch(settings)
+    relations = Relations(settings, "headrace publisher", value_options(settings))
+    watch = CatalogWatch(settings)
     pausing = Pausing(scope, settings, client, state)
     scope.spawn("catalog-watch", watch.run(scope))
     scope.spawn("pausing", pausing.run())
     try:
         await _publish(
             scope,
-            lambda: Follower(scope, settings, client, tables, watch, session),
+            lambda: Follower(scope, settings, client, relations, watch, session),
             settings,
             client,
             pausing,
         )
     finally:
-        await tables.close()
+        await relations.close()
 
 
 async def _publish(

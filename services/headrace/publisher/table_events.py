@@ -1,20 +1,16 @@
-"""The shape of a table as the stream has it now, with everything prepared that its events need.
-Pure.
-"""
+"""What the events of one relation have in common: keys, subjects, the schema to report. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.contract.exact import Inexact
+from headrace.confirming.relation_shape import RelationShape, Values
 from headrace.contract.naming import Operation, change_subject, message_id, table_token
 from headrace.contract.schemas import ColumnShape, TableShape, fill
-from headrace.contract.selection import Selection
-from headrace.contract.values import ValueOptions, converter
-from headrace.pgoutput.messages import UNCHANGED, Relation, RelationColumn, Row
+from headrace.contract.values import Converter
+from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.quick_rows import Convert
 from headrace.publisher.schema_book import NOT_LOOKED, Looked
 
 
@@ -34,35 +30,13 @@ class Kind:
         )
 
 
-FULL_OR_NOTHING = ("f", "n")
-
-
 @dataclass(slots=True)
-class Values:
-    """A row as an event has it: native values, PostgreSQL's text of those that are not all, and
-    what was not sent.
-    """
+class TableEvents:
+    """One relation: its shape, keys, subjects."""
 
-    native: dict[str, object] = field(default_factory=dict)
-    exact: dict[str, str] = field(default_factory=dict)
-    unchanged: list[str] = field(default_factory=list)
-
-    def put(self, name: str, value: object) -> None:
-        if type(value) is Inexact:
-            self.exact[name] = value.text
-            value = value.native
-        self.native[name] = value
-
-
-@dataclass(slots=True)
-class Shape:
-    """One relation: names, converters, keys, subjects."""
-
-    relation: Relation
+    shape: RelationShape
     token: str
     key: frozenset[str]
-    # None: the column is left out everywhere.
-    columns: tuple[tuple[str, Convert | None], ...]
     insert: Kind
     update: Kind
     delete: Kind
@@ -72,8 +46,6 @@ class Shape:
     event_key: tuple[str, ...] = ()
     # What the catalog said of the table's files.
     catalog: Looked = NOT_LOOKED
-    # Left out by configuration: its changes count, and are not delivered.
-    excluded: bool = False
     # Whether the schema book was asked about this shape since its Relation message came.
     told: bool = False
     # Kinds of changes, with an old row and without, that are written the quick way from here on
@@ -81,83 +53,42 @@ class Shape:
     quick: set[tuple[str, bool]] = field(default_factory=set)
 
     @classmethod
-    def of(
-        cls,
-        relation: Relation,
-        facts: TableFacts,
-        options: ValueOptions,
-        selection: Selection | None = None,
-        known_key: Sequence[str] | None = None,
-    ) -> Shape:
+    def of(cls, shape: RelationShape, known_key: Sequence[str] | None = None) -> TableEvents:
         """`known_key`: what the stream had as this relation's primary key so far; None: it has not
         had any row.
         """
-        selection = selection or Selection()
+        relation, facts = shape.relation, shape.facts
         token = table_token(relation.schema, relation.name)
-        hidden = selection.hidden_columns(relation.schema, relation.name)
-        columns = tuple(
-            (
-                column.name,
-                None
-                if column.name in hidden
-                else converter(column.type_oid, options, facts.types.get),
-            )
-            for column in relation.columns
-        )
-        flagged = frozenset(column.name for column in relation.columns if column.is_key)
-        # FULL flags every column, NOTHING none: there the primary key must come from the catalog (a
-        # column list may hide part of it).
-        present = {column.name for column in relation.columns}
         primary_key = _primary_key(relation, facts, known_key)
-        primary = (
-            frozenset(primary_key)
-            if relation.replica_identity in FULL_OR_NOTHING
-            else frozenset[str]()
-        )
-        key = primary if primary and primary <= present else flagged
         return cls(
-            relation=relation,
+            shape=shape,
             token=token,
-            key=key,
-            columns=columns,
+            key=_key(shape, primary_key),
             insert=Kind.of(token, Operation.INSERT),
             update=Kind.of(token, Operation.UPDATE),
             delete=Kind.of(token, Operation.DELETE),
             truncate=Kind.of(token, Operation.TRUNCATE),
-            table=_table_shape(relation, facts, dict(columns), primary_key),
-            event_key=_event_key(relation, primary_key, present - hidden),
+            table=_table_shape(relation, facts, dict(shape.columns), primary_key),
+            event_key=_event_key(shape, primary_key),
             catalog=Looked(facts.storage, facts.lsn, facts.next_xid),
-            excluded=not selection.wants(relation.schema, relation.name),
         )
-
-    def row(self, row: Row) -> Values:
-        """A whole row."""
-        values = Values()
-        for (name, convert), value in zip(self.columns, row, strict=True):
-            if convert is None:
-                continue
-            if value is UNCHANGED:
-                values.unchanged.append(name)
-            else:
-                values.put(name, None if value is None else convert(value))
-        return values
-
-    def key_row(self, row: Row) -> Values:
-        """The replica identity's columns of an old key."""
-        values = Values()
-        flags = (column.is_key for column in self.relation.columns)
-        for (name, convert), value, is_key in zip(self.columns, row, flags, strict=True):
-            if is_key and convert is not None:
-                values.put(name, None if value is None or value is UNCHANGED else convert(value))
-        return values
 
     def deleted(self, known: Values) -> Values:
         """DELETE's `data`: the key columns, the others null."""
-        shown = [name for name, convert in self.columns if convert is not None]
-        native = {name: known.native.get(name) if name in self.key else None for name in shown}
+        native = {
+            name: known.native.get(name) if name in self.key else None for name in self.shape.shown
+        }
         return Values(
             native, {name: text for name, text in known.exact.items() if name in self.key}
         )
+
+
+def _key(shape: RelationShape, primary_key: Sequence[str]) -> frozenset[str]:
+    """The columns that a row is referred to by; a column list may hide part of the primary key."""
+    present = {name for name, _ in shape.columns}
+    if not shape.identity_is_key and primary_key and present.issuperset(primary_key):
+        return frozenset(primary_key)
+    return frozenset(shape.identity)
 
 
 def _primary_key(
@@ -183,23 +114,17 @@ def _primary_key(
     return facts.primary_key
 
 
-def _event_key(
-    relation: Relation, primary_key: Sequence[str], delivered: Collection[str]
-) -> tuple[str, ...]:
+def _event_key(shape: RelationShape, primary_key: Sequence[str]) -> tuple[str, ...]:
     """The columns by which an event's row is the table's; none where not all of them are delivered."""
-    by_index = relation.replica_identity == "i" and not primary_key
-    key = (
-        tuple(column.name for column in relation.columns if column.is_key)
-        if by_index
-        else tuple(primary_key)
-    )
-    return key if set(key) <= set(delivered) else ()
+    by_index = shape.relation.replica_identity == "i" and not primary_key
+    key = shape.identity if by_index else tuple(primary_key)
+    return key if set(key) <= set(shape.shown) else ()
 
 
 def _table_shape(
     relation: Relation,
     facts: TableFacts,
-    converters: Mapping[str, Convert | None],
+    converters: Mapping[str, Converter | None],
     primary_key: Sequence[str],
 ) -> TableShape:
     """What a schema event tells: names and types from the stream, the rest from the catalog where
@@ -223,7 +148,7 @@ def _table_shape(
     )
 
 
-def _column_shape(column: RelationColumn, facts: TableFacts, convert: Convert) -> ColumnShape:
+def _column_shape(column: RelationColumn, facts: TableFacts, convert: Converter) -> ColumnShape:
     known = facts.columns.get(column.name)
     data_type = facts.type_names.get((column.type_oid, column.type_modifier), "???")
     shape = ColumnShape(

@@ -1,21 +1,21 @@
-"""The shapes of tables: what the stream says of them, with the facts that only the catalog has."""
+"""Describes relations: completes the stream's messages with the facts that only the catalog has."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
+from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.selection import Selection
 from headrace.contract.values import ValueOptions
 from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import RelationNow
 from headrace.postgres.relation_facts import RelationFacts
 from headrace.process.lifecycle import Scope
-from headrace.publisher.shape import Shape
 from headrace.settings import Settings
 
 
 def value_options(settings: Settings) -> ValueOptions:
-    """How the operator wants values to be."""
+    """The forms of values that the operator chose."""
     return ValueOptions(
         encoding=settings.format.encoding,
         arrays=settings.format.arrays,
@@ -24,26 +24,23 @@ def value_options(settings: Settings) -> ValueOptions:
     )
 
 
-class Tables:
-    def __init__(self, settings: Settings) -> None:
-        self._options = value_options(settings)
-        self._selection = Selection(
-            settings.format.include, settings.format.exclude, settings.format.exclude_columns
-        )
-        self._facts = RelationFacts(settings, "headrace publisher")
+class Relations:
+    """Asks the catalog of the source; `application_name` is how PostgreSQL shows the connection."""
 
-    async def describe(
-        self, scope: Scope, relation: Relation, xid: int, known_key: Sequence[str] | None = None
-    ) -> Shape | None:
+    def __init__(self, settings: Settings, application_name: str, options: ValueOptions) -> None:
+        form = settings.format
+        self._options = options
+        self._selection = Selection(form.include, form.exclude, form.exclude_columns)
+        self._facts = RelationFacts(settings, application_name)
+
+    async def describe(self, scope: Scope, relation: Relation, xid: int) -> RelationShape | None:
         """The relation's shape in transaction `xid`; None when the service stops before the catalog
         could be asked.
         """
         facts = await self._facts.of(scope, relation, xid)
-        return (
-            None
-            if facts is None
-            else Shape.of(relation, facts, self._options, self._selection, known_key)
-        )
+        if facts is None:
+            return None
+        return RelationShape.of(relation, facts, self._options, self._selection)
 
     async def now(
         self, scope: Scope, relation_ids: Collection[int], xid: int
