@@ -9,13 +9,10 @@ can't write.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import json
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import resources
 from typing import Any
 
 import asyncpg
@@ -26,16 +23,13 @@ from headrace.audit.query import Search, TrailPosition, rows
 from headrace.audit.settings import AuditSettings
 from headrace.audit.table import AuditTable
 from headrace.errors import HeadraceError
+from headrace.http.answers import refusal
+from headrace.http.authority import bears, is_loopback
+from headrace.http.page import HEADERS, page
 from headrace.settings import Settings
 
 QUERY_TIMEOUT_S = 10.0
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+_HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 
 
 class Page:
@@ -53,28 +47,34 @@ class Page:
 
     async def page(self, request: web.Request) -> web.Response:
         if not self._local(request) and self._audit.token is None:
-            return _refusal(
-                403, "the trail is shown to this machine alone", "Set HEADRACE_AUDIT_TOKEN."
+            return refusal(
+                403,
+                "the audit page answers on this machine only",
+                "Set HEADRACE_AUDIT_TOKEN.",
+                _HEADERS,
             )
-        text = resources.files("headrace.audit_writer").joinpath("page.html").read_text()
-        return web.Response(text=text, content_type="text/html", headers=_HEADERS)
+        return page("headrace.audit_writer", cached="no-store")
 
     async def changes(self, request: web.Request) -> web.Response:
         if not self._may(request):
-            return _refusal(
+            return refusal(
                 401,
                 "the trail needs its token",
                 "Send Authorization: Bearer <HEADRACE_AUDIT_TOKEN>.",
+                _HEADERS,
             )
         try:
             search = _search(request.query)
             async with asyncio.timeout(QUERY_TIMEOUT_S), self._searches:
                 found = await self._found(search)
         except (HeadraceError, ValueError) as error:
-            return _refusal(400, str(error), "See the fields of the page.")
+            return refusal(400, str(error), "See the fields of the page.", _HEADERS)
         except (TimeoutError, asyncpg.PostgresError) as error:
-            return _refusal(
-                503, str(error) or "the search took too long", "Narrow it by table, key or time."
+            return refusal(
+                503,
+                str(error) or "the search took too long",
+                "Narrow it by table, key or time.",
+                _HEADERS,
             )
         body = json.dumps({"changes": [_document(row) for row in found]}, default=str)
         return web.Response(text=body, content_type="application/json", headers=_HEADERS)
@@ -95,8 +95,8 @@ class Page:
         host = self._settings.process.http_host
         asked = request.url.host or ""
         return (
-            _is_loopback(host)
-            and _is_loopback(asked)
+            is_loopback(host)
+            and is_loopback(asked)
             and request.headers.get("Sec-Fetch-Site") != "cross-site"
         )
 
@@ -104,17 +104,7 @@ class Page:
         token = self._audit.token
         if token is None:
             return self._local(request)
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(
-            given.strip().encode(), token.encode()
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return bears(request.headers.get("Authorization", ""), token)
 
 
 def _search(asked: Mapping[str, str]) -> Search:
@@ -155,7 +145,3 @@ def _document(row: Mapping[str, Any]) -> dict[str, Any]:
         if document[name] is not None
     }
     return {**document, **places}
-
-
-def _refusal(status: int, error: str, remedy: str) -> web.Response:
-    return web.json_response({"error": error, "remedy": remedy}, status=status, headers=_HEADERS)

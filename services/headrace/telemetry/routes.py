@@ -8,8 +8,6 @@ with a row's values or a secret.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 import re
 import time
 from collections.abc import Callable
@@ -25,6 +23,9 @@ from nats.errors import NoRespondersError
 from headrace import log as logs
 from headrace.bus import link, subjects
 from headrace.errors import HeadraceError
+from headrace.http.answers import refusal
+from headrace.http.authority import bears, is_loopback
+from headrace.http.page import page
 from headrace.jetstream.connection import shown
 from headrace.jetstream.state import bucket
 from headrace.metrics.counting import CONTENT_TYPE, bridge_exposition, exposition
@@ -33,7 +34,6 @@ from headrace.settings import Settings
 from headrace.suite import pause as pauses
 from headrace.suite.pause import Pause
 from headrace.telemetry.history import History
-from headrace.telemetry.page import page
 from headrace.telemetry.suite import SuiteStatus
 
 log = logs.logger("telemetry")
@@ -57,7 +57,7 @@ class Routes:
 
     def extend(self, app: web.Application) -> None:
         get: list[tuple[str, Callable[[web.Request], Any]]] = [
-            ("/", page),
+            ("/", self.page),
             ("/history", self.history),
             ("/health", self.health),
             ("/status", self.status),
@@ -69,6 +69,9 @@ class Routes:
         app.router.add_post("/shutdown", self.shutdown)
         app.router.add_post("/pause", self.pause)
         app.router.add_post("/resume", self.resume)
+
+    async def page(self, _: web.Request) -> web.Response:
+        return page("headrace.telemetry", cached="no-cache")
 
     async def health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -97,7 +100,7 @@ class Routes:
         try:
             after = float(request.query.get("after", "0"))
         except ValueError:
-            return _refusal(400, "after is a time in seconds", "Ask for /history?after=0.")
+            return refusal(400, "after is a time in seconds", "Ask for /history?after=0.")
         return _json(self._history.columns(after))
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -111,24 +114,24 @@ class Routes:
     async def stream_info(self, request: web.Request) -> web.Response:
         name = request.query.get("stream", "")
         if not _STREAM_NAME.fullmatch(name):
-            return _refusal(400, "name a stream", "Ask for /streams/info?stream=CDC.")
+            return refusal(400, "name a stream", "Ask for /streams/info?stream=CDC.")
         client = self._connected
         if client is None:
-            return _refusal(503, "NATS is not connected", "See /readyz for the reason.")
+            return refusal(503, "NATS is not connected", "See /readyz for the reason.")
         subject = f"$JS.API.STREAM.INFO.{name}"
         try:
             answer = await client.request(subject, timeout=_INFO_TIMEOUT_S)
         except NoRespondersError:
-            return _refusal(
+            return refusal(
                 503, "JetStream does not answer", "Start nats-server with JetStream (-js)."
             )
         except (NatsError, TimeoutError):
-            return _refusal(503, f"no answer about stream {name}", _remedy(client, subject))
+            return refusal(503, f"no answer about stream {name}", _remedy(client, subject))
         body = orjson.loads(answer.data)
         if "error" in body:
             code = body["error"].get("code")
             reason = body["error"].get("description", "unknown error")
-            return _refusal(
+            return refusal(
                 404 if code == _NOT_FOUND else 502, f"stream {name}: {reason}", "Run headrace init."
             )
         return _json({"name": name, **{key: value for key, value in body.items() if key != "type"}})
@@ -164,7 +167,7 @@ class Routes:
             state = await bucket(client.jetstream(), self._settings.streams.state)
             await pauses.write(client, state, self._settings, wanted)
         except (HeadraceError, NatsError, TimeoutError) as error:
-            return _refusal(503, f"the word could not be kept: {error}", "Ask again.")
+            return refusal(503, f"could not store the pause request: {error}", "Ask again.")
         return _json({"paused": paused})
 
     def _acting(self, request: web.Request) -> Client | web.Response:
@@ -174,29 +177,26 @@ class Routes:
             return refused
         client = self._connected
         if client is None:
-            return _refusal(
-                503, "NATS is not connected, so nobody can be told", "Send each process a SIGTERM."
+            return refusal(
+                503,
+                "NATS is not connected, so no service can be reached",
+                "Send each process a SIGTERM.",
             )
         return client
 
     def _may_not_act(self, request: web.Request) -> web.Response | None:
         token = self._settings.process.shutdown_token
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        if (
-            token
-            and scheme.lower() == "bearer"
-            and hmac.compare_digest(given.strip().encode(), token.encode())
-        ):
+        if bears(request.headers.get("Authorization", ""), token):
             return None
         if not is_loopback(self._settings.process.http_host):
             if token:
                 remedy = "Send Authorization: Bearer <HEADRACE_SHUTDOWN_TOKEN>."
             else:
                 remedy = "Set HEADRACE_SHUTDOWN_TOKEN."
-            return _refusal(401 if token else 403, "whoever acts needs the token", remedy)
+            return refusal(401 if token else 403, "this endpoint requires a bearer token", remedy)
         if "Origin" in request.headers:
             # A page in this machine's browser reaches loopback too.
-            return _refusal(403, "a browser may not act", "Use curl -X POST.")
+            return refusal(403, "browser requests are not accepted", "Use curl -X POST.")
         return None
 
     @property
@@ -204,14 +204,6 @@ class Routes:
         if self.client is not None and self.client.is_connected:
             return self.client
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a port that listens there."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _remedy(client: Client, subject: str) -> str:
@@ -226,7 +218,3 @@ def _json(body: dict[str, Any]) -> web.Response:
     return web.Response(
         body=orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE), content_type="application/json"
     )
-
-
-def _refusal(status: int, error: str, remedy: str) -> web.Response:
-    return web.json_response({"error": error, "remedy": remedy}, status=status)
