@@ -37,6 +37,14 @@ def _arguments() -> argparse.Namespace:
             "held to SQL at the end"
         ),
     )
+    parser.add_argument(
+        "--damage",
+        action="store_true",
+        help=(
+            "damage JetStream's store too: each change must then be in the stream or reported as "
+            "missing"
+        ),
+    )
     return parser.parse_args()
 
 
@@ -67,6 +75,7 @@ def main() -> int:
             keep=arguments.keep,
             own_network=own_network,
             everything=arguments.everything,
+            damage=arguments.damage,
         )
         verdict = asyncio.run(run(asked, log))
         print(verdict.text(), flush=True)

@@ -99,9 +99,7 @@ class Checker:
 
     def _see(self, seq: int, payload: Any) -> None:
         if seq != self._next_seq:
-            raise BrokenPromiseError(
-                f"message {seq} of the stream came where {self._next_seq} was due"
-            )
+            self._jump(seq)
         self._next_seq = seq + 1
         for event in payload if isinstance(payload, list) else [payload]:
             self._event(event)
@@ -113,7 +111,8 @@ class Checker:
             self._schemas.add(event["msg_id"])
             return
         if event["operation"] == events.GAP:
-            raise BrokenPromiseError(f"a gap was told where nothing is missing: {event}")
+            self._gap(event)
+            return
         if event["source"] != SOURCE:
             self.of_others.append(event)
             return
@@ -122,7 +121,16 @@ class Checker:
             raise BrokenPromiseError(f"position {position} stands behind {self._positions[order]}")
         self._positions[order] = position
         change = Change(position, event["operation"], event["table"])
-        self._delivered[order].append((change, event.get("data") or {}))
+        self._deliver(order, change, event.get("data") or {})
+
+    def _jump(self, seq: int) -> None:
+        raise BrokenPromiseError(f"message {seq} of the stream came where {self._next_seq} was due")
+
+    def _gap(self, event: dict[str, Any]) -> None:
+        raise BrokenPromiseError(f"a gap was reported where nothing is missing: {event}")
+
+    def _deliver(self, order: str, change: Change, data: dict[str, Any]) -> None:
+        self._delivered[order].append((change, data))
 
     def _apply(self, change: Change, data: dict[str, Any]) -> None:
         self.counted[change.table, change.operation] += 1

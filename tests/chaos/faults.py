@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.testing.clock import ClockUnmovableError, move_clock
 from headrace.testing.proxy import Proxy
-from tests.chaos import packets
+from tests.chaos import packets, store_damage
 from tests.chaos.world import Instance, World
 
 PAUSE_S = (0.2, 4.0)
@@ -23,6 +23,8 @@ AT_ONCE_MAX = 3
 STOP_S = 60.0
 _DISK_MARGIN_BYTES = 128 * 1024
 _HOUR_S = 3600
+# The share of faults that damage JetStream's store, where that is asked for.
+_DAMAGE = 0.2
 _DRIFT_STEP_S = 0.2
 
 Fault = Callable[[], Awaitable[None]]
@@ -67,6 +69,8 @@ class Faults:
         # sequence.
         roll, choice, long = self._chance.random(), self._chance.random(), self._chance.random()
         instance = self._chance.choice(self._world.instances)
+        if self._world.damages and roll < _DAMAGE:
+            return "damage to JetStream's store", "nats-server", lambda: self._damaged(long)
         if roll < 0.26:
             return self._on_process(instance, choice, long)
         if roll < 0.58:
@@ -249,6 +253,15 @@ class Faults:
         """Of all its processes; those that begin later inherit it from their parent."""
         pid = self._world.nats.pid if server == "nats" else self._world.postgres.pid
         await _moved(lambda: [pid, *_children(pid)], offset_s, 0.5 + long * 8)
+
+    async def _damaged(self, long: float) -> None:
+        await self._world.nats.kill()
+        try:
+            what = await asyncio.to_thread(store_damage.damage, self._world, long)
+        finally:
+            await self._world.nats.start()
+        self._log(f"damaged: {what}")
+        self.count[f"damaged: {what}"] += 1
 
     async def _disk_full(self, seconds: float) -> None:
         """Not one block left for JetStream; it is started again afterwards, as an operator would."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.chaos import attached
 from tests.chaos.checker import BrokenPromiseError, Checker
 from tests.chaos.faults import Faults
+from tests.chaos.judge import Judge
 from tests.chaos.source import Account, Writer, prepare, rows_of
 from tests.chaos.world import World, world
 
@@ -37,6 +38,9 @@ class Verdict:
     calm_s: float = 0.0
     lag_max: int = 0
     readings: int = 0
+    lost: int = 0
+    gaps: int = 0
+    jumps: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     exits: Counter[str] = field(default_factory=Counter)
     crashes: list[str] = field(default_factory=list)
@@ -62,6 +66,11 @@ class Verdict:
         lines += (
             [f"  {self.readings} readings of mirrors, each one moment"] if self.readings else []
         )
+        if self.lost or self.gaps:
+            lines.append(
+                f"  {self.lost} changes lost, all reported: {self.gaps} gap events, "
+                f"{self.jumps} jumps of the sequence"
+            )
         lines += [f"  {count:4} {kind}" for kind, count in self.faults.most_common()]
         lines += [f"  {count:4} exits: {what}" for what, count in self.exits.most_common()]
         lines += [
@@ -85,13 +94,17 @@ class Run:
     keep: str = ""
     own_network: bool = False
     everything: bool = False
+    damage: bool = False
 
 
 async def run(asked: Run, log: Callable[[str], None]) -> Verdict:
     """One run; the verdict."""
     verdict = Verdict(asked.seed, asked.delivery, asked.minutes)
     async with world(
-        asked.delivery, own_network=asked.own_network, everything=asked.everything
+        asked.delivery,
+        own_network=asked.own_network,
+        everything=asked.everything,
+        damages=asked.damage,
     ) as made:
         await prepare(made.postgres, attached.PUBLISHED if asked.everything else "FOR ALL TABLES")
         if asked.everything:
@@ -124,7 +137,7 @@ async def _reign(
     account, checker, enough = Account(made.postgres), Checker(verdict.delivery), asyncio.Event()
     verdict.faults = faults.count
     watch = (
-        attached.Watch(made.postgres, made.nats.url, made.folder)
+        attached.Watch(made.postgres, made.nats.url, made.folder, damages=made.damages)
         if made.archive is not None
         else None
     )
@@ -149,13 +162,16 @@ async def _reign(
             writer.enough.set()
         await asyncio.gather(*writing)
         log("calm")
-        await _calm(made, account, checker, verdict)
+        if made.damages:
+            checker = await _judged(made, account, verdict)
+        else:
+            await _calm(made, account, checker, verdict)
         if watch is not None:
             assert made.archive is not None
             await watch.equal(checker, made.archive, verdict.delivery, log)
             verdict.readings = watch.readings
     finally:
-        verdict.changes = checker.checked
+        verdict.changes = verdict.changes or checker.checked
         verdict.transactions = sum(writer.transactions for writer in writers)
         enough.set()
         for task in (supervisor, *writing, reigning):
@@ -166,6 +182,10 @@ async def _reign(
 async def _look(made: World, account: Account, checker: Checker, verdict: Verdict) -> bool:
     """Take what is new on both sides; whether PostgreSQL had anything."""
     committed = await account.more()
+    if made.damages:
+        made.committed += committed
+        await asyncio.sleep(_LOOK_S)
+        return bool(committed)
     checker.committed(committed)
     await checker.follow(made.nats.url)
     verdict.lag_max = max(verdict.lag_max, checker.waiting)
@@ -190,6 +210,26 @@ async def _calm(made: World, account: Account, checker: Checker, verdict: Verdic
         raise BrokenPromiseError("something came after everything had come")
     if checker.rows != await rows_of(made.postgres):
         raise BrokenPromiseError("the rows that the events add up to are not the tables'")
+
+
+async def _judged(made: World, account: Account, verdict: Verdict) -> Judge:
+    """Nothing fails any more: all committed changes must be in the stream, or reported."""
+    began = time.monotonic()
+    while True:
+        made.committed += await account.more()
+        judge = Judge(verdict.delivery, made.committed)
+        await judge.follow(made.nats.url)
+        verdict.changes, verdict.lost = judge.checked, judge.lost
+        verdict.gaps, verdict.jumps = len(judge.gaps), judge.jumps
+        verdict.calm_s = time.monotonic() - began
+        if not judge.unexplained:
+            return judge
+        if verdict.calm_s > CALM_S:
+            raise BrokenPromiseError(
+                f"{len(judge.unexplained)} changes are neither in the stream nor reported, the "
+                f"first {judge.unexplained[0]}"
+            )
+        await asyncio.sleep(5)
 
 
 def _keep_logs(made: World, folder: str) -> None:

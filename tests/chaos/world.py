@@ -20,6 +20,7 @@ from pathlib import Path
 from headrace.embedded.nats import EmbeddedNats
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.testing.clock import can_move_clocks
+from headrace.testing.oracle import Change
 from headrace.testing.proxy import Proxy
 from headrace.testing.servers import POSTGRES_TEST_SETTINGS
 from headrace.testing.suite import Suite
@@ -68,7 +69,10 @@ class World:
     own_network: bool = False
     movable_clocks: bool = False
     archive: Path | None = None
+    damages: bool = False
     instances: list[Instance] = field(default_factory=list)
+    # All that PostgreSQL's account has, where the stream is judged at the end only.
+    committed: list[Change] = field(default_factory=list)
     exits: Counter[str] = field(default_factory=Counter)
     rss_max_mib: dict[str, float] = field(default_factory=dict)
 
@@ -115,13 +119,13 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    delivery: str, *, own_network: bool, everything: bool = False
+    delivery: str, *, own_network: bool, everything: bool = False, damages: bool = False
 ) -> AsyncIterator[World]:
     """Both servers, running, and the suite's instances to start; ended and removed with the block."""
     folder, store = _folders()
     postgres = EmbeddedPostgres(folder / "postgres", settings=POSTGRES_TEST_SETTINGS)
     server = EmbeddedNats(folder / "nats")
-    made = World(folder, postgres, server, store, own_network, can_move_clocks())
+    made = World(folder, postgres, server, store, own_network, can_move_clocks(), damages=damages)
     try:
         await postgres.start()
         await server.start()
