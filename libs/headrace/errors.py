@@ -7,6 +7,8 @@ help. Nothing here does I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 
 class HeadraceError(Exception):
     """The base class of all errors of the suite."""
@@ -37,3 +39,12 @@ class DecodeError(HeadraceError):
 def describe(error: BaseException) -> str:
     """The error's message, or its type if it has none (time-outs have none)."""
     return str(error) or type(error).__name__
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors that a group consists of, at any depth; of one that is no group, itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
+        return
+    for one in error.exceptions:
+        yield from leaves(one)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from headrace import log as logs
 from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.consumer.behind import behind
 from headrace.contract.naming import split_table_token, table_token
-from headrace.errors import HeadraceError, describe
+from headrace.errors import HeadraceError, describe, leaves
 from headrace.metrics.counting import Stats, count
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
@@ -110,7 +110,7 @@ class Mirror:
 
     def _mend(self, group: BaseExceptionGroup[Any]) -> None:
         """Handle errors that can be repaired or waited for; raise any other."""
-        errors = list(_leaves(group))
+        errors = list(leaves(group))
         for error in errors:
             if isinstance(error, RowMissingError):
                 log.error("row_missing", table=error.table.token, reason=str(error))
@@ -317,11 +317,3 @@ def _passes(error: BaseException) -> bool:
     if isinstance(error, HeadraceError):
         return error.retry or isinstance(error, StreamMissingError)
     return isinstance(error, NatsError | APIError | OSError | TimeoutError)
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

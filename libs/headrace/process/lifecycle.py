@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from headrace import log as logs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, leaves
 from headrace.metrics.counting import Stats
 from headrace.process.health import Health
 from headrace.process.malloc_tuning import keep_freed_memory
@@ -116,7 +116,7 @@ def run(
     try:
         return uvloop.run(_supervised(service, process, main))
     except BaseExceptionGroup as group:
-        return _report(service, list(_leaves(group)), tell)
+        return _report(service, list(leaves(group)), tell)
     except Exception as error:  # noqa: BLE001  # the last place where it can be told
         return _report(service, [error], tell)
 
@@ -178,11 +178,3 @@ def _exit_now(code: int) -> None:
     import os  # noqa: PLC0415  # only this last resort needs it
 
     os._exit(code)
-
-
-def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

@@ -27,7 +27,7 @@ from nats.js.errors import APIError
 
 from headrace.contract.naming import chunk_subject
 from headrace.contract.values import Encoding
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, leaves
 from headrace.jetstream.connection import connect_once
 from headrace.jetstream.object_store import LargeStore
 from headrace.postgres.connection import connect_lastingly, explained
@@ -103,12 +103,6 @@ def run_task(packed_plan: bytes, task: int) -> TaskResult:
         return TaskResult(error=str(error))
     finally:
         gc.enable()
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    if isinstance(error, BaseExceptionGroup):
-        return _first_leaf(error.exceptions[0])
-    return error
 
 
 async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
@@ -194,7 +188,7 @@ class RangeCopy:
                 await self._copy(connection)
         except BaseExceptionGroup as group:
             # One cause: what else failed was cancelled by it, or failed for the same reason.
-            raise _first_leaf(group) from group
+            raise next(leaves(group)) from group
 
     async def _copy(self, connection: asyncpg.Connection) -> None:
         query = self._plan.copy_query(self._range)
