@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,14 @@ class Service:
 
 def services(environ: Mapping[str, str] | None = None, *overrides: Path) -> dict[str, Service]:
     """Every service, of every profile."""
-    bodies: dict[str, dict[str, Any]] = yaml.safe_load(COMPOSE.read_text())["services"]
+    bodies = dict(_bodies(COMPOSE))
     for override in overrides:
-        for name, body in yaml.safe_load(override.read_text())["services"].items():
+        for name, body in _bodies(override).items():
             bodies[name] = {**bodies[name], **body}
     return {name: Service(name, expanded(body, environ or {})) for name, body in bodies.items()}
+
+
+@cache
+def _bodies(file: Path) -> Mapping[str, Mapping[str, Any]]:
+    bodies: dict[str, dict[str, Any]] = yaml.load(file.read_text(), yaml.CSafeLoader)["services"]
+    return bodies

@@ -32,7 +32,7 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def rendered(values: Path) -> tuple[dict[str, Any], ...]:
     done = helm("template", "headrace", CHART, "--namespace", "data", "-f", values)
     assert done.returncode == 0, done.stderr
-    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+    return tuple(document for document in yaml.load_all(done.stdout, yaml.CSafeLoader) if document)
 
 
 def of_kind(values: Path, *kinds: str) -> Iterator[dict[str, Any]]:

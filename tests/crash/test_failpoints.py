@@ -13,7 +13,7 @@ import contextlib
 import random
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from headrace.testing.database import Database, fresh_database
 from headrace.testing.oracle import Oracle, stored
 from headrace.testing.plugin import OwnNats, OwnPostgres
 from headrace.testing.responder import RESULT_TIMEOUT_S, Consumer, Responder
-from headrace.testing.suite import Suite
+from headrace.testing.suite import LINE, Suite
 from tests.support.exactly_once import (
     environment,
     everything_delivered,
@@ -79,6 +79,20 @@ class Rig:
 
     async def killed_at(self, service: str, point: str, **settings: str) -> None:
         """Start a service that dies at a point, wait until it did, start it without."""
+        await self.dead_at(service, point, **settings)
+        await self.suite.start(service, **settings)
+
+    async def killed_at_each(self, points: Iterable[tuple[str, str]], **settings: str) -> None:
+        """The same one after another; what died of one point recovers on its way to the next."""
+        for service, point in points:
+            for other in LINE:
+                if other != service and not self.suite.running(other):
+                    await self.suite.start(other, **settings)
+            await self.dead_at(service, point, **settings)
+        await self.suite.start(service, **settings)
+
+    async def dead_at(self, service: str, point: str, **settings: str) -> None:
+        """Start a service that dies at a point, and wait until it did."""
         if self.suite.running(service):
             await self.suite.kill(service)
         await self.suite.start(service, HEADRACE_FAILPOINT=point, **settings)
@@ -89,7 +103,6 @@ class Rig:
                 f"{point} was never reached:\n{self.suite.log(service)[-3000:]}"
             ) from None
         assert code == -signal.SIGKILL, (point, self.suite.log(service)[-3000:])
-        await self.suite.start(service, **settings)
 
     async def restart(self, **settings: str) -> None:
         for service in ("publisher", "wal-reader"):
@@ -174,18 +187,15 @@ async def test_death_at_every_point_of_the_line_loses_and_doubles_nothing(rig: R
     await rig.killed_at("wal-reader", "wal_reader.after_slot_created:1")
     await rig.suite.logged("publisher", "epoch_joined", timeout_s=HIT_S)
     async with rig.load(1):
-        for service, point in (*READER, *PUBLISH, *PROGRESS, *OTHERS):
-            await rig.killed_at(service, point)
+        await rig.killed_at_each((*READER, *PUBLISH, *PROGRESS, *OTHERS))
     chain = {"HEADRACE_INGEST": "chain"}
     await rig.restart(**chain)
     async with rig.load(2):
-        for service, point in (*PUBLISH, *PROGRESS[:1]):
-            await rig.killed_at(service, point, **chain)
+        await rig.killed_at_each((*PUBLISH, *PROGRESS[:1]), **chain)
     atomic = {"HEADRACE_DELIVERY": "transaction"}
     await rig.restart(**atomic)
     async with rig.load(3):
-        for service, point in (*ATOMIC, *PROGRESS, *OTHERS):
-            await rig.killed_at(service, point, **atomic)
+        await rig.killed_at_each((*ATOMIC, *PROGRESS, *OTHERS), **atomic)
     found = await everything_delivered(rig.oracle, rig.nats, timeout_s=120)
     assert mirror_of(found) == await source_rows(rig.database)
     await _a_gap_is_told_once(rig)
@@ -228,8 +238,7 @@ async def test_death_at_every_point_loses_and_doubles_nothing_in_batches(rig: Ri
     await rig.restart(**batch)
     await rig.suite.logged("publisher", "epoch_joined", timeout_s=HIT_S)
     async with rig.load(1):
-        for service, point in (*PUBLISH, *PROGRESS, *OTHERS):
-            await rig.killed_at(service, point, **batch)
+        await rig.killed_at_each((*PUBLISH, *PROGRESS, *OTHERS), **batch)
     await everything_delivered(rig.oracle, rig.nats, timeout_s=120, delivery="batch")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 Combination = Mapping[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -69,6 +70,7 @@ def followed(combination: Combination) -> bool:
     return combination["compat"] == "none" and combination["json_values"] == "native"
 
 
+@cache
 def combinations() -> list[Combination]:
     """Few combinations that have all pairs: first those that mirrors can follow, then what pairs
     are left.
