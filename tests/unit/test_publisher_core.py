@@ -369,6 +369,10 @@ class TestGapBefore:
             )
             assert found == Gap(commit, confirmed, "stream_tail_lost")
 
+    def test_a_slot_that_moved_before_anything_was_stored_is_one(self) -> None:
+        found = gap_before(place(self.after()), replace(OPENING, confirmed_lsn=600))
+        assert found == Gap(300, 600, "slot_moved")
+
     def test_a_gap_whose_event_is_lost_is_reported_again(self) -> None:
         progress = self.after((400, 448), (500, 548))
         # The gap from 400 to 548 is reported; what comes next moves no position.

@@ -257,13 +257,23 @@ class Follower:
         self._assembler = self._new_assembler()
         if gap is not None:
             await self._tell_gap(gap)
-        self._progress = self._progress.joined(opening)
+        await self._remember_source(opening)
         self._scope.health.started()
         self._scope.health.unblock("bus")
         self._judge(opening.confirmed_lsn)
         log.info(
             "epoch_joined", epoch=self._receiver.epoch, confirmed=format_lsn(opening.confirmed_lsn)
         )
+
+    async def _remember_source(self, opening: Opening) -> None:
+        """Write down which server this is, and where its slot was first, before anything of it is
+        delivered: after a crash only that tells a fork from the same history, and a slot that moved
+        from a new one.
+        """
+        known = self._progress.joined(opening)
+        if known != self._progress:
+            await self._cell.write(known.encode())
+            self._progress = known
 
     async def _tell_divergence(self, place: ResumePoint, opening: Opening) -> None:
         """The last that this stream can say of its source: what follows there is another history."""

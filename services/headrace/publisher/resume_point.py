@@ -75,6 +75,8 @@ class Progress:
             self,
             system_id=opening.system_id,
             timeline=opening.timeline,
+            # From here on a slot that is further on has moved.
+            confirmed_lsn=self.confirmed_lsn or opening.confirmed_lsn,
             # A source begins at its slot: there is nothing to deliver from before.
             complete=((ORIGIN, opening.confirmed_lsn),) if new else self.complete,
         )
