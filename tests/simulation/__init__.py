@@ -1,0 +1,20 @@
+"""Headrace's services in a world of one thread, where every step can fail and every history can be
+told again.
+
+The services are the real ones: wal-reader with its sender, publisher with its follower, assembler,
+delivery, pipe, progress and gaps. What they stand on is simulated at the seam of the network:
+
+| module | stands for |
+|---|---|
+| `clockwork` | the event loop, clocks and randomness; processes that are killed or asleep |
+| `server`, `stream` | nats-server: connections, core NATS, JetStream's rules and its API |
+| `client` | the wire below nats-py's client; nats-py's own code runs above it |
+| `postgres`, `catalog` | PostgreSQL: its log, slots, walsenders, promotions, the catalog |
+| `world` | one history: begins the processes, does what the plan says, supervises, heals |
+| `plan` | what happens when, drawn from a seed; shrinking |
+| `oracle` | what must hold |
+| `faults` | mended defects, taken out again: that the simulation finds them is tested |
+
+Run `./taskw test:simulate` (HISTORIES, SEED); one history again, with its log, by
+`.venv/bin/python -m tests.simulation --seed N --show`. A failing history is shrunk and printed.
+"""

@@ -1,0 +1,276 @@
+"""An event loop whose time is a number, and processes that can be killed or put to sleep.
+
+Nothing waits: when no callback is ready, time jumps to the next timer. Callbacks run in the order in
+which asyncio promises to run them; whatever is random (how long a message takes, when a fault comes)
+is drawn by the world from its seed, so that a seed gives the same history each time.
+
+A process is a set of callbacks. What was begun in a process's context belongs to it, however far it
+was handed on. A killed process runs no callback any more: its coroutines stand for ever where they
+awaited last, as after SIGKILL. A process that sleeps runs its callbacks when it wakes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+import secrets
+import time
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
+
+# A history that turns more often than this stands still, or runs in a circle.
+TURNS_MAX = 400_000
+# Where clocks begin: a moment in 2026, since some code asks what year it is.
+EPOCH_S = 1_790_000_000.0
+
+
+class StuckError(AssertionError):
+    """The world turns without end, or nothing is left that could happen."""
+
+
+class Process:
+    """Something that can be killed, or sleep."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self.asleep = False
+        self.held: list[_Handle] = []
+        # What is to happen when it dies: its connections end.
+        self.on_death: list[Callable[[], None]] = []
+        self.ended: BaseException | None = None
+        self.done = False
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+if TYPE_CHECKING:
+    # Of what a loop can do, nothing here opens a socket or starts a process.
+    _Loop = object
+else:
+    _Loop = asyncio.AbstractEventLoop
+
+
+class _Handle:
+    """A callback that is due."""
+
+    __slots__ = ("args", "callback", "context", "process", "when")
+
+    def __init__(
+        self, callback: Callable[..., Any] | None, args: Any, context: Context, when: float
+    ) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.process: Process | None = context.get(PROCESS)
+        self.when = when
+
+    def cancel(self) -> None:
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
+class VirtualLoop(_Loop):
+    """Runs callbacks in order; owns the world's only clock."""
+
+    def __init__(self) -> None:
+        # For asyncio, which wants a loop that can do everything.
+        self._self: Any = self
+        self.now = 0.0
+        self.turns = 0
+        self.errors: list[dict[str, Any]] = []
+        self._ready: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._numbers = 0
+        self._stopping = False
+        # Tasks of the dead stand where they awaited: collected before the end, they would go on.
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.errors.append(context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self._self)
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        task = asyncio.Task(coro, loop=self._self, name=name, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # the dead leave pending ones
+        self._tasks.append(task)
+        return task
+
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> _Handle:
+        handle = _Handle(callback, args, context or copy_context(), self.now)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> _Handle:
+        handle = _Handle(callback, args, context or copy_context(), when)
+        self._numbers += 1
+        heapq.heappush(self._timers, (when, self._numbers, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> _Handle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002  # asyncio's
+        """A thread's work, done in one step a moment later."""
+        future = self.create_future()
+
+        def work() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:  # noqa: BLE001  # handed on, as a thread pool does
+                future.set_exception(error)
+
+        self.call_later(THREAD_S, work)
+        return future
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Turn until `until` holds, which is asked after each callback."""
+        before = events._get_running_loop()  # pytest's own loop may run around us
+        events._set_running_loop(self._self)
+        try:
+            while not until():
+                self._turn()
+        finally:
+            events._set_running_loop(before)
+
+    @property
+    def next_at(self) -> float:
+        """When something happens next."""
+        if self._ready:
+            return self.now
+        return self._timers[0][0] if self._timers else float("inf")
+
+    def _turn(self) -> None:
+        self.turns += 1
+        if self.turns > TURNS_MAX:
+            raise StuckError(f"{self.turns} turns, and no end")
+        if not self._ready:
+            self._jump()
+        handle = self._ready.popleft()
+        callback, process = handle.callback, handle.process
+        if callback is None:
+            return
+        if process is not None:
+            if process.dead:
+                return
+            if process.asleep:
+                process.held.append(handle)
+                return
+        handle.context.run(callback, *handle.args)
+
+    def _jump(self) -> None:
+        """To the next timers; those of one moment in the order in which they were set."""
+        if not self._timers:
+            raise StuckError("nothing is left that could happen")
+        self.now = max(self.now, self._timers[0][0])
+        while self._timers and self._timers[0][0] <= self.now:
+            self._ready.append(heapq.heappop(self._timers)[2])
+
+    def begin(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin the work of a process, in its context."""
+        context = copy_context()
+        context.run(PROCESS.set, process)
+        return context.run(lambda: self.create_task(work, name=process.name, context=context))
+
+    def kill(self, process: Process) -> None:
+        if process.dead:
+            return
+        process.dead = True
+        process.held.clear()
+        for ending in process.on_death:
+            ending()
+
+    def sleep(self, process: Process) -> None:
+        process.asleep = True
+
+    def wake(self, process: Process) -> None:
+        process.asleep = False
+        self._ready.extend(process.held)
+        process.held = []
+
+    def bury(self) -> None:
+        """End what stands where it awaited, quietly: this history is over."""
+        before = events._get_running_loop()
+        events._set_running_loop(self._self)
+        for task in self._tasks:
+            _end(task.get_coro())
+        events._set_running_loop(before)
+        self._tasks.clear()
+        self._ready.clear()
+        self._timers.clear()
+
+
+def _end(coroutine: Any) -> None:
+    """Close it; what it awaits at its end is of no use to anybody."""
+    for _ in range(50):
+        try:
+            coroutine.close()
+        except RuntimeError:
+            continue
+        except BaseException:  # noqa: BLE001  # whatever it ends with
+            return
+        return
+
+
+THREAD_S = 0.001
+
+
+@contextmanager
+def virtual_clocks(loop: VirtualLoop, chance: random.Random) -> Iterator[None]:
+    """All clocks are the loop's, and all randomness is the seed's, in this program, for a while."""
+    kept = {
+        (time, "monotonic"): lambda: loop.now,
+        (time, "time"): lambda: EPOCH_S + loop.now,
+        (time, "time_ns"): lambda: int((EPOCH_S + loop.now) * 1e9),
+        (secrets, "token_hex"): lambda size=16: f"{chance.getrandbits(8 * size):0{2 * size}x}",
+        (secrets, "randbits"): chance.getrandbits,
+        (random, "uniform"): chance.uniform,
+        (random, "random"): chance.random,
+    }
+    before = {(module, name): getattr(module, name) for module, name in kept}
+    for (module, name), fake in kept.items():
+        setattr(module, name, fake)
+    try:
+        yield
+    finally:
+        for (module, name), real in before.items():
+            setattr(module, name, real)

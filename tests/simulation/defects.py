@@ -1,0 +1,86 @@
+"""Mended defects, taken out again: a simulation that does not find them proves nothing.
+
+Each names the text of its mend. Where that has moved, the test says so: put the new place here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from headrace.publisher import assembler
+from headrace.publisher.chain_pipe import Ingest
+from headrace.publisher.follower import Follower
+from headrace.publisher.schema_book import SchemaBook
+
+_Spoil = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """What is spoiled, and the kind of history that meets it."""
+
+    name: str
+    kind: str
+    spoil: _Spoil
+
+
+def without(patch: pytest.MonkeyPatch, owner: Any, method: str, mend: str, instead: str) -> None:
+    """Compile a method again with other text in place of the mend's."""
+    source = textwrap.dedent(inspect.getsource(getattr(owner, method)))
+    if mend not in source:
+        raise AssertionError(f"the mend is no longer in {owner.__name__}.{method}: {mend!r}")
+    scope = vars(sys.modules[owner.__module__])
+    code = "from __future__ import annotations\n" + source.replace(mend, instead)
+    made: dict[str, Any] = {}
+    exec(compile(code, f"<{method} without its mend>", "exec"), scope, made)  # noqa: S102  # a test's own text
+    patch.setattr(owner, method, made[method])
+
+
+def _message_ids_of_all_sources_alike(patch: pytest.MonkeyPatch) -> None:
+    """Two sources give an emitted message one id, and a refused duplicate counts as stored."""
+    patch.setattr(
+        assembler, "emitted_message_id", lambda lsn, prefix, _: f"{lsn:x}-_message.{prefix}"
+    )
+    without(patch, Ingest, "_stored", 'if answer.get("duplicate"):', "if False:")
+
+
+def _fork_judged_by_written_progress(patch: pytest.MonkeyPatch) -> None:
+    """A new server is compared with the progress written last, not with what was delivered."""
+    delivered = "max(self._progress.position, self._delivery.position)"
+    without(patch, Follower, "_on_opening", delivered, "self._progress.position")
+
+
+def _files_forgotten_at_a_resync(patch: pytest.MonkeyPatch) -> None:
+    """What the catalog said of a table's files is not kept with a shape that a row tells."""
+    enter = SchemaBook._enter
+
+    def forgetful(self: SchemaBook, token: str, entry: Any, changes: Any, *, resync: bool) -> Any:
+        told = enter(self, token, entry, changes, resync=resync)
+        first = any(change["change"] == "table_first_seen" for change in changes)
+        if entry.xid and (resync or first):
+            self._entries[token] = type(entry)(
+                **{name: getattr(entry, name) for name in entry.__slots__} | {"storage": ""}
+            )
+        return told
+
+    patch.setattr(SchemaBook, "_enter", forgetful)
+
+
+def _source_not_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Which server it is, and where its slot began, is written with the first progress only."""
+    without(patch, Follower, "_remember_source", "await self._cell.write(known.encode())", "pass")
+
+
+DEFECTS = (
+    Defect("one message id for two sources", "sources", _message_ids_of_all_sources_alike),
+    Defect("a fork behind unwritten progress", "fork", _fork_judged_by_written_progress),
+    Defect("a rewrite after a resync", "ddl", _files_forgotten_at_a_resync),
+    Defect("a promotion that is not written down", "fork", _source_not_remembered),
+)

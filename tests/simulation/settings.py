@@ -1,0 +1,42 @@
+"""What the environment of a simulated process says: short times, small windows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from headrace.settings import Settings, load
+
+BASE = Settings()
+_FIXED = {
+    "HEADRACE_IN_FLIGHT_BYTES_MAX": "65536",
+    "HEADRACE_ACK_TIMEOUT_S": "2.0",
+    "HEADRACE_LEASE_TTL_S": "1.5",
+}
+# An option of a plan, as the variable that it is.
+_VARIABLES = {
+    "mode": "HEADRACE_DELIVERY",
+    "ingest": "HEADRACE_INGEST",
+    "encoding": "HEADRACE_ENCODING",
+    "prefix": "HEADRACE_MESSAGE_PREFIXES",
+    "progress_s": "HEADRACE_PROGRESS_INTERVAL_S",
+    "window": "HEADRACE_WINDOW_MESSAGES_MAX",
+    "group": "HEADRACE_BATCH_EVENTS_MAX",
+    "atomic": "HEADRACE_ATOMIC_MESSAGES_MAX",
+    "age_s": "HEADRACE_BATCH_AGE_MAX_S",
+    "dedupe_s": "HEADRACE_DEDUPE_WINDOW_S",
+    "catalog_s": "HEADRACE_CATALOG_INTERVAL_S",
+    "frame": "HEADRACE_FRAME_BYTES_MAX",
+}
+
+
+def settings_of(options: dict[str, Any], source: str) -> Settings:
+    """A process's settings."""
+    given = {_VARIABLES[name]: str(value) for name, value in options.items() if name in _VARIABLES}
+    own = {"HEADRACE_SLOT": f"source_{source}", "HEADRACE_PUB": f"pub_{source}"}
+    return _loaded(tuple(sorted({**_FIXED, **given, **own}.items())))
+
+
+@lru_cache(maxsize=10_000)
+def _loaded(environment: tuple[tuple[str, str], ...]) -> Settings:
+    return load(dict(environment))

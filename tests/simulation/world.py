@@ -1,0 +1,369 @@
+"""The world of one history: a NATS server, a PostgreSQL, and Headrace's own services as processes.
+
+The services are the real ones, begun as their processes begin them, with a NATS client over the
+simulated wire and a replication connection to the simulated server. A supervisor starts again what
+was killed or gave up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+from unittest import mock
+
+from nats.js.kv import KeyValue
+
+import headrace.archiver.service as archiver_service
+import headrace.publisher.service as publisher_service
+import headrace.wal_reader.service as reader_service
+from headrace.errors import HeadraceError
+from headrace.jetstream import provisioning
+from headrace.postgres import catalog as real_catalog
+from headrace.postgres import connection as real_connection
+from headrace.postgres.replication import ReplicationConnection
+from headrace.process.health import Health
+from headrace.process.lifecycle import Scope
+from headrace.publisher import catalog_watch
+from tests.simulation import catalog
+from tests.simulation.client import SimClient, list_keys, watch
+from tests.simulation.clockwork import PROCESS, Process, VirtualLoop, virtual_clocks
+from tests.simulation.oracle import (
+    Said,
+    Truth,
+    ViolationError,
+    check_stream,
+    covered,
+    gaps_of,
+    said,
+)
+from tests.simulation.plan import Plan
+from tests.simulation.postgres import Cluster, Replication, Slot
+from tests.simulation.postgres import Server as Postgres
+from tests.simulation.server import Server
+from tests.simulation.settings import BASE, settings_of
+from tests.simulation.steps import Steps
+from tests.simulation.stream import Stored, Stream
+
+HEAL_S = 30.0
+_SERVICES = {"publisher": publisher_service, "reader": reader_service, "archiver": archiver_service}
+
+
+class World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.chance = random.Random(plan.seed ^ 0x5EED)
+        self.loop = VirtualLoop()
+        self.server = Server(self.loop, self.chance)
+        self.postgres = Postgres(self.chance)
+        self.sources = ["a", "b"][: plan.options["sources"]]
+        self.settings = {one: settings_of(plan.options, one) for one in self.sources}
+        self.processes: dict[str, Process] = {}
+        self.zombies: list[Process] = []
+        self.numbers = 0
+        self.quiet = logging.CRITICAL
+        # Of each source: where its first slot began, what the stream ever had, and its end where it
+        # was found to be another history.
+        self.begins: dict[str, int] = {}
+        self.ever: dict[str, set[int]] = {one: set() for one in self.sources}
+        self.gaps: dict[str, list[tuple[int, int, str]]] = {one: [] for one in self.sources}
+        self.diverged: set[str] = set()
+        self.begun: set[str] = set()
+        self.copied: dict[tuple[str, str], int] = {}
+        # How far a store comes back at least: a bucket that never knew the source can't tell of it.
+        self.kept_least: dict[str, int] = {}
+        self.crashes: list[str] = []
+        self.server.on_stored = self.on_stored
+        self.postgres.on_told = self.on_told
+        self.steps = Steps(self)
+
+    # What the world sees.
+
+    def on_stored(self, stream: Stream, stored: Stored) -> None:
+        if ".progress." in stored.subject and stored.subject not in self.begun:
+            self.begun.add(stored.subject)
+            self.kept_least[stream.name] = stored.seq
+        if stream.name != BASE.streams.cdc:
+            return
+        what = said(stored.payload)
+        source = what.source.removeprefix("source_")
+        self.ever[source].update(number for number, _ in what.numbers)
+        if what.gap is not None:
+            self.gaps[source].append(what.gap)
+        if what.resync:
+            tables = self.postgres.primary.tables.values()
+            rewrites = next((one.rewrites for one in tables if one.name == what.table), 0)
+            self.copied[source, what.table] = rewrites
+
+    def on_told(self, cluster: Cluster, slot: Slot, confirmed: int) -> None:
+        """PostgreSQL hears that everything before `confirmed` is durable."""
+        source = slot.name.removeprefix("source_")
+        if cluster is not self.postgres.primary:
+            return
+        for commit, number, _ in self.truth(source).changes:
+            if commit >= confirmed:
+                break
+            if number not in self.ever[source] and not covered(commit, self.gaps[source]):
+                raise ViolationError(
+                    f"{slot.name} was confirmed up to {confirmed:x}, and change {number} of "
+                    f"{commit:x} was never in the stream"
+                )
+
+    def truth(self, source: str) -> Truth:
+        messages = bool(self.plan.options["prefix"])
+        begins = self.begins.get(source)
+        if begins is None:
+            return Truth()
+        return Truth.of(self.postgres.primary, f"pub_{source}", begins, messages=messages)
+
+    def told(self, source: str) -> list[Said]:
+        stream = self.server.streams.get(BASE.streams.cdc)
+        found = [said(one.payload) for one in stream.messages.values()] if stream else []
+        return [one for one in found if one.source == f"source_{source}"]
+
+    # Processes.
+
+    def begin(self, service: str, source: str) -> None:
+        process = Process(f"{service}.{source}")
+        self.processes[process.name] = process
+        self.loop.begin(process, self._life(process, service, source))
+
+    async def _life(self, process: Process, service: str, source: str) -> None:
+        settings = self.settings[source]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                scope = Scope(service, settings.process, tasks, Health(service))
+                try:
+                    await _SERVICES[service].run(scope, settings)
+                finally:
+                    scope.stopping.set()
+        except BaseExceptionGroup as group:
+            process.ended = group
+        except Exception as error:  # noqa: BLE001  # judged by the supervisor
+            process.ended = error
+        process.done = True
+        self.loop.kill(process)
+        self.server.at(self.loop.now, self._ended, (process, service, source))
+
+    def _ended(self, message: tuple[Process, str, str]) -> None:
+        process, service, source = message
+        for error in leaves(process.ended):
+            if type(error).__name__ == "SourceDivergedError":
+                self.diverged.add(source)
+            elif not isinstance(error, HeadraceError):
+                self.crashes.append(f"{process.name}: {error!r}")
+        if self.processes.get(process.name) is process and source not in self.diverged:
+            self._start_again(service, source)
+
+    def after(self, seconds: float, call: Callable[..., None], what: Any) -> None:
+        """Have something happen later, of nobody's process."""
+        self.server.at(self.loop.now + seconds, call, what)
+
+    def _start_again(self, service: str, source: str) -> None:
+        after = self.chance.choice((0.01, 0.1, 1.0))
+        self.server.at(self.loop.now + after, self._started, (service, source))
+
+    def _started(self, message: tuple[str, str]) -> None:
+        self.begin(*message)
+
+    def client(self) -> SimClient:
+        process = PROCESS.get()
+        made = SimClient(self.server, process, copy_context())
+        if self.server.up:
+            made.open()
+        else:
+            made._status = SimClient.RECONNECTING  # as one that lost its server
+            made._again()  # as above
+        return made
+
+    async def on_the_bus(self, *given: Any, **_: Any) -> None:
+        """In place of the service's own: no port, and a simulated connection."""
+        work = next(one for one in given if inspect.iscoroutinefunction(one))
+        scope = next(one for one in given if isinstance(one, Scope))
+        await work(self.client())
+        scope.stopping.set()
+
+    def kill(self, service: str, source: str) -> None:
+        process = self.processes.get(f"{service}.{source}")
+        if process is None or process.dead:
+            return
+        self.loop.kill(process)
+        self._start_again(service, source)
+
+    def sleep(self, service: str, source: str, seconds: float) -> None:
+        """Long enough for its heir, if it is long."""
+        process = self.processes.get(f"{service}.{source}")
+        if process is None or process.dead or process.asleep:
+            return
+        self.loop.sleep(process)
+        self.server.at(self.loop.now + seconds, self.loop.wake, process)
+        if service == "publisher":
+            # A standby takes over; both are one's to watch.
+            self.zombies.append(process)
+            self._start_again(service, source)
+
+    # A history.
+
+    def live(self) -> None:
+        """From the beginning to the good end, or to a violation."""
+        before = logging.root.manager.disable
+        logging.disable(self.quiet)
+        with self._patched(), virtual_clocks(self.loop, self.chance):
+            try:
+                self._live()
+            finally:
+                self.loop.bury()
+                logging.disable(before)
+
+    def _live(self) -> None:
+        cluster = self.postgres.primary
+        cluster.tables = {
+            oid: catalog.table(oid, f"{source}_{name}", f"pub_{source}")
+            for source in self.sources
+            for oid, name in ((1000 + ord(source), "t"), (2000 + ord(source), "u"))
+        }
+        for config in provisioning.declared(self.settings["a"].streams):
+            self.server._create(config.as_dict())  # as `headrace init`
+        for source in self.sources:
+            name = f"source_{source}"
+            cluster.slots[name] = Slot(name, cluster.end, cluster.end)
+            self.begins[source] = cluster.end
+            self.begin("reader", source)
+            self.begin("publisher", source)
+        for step in self.plan.steps:
+            self.loop.run(partial(self._past, step.at))
+            self.steps.do(step)
+        self._heal()
+
+    def _past(self, at: float) -> bool:
+        return self.loop.now >= at or self.loop.next_at > at
+
+    def _heal(self) -> None:
+        """Without faults everything arrives, or its absence is reported."""
+        self.steps.calm()
+        deadline = self.loop.now + HEAL_S
+        checked = [self.loop.now + self._patience_s()]
+        # What was lost is noticed by what comes behind it.
+        self.postgres.primary.commit(self.steps.changes(3), 0)
+
+        def over() -> bool:
+            if self.loop.now < checked[0]:
+                return False
+            checked[0] = self.loop.now + 0.25
+            # PostgreSQL itself writes a record now and then.
+            self.postgres.primary.record()
+            self.postgres.primary.wake()
+            return self._settled() or self.loop.now > deadline
+
+        self.loop.run(over)
+        if self.crashes:
+            raise ViolationError(f"a service crashed: {sorted(set(self.crashes))[:3]}")
+        for source in self.sources:
+            self._check(source)
+        if self.loop.now > deadline:
+            raise ViolationError(f"without faults the line stands still: {self._standing()}")
+
+    def _patience_s(self) -> float:
+        """How long it may take until the last rewrite is seen."""
+        if not any(table.rewrites for table in self.postgres.primary.tables.values()):
+            return 0.0
+        return 2 * float(self.plan.options["catalog_s"]) + 1.0
+
+    def _standing(self) -> str:
+        stream = self.server.streams.get(BASE.streams.cdc)
+        slots = {name: f"{slot.confirmed:x}" for name, slot in self.postgres.primary.slots.items()}
+        last = stream.last_seq if stream else None
+        return f"stream at {last}, slots at {slots}, log ends at {self.postgres.primary.end:x}"
+
+    def _settled(self) -> bool:
+        return all(self._is_settled(source) for source in self.sources)
+
+    def _is_settled(self, source: str) -> bool:
+        if source in self.diverged:
+            return True
+        slot = self.postgres.primary.slots.get(f"source_{source}")
+        if slot is None or any(zombie.asleep for zombie in self.zombies):
+            return False
+        last = max((one.commit for one in self.postgres.primary.transactions), default=0)
+        return slot.confirmed > last and self._has_all(source)
+
+    def _has_all(self, source: str) -> bool:
+        try:
+            self._check(source)
+        except ViolationError:
+            # It may still come; at the deadline it is one.
+            return False
+        return True
+
+    def _check(self, source: str) -> None:
+        truth, told = self.truth(source), self.told(source)
+        lanes = self.plan.options["mode"] == "batch"
+        if source not in self.diverged:
+            check_stream(truth, told, lanes=lanes)
+            self._check_copies(source)
+            return
+        if not any(gap[2] == "source_diverged" for gap in gaps_of(told)):
+            raise ViolationError("the source is another, and the stream does not say so")
+        known = {number for _, number, _ in truth.changes}
+        if all(number in known for one in told for number, _ in one.numbers):
+            raise ViolationError("the source is the same, and was taken for another")
+
+    def _check_copies(self, source: str) -> None:
+        """Whoever copied a table when the stream asked for it has it as it is now."""
+        for table in self.postgres.primary.tables.values():
+            copied = self.copied.get((source, table.name))
+            if copied is not None and copied != table.rewrites:
+                raise ViolationError(
+                    f"{table.name} was rewritten {table.rewrites} times, and no event asked for a "
+                    f"copy since the {copied}th"
+                )
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        async def opened(settings: Any, application: str) -> Replication:  # as there
+            made = await self.postgres.open(application)
+            made.process = PROCESS.get()
+            return made
+
+        async def connected(settings: Any, name: str) -> catalog.Session:  # as there
+            made = catalog.Session(self.postgres)
+            await made.ask()
+            return made
+
+        with ExitStack() as stack:
+            put = partial(_put, stack)
+            for module in _SERVICES.values():
+                put(module, "on_the_bus", self.on_the_bus)
+            put(ReplicationConnection, "open", opened)
+            put(real_connection, "connect", connected)
+            put(real_catalog, "table_facts", catalog.table_facts)
+            put(real_catalog, "relations_now", catalog.relations_now)
+            put(catalog_watch, "read_publication", catalog.read_publication)
+            put(KeyValue, "watch", watch)
+            put(KeyValue, "keys", list_keys)
+            yield
+
+
+def _put(stack: ExitStack, module: Any, name: str, what: Any) -> None:
+    stack.enter_context(mock.patch.object(module, name, what))
+
+
+def leaves(error: BaseException | None) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from leaves(one)
+    elif error is not None:
+        yield error
+
+
+def history(plan: Plan) -> World:
+    """Live through a plan; raises `ViolationError`."""
+    world = World(plan)
+    world.live()
+    return world
