@@ -100,7 +100,7 @@ async def test_in_a_suites_environment_the_trail_follows_the_suites_stream(
     own = Up(suite.folder, "--once", command=("audit", "up"), **environment, SLOT_NAME="other")
     async with own as refused:
         assert await refused.ends() == 1
-    assert "a suite delivers to nats://127.0.0.1:" in refused.output
+    assert "a suite already delivers to nats://127.0.0.1:" in refused.output
     assert "Unset SLOT_NAME to follow that suite" in refused.output
     assert await database.fetch(READERS) == before
 

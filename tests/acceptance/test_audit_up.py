@@ -138,7 +138,7 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert "\n- " not in await running.audit("diff", str(made["id"]))
     assert "\n+ " not in await running.audit("diff", str(deleted["id"]))
     slip = await command(running.environment, "audit", "show", "42")
-    assert (slip.code, slip.err.startswith("headrace: '42' is no change's id. ")) == (1, True)
+    assert (slip.code, slip.err.startswith("headrace: '42' is not a change's id. ")) == (1, True)
     was = json.loads(
         await running.audit("at", before.isoformat(), "--table", "users", "--key", "42")
     )
@@ -146,7 +146,7 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     gone = await command(
         running.environment, "audit", "at", "0s", "--table", "users", "--key", "42"
     )
-    assert (gone.code, "was not there" in gone.err) == (1, True)
+    assert (gone.code, "did not exist" in gone.err) == (1, True)
     assert "users" in await running.audit("stats")
 
     # The delete first, then everything of that context: the rows are as they were at the beginning.

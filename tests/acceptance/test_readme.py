@@ -39,7 +39,7 @@ SHOWN = {
     "headrace tail --from-start": r"INSERT +headrace_demo",
     "headrace tail orders --from-start": r'INSERT +orders +id=1 what="a boat"',
     "headrace mirror --table orders --to sqlite:///local.db": r"event=ready",
-    "headrace audit up": r"See it on http",
+    "headrace audit up": r"Audit page: http",
     "headrace top": r"publisher",
 }
 # What a command that ends by itself has to say.

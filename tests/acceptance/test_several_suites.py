@@ -73,7 +73,7 @@ def test_slots_and_publications_that_do_not_pair_are_refused_by_name(
         ),
         (
             "CREATE PUBLICATION {p1} FOR TABLE t; CREATE PUBLICATION {p2} FOR ALL TABLES",
-            "{p2} is of all tables",
+            "{p2} includes all tables",
         ),
         ("CREATE PUBLICATION {p1} FOR TABLE t", "publication {p2} does not exist"),
     ],
@@ -109,7 +109,7 @@ async def test_suites_that_would_deliver_a_table_twice_are_one_error_and_make_no
 async def test_an_audit_trail_of_several_suites_is_refused(empty_folder: Path) -> None:
     async with Up(empty_folder, *TWO, HEADRACE_AUDIT="true") as up:
         assert await up.ends() == 1
-    assert re.fullmatch(r"headrace: HEADRACE_AUDIT=true goes with one suite alone.*\n", up.output)
+    assert re.fullmatch(r"headrace: HEADRACE_AUDIT=true works with one suite only.*\n", up.output)
 
 
 async def test_a_slot_that_somebody_reads_is_refused_with_the_readers_name(

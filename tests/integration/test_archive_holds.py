@@ -90,7 +90,7 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
         )
         check = await archiver_check(settings)
         assert check["state"] == "fail"
-        assert "the slot keeps all WAL" in check["found"]
+        assert "the slot retains all WAL" in check["found"]
         assert "headrace archiver" in check["remedy"]
 
         await suite.start("archiver")
@@ -101,7 +101,7 @@ async def test_a_required_archive_holds_the_slot_and_everybody_says_so(
                 await asyncio.sleep(0.2)
         assert (await archiver_check(settings))["state"] == "ok"
         gone = await command(settings, "teardown", "--yes", "--streams", timeout_s=120)
-        assert "yours to remove" in gone.out, gone
+        assert "remove them yourself" in gone.out, gone
         assert len(changes(WalReader(url).follow(wait=False))) == ROWS
     await database.close()
 

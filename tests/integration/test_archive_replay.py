@@ -185,7 +185,7 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
             Store(url).delete(file_name(file_id))
         late = ("--from", "4", "--stream", "LATE", "--prefix", "late")
         refused = await command(settings, "replay", "--into", "jetstream", *late, code=1)
-        assert "begins inside a transaction" in refused
+        assert "starts inside a transaction" in refused
     await database.close()
 
 

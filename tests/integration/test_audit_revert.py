@@ -157,7 +157,10 @@ async def test_changes_of_one_row_are_undone_together_the_latest_first_also_acro
 
 @pytest.mark.parametrize(
     ("now", "said"),
-    [("DELETE FROM t", "the row is gone"), ("UPDATE t SET note = 'z'", "note changed since")],
+    [
+        ("DELETE FROM t", "the row no longer exists"),
+        ("UPDATE t SET note = 'z'", "note changed since"),
+    ],
 )
 async def test_a_change_that_the_trail_has_not_yet_is_noticed_in_the_row(
     trail: Trail, now: str, said: str
@@ -362,7 +365,7 @@ async def test_a_column_that_was_renamed_is_named(trail: Trail) -> None:
     )
     change = await trail.change("UPDATE", data={"id": 1, "email": "b"}, old={"id": 1, "email": "a"})
     with pytest.raises(
-        IrreversibleError, match="t has no column email any more: it was renamed or dropped"
+        IrreversibleError, match="t no longer has the column email: it was renamed or dropped"
     ):
         await undo(change)
     assert await trail.text() == ["(1,b)"]
@@ -432,7 +435,7 @@ async def test_another_databases_row_and_one_from_before_a_gap_are_not_taken_for
 
 
 async def test_an_id_that_is_none_is_refused_in_the_commands_own_words(trail: Trail) -> None:
-    with pytest.raises(SettingError, match="'nonsense' is no change's id"):
+    with pytest.raises(SettingError, match="'nonsense' is not a change's id"):
         await undo("nonsense")
 
 

@@ -74,7 +74,7 @@ async def test_to_look_at_an_archive_that_is_not_there_makes_none(tmp_path: Path
     found = await command({}, "archive", "ls", "--url", folder.as_uri())
     assert found.code == 1
     assert found.err == (
-        f"headrace: there is no archive at {folder.as_uri()}. Check the path; the archiver makes "
+        f"headrace: there is no archive at {folder.as_uri()}. Check the path; the archiver creates "
         "the folder.\n"
     )
     assert not folder.exists()

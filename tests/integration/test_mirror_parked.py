@@ -183,7 +183,7 @@ async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(
     assert (status, body["status"], body["reasons"]) == (200, "ok", {})
     # The name alone: the target's own words may have a row's values.
     assert body["warnings"] == {
-        "parked": "the target refuses app.twins; the log has the reason (table_parked)"
+        "parked": "the target refuses app.twins; the log contains the reason (table_parked)"
     }
     assert await mirror.stop() == 0
 

@@ -141,8 +141,8 @@ async def test_init_refuses_a_table_that_another_slots_suite_delivers(
         "HEADRACE_SLOT": f"{names.slot}_b",
         "HEADRACE_PUB": f"{names.publication}_b",
     }
-    told = f"table public.shared is delivered by the suite of slot {names.slot} already"
-    one_line(await command(other, "init"), told, "Leave it out of one of the publications")
+    told = f"table public.shared is already delivered by the suite of slot {names.slot}"
+    one_line(await command(other, "init"), told, "Remove it from one of the publications")
     count = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1"
     assert await database.fetchval(count, other["HEADRACE_SLOT"]) == 0
     await database.execute(f"SELECT pg_drop_replication_slot('{names.slot}')")
@@ -217,7 +217,7 @@ async def test_teardown_asks_then_removes_slot_and_publication_and_leaves_what_o
     assert await slots(database, names) == 1
     done = await command(settings, "teardown", "--yes")
     assert (done.code, await slots(database, names)) == (0, 0)
-    assert "left: headrace init did not make it" in done.out
+    assert "left: headrace init did not create it" in done.out
     assert await database.fetchval(
         "SELECT 1 FROM pg_publication WHERE pubname = $1", names.publication
     )
@@ -355,7 +355,7 @@ async def test_a_missing_table_or_a_slot_of_another_kind_is_refused_by_name(
         await command(settings, "init", "--tables", "nowhere"), "--tables nowhere", "schema.table"
     )
     await database.execute("SELECT pg_create_physical_replication_slot($1)", names.slot)
-    one_line(await command(settings, "init"), f"replication slot {names.slot} is there", "--slot")
+    one_line(await command(settings, "init"), f"replication slot {names.slot} exists", "--slot")
     await database.execute("SELECT pg_drop_replication_slot($1)", names.slot)
 
 

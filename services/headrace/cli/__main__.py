@@ -1,5 +1,5 @@
-"""`python -m headrace.cli` is `headrace`: for starting a service whatever folder its script was
-installed to.
+"""`python -m headrace.cli` is `headrace`: starts a service without knowing where its script is
+installed.
 """
 
 from headrace.cli.entry import main

@@ -1,4 +1,4 @@
-"""Where the `headrace` command begins: a service's process goes its own, lean way; all else is
+"""Entry point of `headrace`: services start on a lean path, all other commands in
 `headrace.cli.main`.
 """
 

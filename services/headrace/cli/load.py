@@ -1,6 +1,6 @@
 """`headrace load`: inserts, updates and deletes on a demo table, at a given rate.
 
-Promises: makes the table if it is missing and touches no other; keeps the rate by the clock, so
+Promises: creates the table if it is missing and touches no other; keeps the rate by the clock, so
 that a slow moment is caught up; shows a bar on a terminal, one line elsewhere.
 """
 
@@ -22,7 +22,8 @@ from headrace.settings import Settings
 from headrace.terminal.text import plain
 
 _DENIED_REMEDY = (
-    "Run it as a role that may create and change tables here, or name one of its own with --table."
+    "Run it as a role that may create and change tables here, or name a table of that "
+    "role with --table."
 )
 
 TICK_S = 0.02
@@ -36,7 +37,7 @@ _PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = $1 AND scheman
 
 @dataclass(slots=True)
 class ChangesMade:
-    """What was done so far."""
+    """The numbers of changes so far."""
 
     inserts: int = 0
     updates: int = 0
@@ -48,7 +49,7 @@ class ChangesMade:
 
 
 class Load:
-    """Random changes on one table; remembers the rows it made, up to a bound."""
+    """Random changes on one table; remembers the rows it inserted, up to a limit."""
 
     def __init__(self, session: asyncpg.Connection, table: str) -> None:
         self._session = session
@@ -66,7 +67,7 @@ class Load:
         )
 
     async def step(self, changes: int) -> None:
-        """That many changes, in one transaction."""
+        """Make this many changes in one transaction."""
         async with self._session.transaction():
             for _ in range(changes):
                 await self._change()
@@ -104,7 +105,7 @@ class Load:
 
 
 async def run(settings: Settings, *, rate: float, seconds: float, table: str) -> None:
-    """Make changes for so long, then say what was made."""
+    """Make changes for this long, then report their numbers."""
     async with postgres(settings, "load", _DENIED_REMEDY) as session:
         await session.set_type_codec(
             "numeric", schema="pg_catalog", encoder=str, decoder=str, format="text"
@@ -148,6 +149,6 @@ async def _steadily(load: Load, rate: float, seconds: float) -> None:
                 speed = round(load.made.total / max(time.monotonic() - began, TICK_S))
                 progress.update(task, completed=load.made.total, speed=speed)
             if time.monotonic() - began >= seconds:
-                # A server too slow for the rate ends the run on time all the same.
+                # If the server is too slow for the rate, the run still ends on time.
                 return
             await asyncio.sleep(TICK_S)

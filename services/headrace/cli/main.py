@@ -1,7 +1,7 @@
-"""The commands a person runs: `headrace up`, `tail`, `init`, `doctor` and so on; services are in
+"""The commands for people: `headrace up`, `tail`, `init`, `doctor` and so on; see also
 `cli.service`.
 
-A command's module is imported only when it is the one to run.
+A command's module is imported only when the command runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="headrace",
-    help="PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream.",
+    help="Stream PostgreSQL changes, schemas and snapshots to NATS JetStream.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -59,17 +59,17 @@ def about(
         ),
     ] = False,
 ) -> None:
-    """PostgreSQL's write-ahead log as live streams, schemas and snapshots on NATS JetStream."""
+    """Stream PostgreSQL changes, schemas and snapshots to NATS JetStream."""
 
 
 Slot = Annotated[
     str | None,
-    typer.Option("--slot", help="Replication slot, and the source's name. [HEADRACE_SLOT]"),
+    typer.Option("--slot", help="Replication slot; also the source's name. [HEADRACE_SLOT]"),
 ]
 Pub = Annotated[str | None, typer.Option("--pub", help="Publication to read. [HEADRACE_PUB]")]
 Json = Annotated[
     bool | None,
-    typer.Option("--json", help="JSON instead of MessagePack. [HEADRACE_ENCODING=json]"),
+    typer.Option("--json", help="Use JSON instead of MessagePack. [HEADRACE_ENCODING=json]"),
 ]
 Zstd = Annotated[
     bool | None, typer.Option("--zstd", help="Compress snapshot chunks. [HEADRACE_ZSTD]")
@@ -84,9 +84,7 @@ def settings_from(
     zstd: bool | None = None,
     delivery: DeliveryMode | None = None,
 ) -> Settings:
-    """Settings from flags and the environment; ends the process with one line when they can't be
-    used.
-    """
+    """Settings from flags and the environment; exits with one line if they are invalid."""
     try:
         return load(
             os.environ,
@@ -102,13 +100,13 @@ def settings_from(
 
 
 def fail(error: HeadraceError) -> NoReturn:
-    """One line on stderr, exit code 1."""
+    """Print one line on stderr and exit with code 1."""
     typer.echo(plain(f"headrace: {error}"), err=True)
     raise typer.Exit(1) from error
 
 
 def _add_service(name: str, explain: str) -> None:
-    """For the list of commands, and for who comes here by another way than `headrace.cli.entry`."""
+    """For the list of commands, and for calls that bypass `headrace.cli.entry`."""
 
     def command(context: typer.Context) -> None:
         raise typer.Exit(service.run(name, context.args))
@@ -123,26 +121,31 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     slot: Annotated[
         list[str] | None,
         typer.Option(
-            "--slot", metavar="NAME", help="Replication slot; once for each suite. [HEADRACE_SLOT]"
+            "--slot",
+            metavar="NAME",
+            help="Replication slot; repeat it for each suite. [HEADRACE_SLOT]",
         ),
     ] = None,
     pub: Annotated[
         list[str] | None,
         typer.Option(
-            "--pub", metavar="NAME", help="Publication to read; once for each suite. [HEADRACE_PUB]"
+            "--pub",
+            metavar="NAME",
+            help="Publication to read; repeat it for each suite. [HEADRACE_PUB]",
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", help="Port of the telemetry service. [9090 if free; +10 for a next suite]"
+            "--port",
+            help="Port of the telemetry service. [9090 if free; each further suite adds 10]",
         ),
     ] = None,
     json: Json = None,
     delivery: Annotated[
         DeliveryMode | None,
         typer.Option(
-            "--delivery", help="What one message, or atomic group, holds. [HEADRACE_DELIVERY]"
+            "--delivery", help="Contents of a message, or of an atomic group. [HEADRACE_DELIVERY]"
         ),
     ] = None,
     zstd: Zstd = None,
@@ -151,29 +154,31 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
     ] = None,
     pg_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 chooses.")
+        int,
+        typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 picks a free one."),
     ] = 0,
     nats_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 chooses.")
+        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 picks a free one.")
     ] = 0,
     archive: Annotated[
         str | None,
         typer.Option(
-            "--archive", help="Keep an archive there too: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
+            "--archive",
+            help="Also write an archive there: file:///…, s3://… [HEADRACE_ARCHIVE_URL]",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Start, show, stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every log line of every service.")
+        bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
     ] = False,
 ) -> None:
-    """Start all of it on this machine and show changes flowing. Ctrl-C stops it.
+    """Run the whole suite on this machine and show changes flowing. Ctrl-C stops it.
 
-    Without PG_HOST (or PGHOST, PGSERVICE) a PostgreSQL is started, without NATS_URL (or NATS_HOST)
-    a nats-server; their data stays in .headrace of the current folder.
+    Without PG_HOST (or PGHOST, PGSERVICE) it starts a PostgreSQL, without NATS_URL (or NATS_HOST) a
+    nats-server; their data stays in .headrace in the current folder.
 
-    Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; no
-    table may be in two of the publications.
+    Several suites: --slot a --pub p1 --slot b --pub p2. They share the servers and streams; a table
+    may be in only one of the publications.
     """
     from headrace.cli.up import run as command
     from headrace.cli.up.selection import paired
@@ -203,8 +208,10 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
 @app.command("load", rich_help_panel="Trying it out")
 def load_command(
     rate: Annotated[float, typer.Option("--rate", min=0.1, help="Changes per second.")] = 100,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="For how long.")] = 10,
-    table: Annotated[str, typer.Option("--table", help="The table; made if missing.")] = "demo",
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Duration in seconds.")] = 10,
+    table: Annotated[
+        str, typer.Option("--table", help="Name of the table; created if missing.")
+    ] = "demo",
     pub: Pub = None,
 ) -> None:
     """Insert, update and delete rows of a demo table at a steady rate."""
@@ -217,19 +224,19 @@ def load_command(
 @app.command("tail", rich_help_panel="Following changes")
 def tail(
     tables: Annotated[
-        list[str] | None, typer.Argument(help="Tables, such as users or app.orders; all without.")
+        list[str] | None, typer.Argument(help="Tables, such as users or app.orders. [all]")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON document a line: the payload.")
+        bool, typer.Option("--json", help="Print payloads, one JSON document per line.")
     ] = False,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="Everything the stream still has, first.")
+        bool, typer.Option("--from-start", help="Start with the oldest event in the stream.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="End after so many events.")
+        int | None, typer.Option("--limit", min=1, help="Stop after this many events.")
     ] = None,
 ) -> None:
-    """Show change events as they arrive. Ctrl-C ends."""
+    """Show change events as they arrive. Ctrl-C stops."""
     from headrace.cli.watch import tail as command
 
     settings = settings_from()
@@ -244,20 +251,21 @@ def tail(
 def snapshot(
     table: Annotated[str, typer.Argument(help="A published table, such as users or app.orders.")],
     columns: Annotated[
-        str | None, typer.Option("--columns", help="Some columns, comma-separated. [all]")
+        str | None, typer.Option("--columns", help="Columns to copy, comma-separated. [all]")
     ] = None,
     conditions: Annotated[
         str | None,
         typer.Option("--filter", help="""Some rows, as data: '[["id", ">=", 100]]'. [all]"""),
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="Values as COPY prints them.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Copy values as COPY prints them.")] = False,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever asked.")
+        bool, typer.Option("--cancel", help="Cancel the table's snapshots, whoever requested them.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Ask for a consistent copy of a table, and wait until all of it lies in JetStream. Ctrl-C
-    leaves it running.
+    """Request a consistent copy of a table and wait until it is stored in JetStream.
+
+    Ctrl-C stops waiting, not the snapshot.
     """
     from headrace.cli import snapshot as command
 
@@ -272,7 +280,7 @@ def snapshot(
     finish(lambda: command.run(settings, table, payload, as_json=as_json))
 
 
-_PANEL = "Setting up and looking after"
+_PANEL = "Setup and operation"
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
@@ -287,11 +295,12 @@ def init(
     ddl_trigger: Annotated[
         bool,
         typer.Option(
-            "--ddl-trigger", help="An event trigger too: drops, renames, rewrites told in order."
+            "--ddl-trigger",
+            help="Also install an event trigger, which reports drops, renames and rewrites in order.",
         ),
     ] = False,
 ) -> None:
-    """Make what is missing: publication, streams, buckets, replication slot. Safe to repeat."""
+    """Create the missing publication, streams, buckets and replication slot. Safe to repeat."""
     from headrace.cli.setup import init as command
 
     settings = settings_from(slot, pub)
@@ -305,16 +314,16 @@ def teardown(
     pub: Pub = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
     streams: Annotated[
-        bool, typer.Option("--streams", help="Delete streams and buckets too.")
+        bool, typer.Option("--streams", help="Also delete streams and buckets.")
     ] = False,
     ddl_trigger: Annotated[
         bool,
         typer.Option(
-            "--ddl-trigger", help="Remove the event trigger too; other suites here may use it."
+            "--ddl-trigger", help="Also remove the event trigger, which other suites here may use."
         ),
     ] = False,
 ) -> None:
-    """Remove what init made: the slot first, then the publication, with --streams the streams."""
+    """Remove what init created: the slot first, then the publication, with --streams the streams."""
     from headrace.cli.setup import teardown as command
 
     settings = settings_from(slot, pub)
@@ -323,7 +332,7 @@ def teardown(
 
 @app.command("doctor", rich_help_panel=_PANEL)
 def doctor(slot: Slot = None, pub: Pub = None, as_json: AsJson = False) -> None:
-    """Check everything the suite needs, and say what to do about what is not there."""
+    """Check everything the suite needs, and show a remedy for each problem."""
     from headrace.cli.doctor import run as command
 
     settings = settings_from(slot, pub)
@@ -340,7 +349,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how the running suite is."""
+    """Show the state of the running suite."""
     from headrace.cli.watch import status as command
 
     settings = settings_from(port=port)
@@ -356,11 +365,11 @@ def top(
         str | None, typer.Option("--url", help="Telemetry's address, such as http://host:9090.")
     ] = None,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.2, help="Seconds between two looks.")
+        float, typer.Option("--interval", min=0.2, help="Seconds between updates.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="One screen, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one screen, then exit.")] = False,
 ) -> None:
-    """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. q ends."""
+    """Watch the running suite: rates, lag, slot, snapshots, consumers, errors. Press q to quit."""
     from headrace.cli.watch import top as command
 
     settings = settings_from(port=port)
@@ -372,8 +381,8 @@ def pause(
     slot: Slot = None,
     reason: Annotated[str, typer.Option("--reason", help="Shown in the status.")] = "",
 ) -> None:
-    """Stop publishing until `headrace resume`, through restarts too; PostgreSQL's slot keeps what
-    comes meanwhile.
+    """Stop publishing until `headrace resume`, even across restarts. PostgreSQL's slot retains the
+    changes.
     """
     from headrace.cli import pause as command
 
@@ -383,14 +392,14 @@ def pause(
 
 @app.command("resume", rich_help_panel=_PANEL)
 def resume(slot: Slot = None) -> None:
-    """Go on publishing where `headrace pause` stopped."""
+    """Resume publishing where `headrace pause` stopped it."""
     from headrace.cli import pause as command
 
     settings = settings_from(slot)
     finish(lambda: command.run(settings, paused=False))
 
 
-# In the order of the page: what a newcomer needs comes first, what containers run comes last.
+# In the order of the page: what newcomers need comes first, what containers run comes last.
 app.add_typer(mirror_commands.app)
 app.add_typer(archive_commands.app, rich_help_panel="The archive")
 app.add_typer(audit_commands.app, rich_help_panel="The audit trail")
@@ -401,7 +410,7 @@ for _service in SERVICES.values():
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a command to its end; a foreseen error is one line."""
+    """Run a command to its end; an expected error is one line."""
     import uvloop
     from nats.errors import Error as NatsError
 
@@ -417,8 +426,8 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def main() -> None:
-    # The entry point of the console script; typer wants the program's name, whatever it was started
-    # as.
+    # The entry point of the console script; typer needs the program's name, independent of how it
+    # was started.
     for warning in misspelled(os.environ):
         typer.echo(plain(f"headrace: {warning}"), err=True)
     readable(typer.main.get_command(app))(prog_name="headrace", args=sys.argv[1:])

@@ -1,8 +1,8 @@
-"""`headrace pause` and `headrace resume`: publishing stops, the slot holds; and goes on where it
-stopped.
+"""`headrace pause` and `headrace resume`: stop publishing while the slot retains changes, and
+resume.
 
-Promises: the word is kept in NATS before the command says so; it then says whether the publisher
-has obeyed.
+Promises: the request is stored in NATS before the command reports it; it then reports whether the
+publisher has followed it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SERVICE = "publisher"
 
 
 async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
-    """Write the word, wait a moment for the publisher to follow it, tell what is."""
+    """Store the request, wait a moment for the publisher to follow it, report the result."""
     console = Console(soft_wrap=True)
     async with nats(settings, "pause") as (client, _):
         obeyed = asyncio.Event()
@@ -44,7 +44,9 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
                     f"{settings.source.slot} is {word} as soon as a publisher runs", style="yellow"
                 )
             )
-            console.print(Text("none has said yet that it obeys; see headrace status", style="dim"))
+            console.print(
+                Text("no publisher has confirmed it yet; see headrace status", style="dim")
+            )
             return
     if paused:
         console.print(
@@ -54,13 +56,13 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
         )
         console.print(
             Text(
-                "PostgreSQL keeps WAL meanwhile. headrace resume goes on, without a loss",
+                "PostgreSQL retains WAL meanwhile. headrace resume continues without losing anything",
                 style="dim",
             )
         )
     else:
         console.print(
-            Text.assemble(("✓ ", "green"), f"{settings.source.slot} goes on where it stopped")
+            Text.assemble(("✓ ", "green"), f"{settings.source.slot} continues where it stopped")
         )
 
 
@@ -70,7 +72,7 @@ async def _listen(client: Client, slot: str, obeyed: asyncio.Event, *, paused: b
             stats = link.decode_stats(message.data).stats
         except DecodeError:
             return
-        # A standby says nothing of it.
+        # A standby doesn't report it.
         if stats.get("paused") == int(paused):
             obeyed.set()
 

@@ -1,7 +1,7 @@
-"""The reference page of the command line, docs/cli.md, made from the commands themselves.
+"""Generates docs/cli.md, the reference page of the command line, from the commands.
 
-Owns the page's form and none of its facts. Run as `python -m headrace.cli.reference_page PATH` it writes the
-page; a test keeps it up to date. No command imports it.
+Owns the page's form and none of its facts. Run as `python -m headrace.cli.reference_page PATH` it
+writes the page; a test keeps the page up to date. No command imports it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _flag(action: argparse.Action) -> str:
 
 
 def _command(command: object, name: str, level: int = 2) -> Iterator[str]:
-    """One command's section; of a group, those of its commands too."""
+    """One command's section; for a group, also those of its commands."""
     assert isinstance(command, TyperCommand | TyperGroup)
     yield f"{'#' * level} {name}\n"
     yield inspect.cleandoc(command.help or "") + "\n"

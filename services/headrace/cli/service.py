@@ -1,7 +1,7 @@
-"""`headrace wal-reader` and the other services: one process each, with as little in it as it needs.
+"""`headrace wal-reader` and the other services: one process each, with as little in it as possible.
 
-Parsed with the standard library alone: typer and what it brings would take a fifth of a service's
-memory. What runs a service (event loop, HTTP) is imported only where one is run: every command
+Parsed with the standard library only: typer and its dependencies would take a fifth of a service's
+memory. What runs a service (event loop, HTTP) is imported only when one runs, because every command
 imports this module for the list.
 """
 
@@ -29,21 +29,25 @@ if TYPE_CHECKING:
 log = logs.logger("service")
 
 _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
-    "--arrays": ("format__arrays", ArrayForm, "PostgreSQL's literals, or lists [HEADRACE_ARRAYS]"),
+    "--arrays": (
+        "format__arrays",
+        ArrayForm,
+        "form of arrays: PostgreSQL's literals, or lists [HEADRACE_ARRAYS]",
+    ),
     "--delivery": (
         "delivery__mode",
         DeliveryMode,
-        "what one message, or atomic group, holds [HEADRACE_DELIVERY]",
+        "contents of a message, or of an atomic group [HEADRACE_DELIVERY]",
     ),
     "--poison": (
         "delivery__poison",
         Poison,
-        "what to do with a change that can't be read [HEADRACE_POISON]",
+        "what to do with a change that can't be decoded [HEADRACE_POISON]",
     ),
     "--compat": (
         "delivery__compat",
         Compat,
-        "bridge: exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]",
+        "bridge: publish exactly the PG→NATS bridge's messages [HEADRACE_COMPAT]",
     ),
 }
 
@@ -55,7 +59,7 @@ Every setting is in docs/settings.md; an option wins over its variable. `headrac
 
 
 def parser(name: str) -> argparse.ArgumentParser:
-    """The options of a service: the same for all, so that one line of a manifest fits each."""
+    """The options of a service: the same for all, so that one manifest line fits each."""
     made = argparse.ArgumentParser(
         prog=f"headrace {name}",
         description=SERVICES[name].purpose,
@@ -68,7 +72,7 @@ def parser(name: str) -> argparse.ArgumentParser:
         "--slot",
         metavar="NAME",
         dest="source__slot",
-        help="replication slot, and the source's name [HEADRACE_SLOT]",
+        help="replication slot; also the source's name [HEADRACE_SLOT]",
     )
     add(
         "--pub",
@@ -81,14 +85,14 @@ def parser(name: str) -> argparse.ArgumentParser:
         metavar="PORT",
         dest="process__http_port",
         type=int,
-        help="for health, metrics [HEADRACE_HTTP_PORT]",
+        help="port for health and metrics [HEADRACE_HTTP_PORT]",
     )
     add(
         "--json",
         dest="format__encoding",
         action="store_const",
         const=Encoding.JSON,
-        help="JSON instead of MessagePack [HEADRACE_ENCODING=json]",
+        help="use JSON instead of MessagePack [HEADRACE_ENCODING=json]",
     )
     for flag, (dest, kind, explain) in _CHOICES.items():
         values = [str(member) for member in kind]
@@ -111,7 +115,7 @@ def parser(name: str) -> argparse.ArgumentParser:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a service to its end; the process's exit code."""
+    """Run a service to its end; returns the exit code."""
     # Parsed first: `--help` needs no event loop.
     flags = vars(parser(name).parse_args(arguments))
     for dest, kind, _ in _CHOICES.values():

@@ -1,6 +1,6 @@
-"""Short connections of the operator's commands, and how they show what they did.
+"""Short connections of operator commands, and their output.
 
-Promises: what PostgreSQL or NATS refuses is one error with the remedy; colours only on a terminal.
+Promises: a refusal by PostgreSQL or NATS is one error with the remedy; colors only on a terminal.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _DENIED = "42501"
 async def postgres(
     settings: Settings, command: str, denied: str | None = None
 ) -> AsyncIterator[asyncpg.Connection]:
-    """A connection for as long as the command needs it; `denied` is the remedy where the role lacks
-    a right.
+    """A connection for the time of a command; `denied` is the remedy if the role lacks a
+    permission.
     """
     session = await connection.connect(settings.postgres, f"headrace {command}")
     try:
@@ -51,8 +51,8 @@ async def postgres(
 
 @contextlib.asynccontextmanager
 async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, list[str]]]:
-    """A connection, and what the server complained about meanwhile: a missing right comes as
-    nothing else.
+    """A connection, and the server's complaints meanwhile: a missing permission is reported in no
+    other way.
     """
     complaints: list[str] = []
 
@@ -70,7 +70,7 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
         if refused is not None:
             raise NatsForbiddenError(refused) from error
         raise NatsUnreachableError(
-            "NATS did not answer in time", remedy="Try again; `headrace doctor` looks closer."
+            "NATS did not answer in time", remedy="Try again; `headrace doctor` examines it."
         ) from error
     finally:
         with contextlib.suppress(Exception):
@@ -79,7 +79,7 @@ async def nats(settings: Settings, command: str) -> AsyncIterator[tuple[Client, 
 
 
 async def suite_of(settings: Settings, command: str) -> str | None:
-    """This suite's identity: empty where none was made, None where NATS doesn't say."""
+    """This suite's identity: empty if none was created, None if NATS doesn't say."""
     try:
         async with nats(settings, command) as (client, _):
             return await known_identity(await bucket(client.jetstream(), settings.streams.state))
@@ -90,18 +90,18 @@ async def suite_of(settings: Settings, command: str) -> str | None:
 
 
 def refused(error: NatsError) -> HeadraceError:
-    """What NATS answered where no command foresaw it, as an error of the suite."""
+    """An unexpected answer of NATS, as an error of the suite."""
     if isinstance(error, ServiceUnavailableError):
         return JetStreamError(
             "JetStream does not answer on this NATS server", remedy=NO_JETSTREAM_REMEDY
         )
     return NatsUnreachableError(
-        f"NATS refused: {error}", remedy="Try again; `headrace doctor` looks closer."
+        f"NATS refused: {error}", remedy="Try again; `headrace doctor` examines it."
     )
 
 
 def kind_and_name(stream: str) -> tuple[str, str]:
-    """What a user calls this stream: a KV bucket is one too, and so is an object store."""
+    """A user's name for this stream: KV buckets and object stores are streams too."""
     for prefix, kind in (("KV_", "bucket"), ("OBJ_", "object store")):
         if stream.startswith(prefix):
             return kind, stream.removeprefix(prefix)
@@ -109,7 +109,7 @@ def kind_and_name(stream: str) -> tuple[str, str]:
 
 
 class Screen:
-    """Lines of one form: a mark, a kind of thing, its name, what became of it."""
+    """Output lines: a mark, a kind of object, its name, the outcome."""
 
     def __init__(self) -> None:
         self.console = Console(soft_wrap=True)

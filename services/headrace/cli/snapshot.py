@@ -1,8 +1,7 @@
-"""`headrace snapshot`: ask for a table's snapshot, watch it being made, say where it lies; or
-cancel it.
+"""`headrace snapshot`: requests a table's snapshot and waits for it; or cancels it.
 
-On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: it is somebody else's
-too, maybe.
+On a terminal there is a progress bar. Ctrl-C leaves the snapshot running: others may have requested
+it too.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ CANCEL_TIMEOUT_S = 60.0
 
 
 class NobodyAnswersError(HeadraceError):
-    """There is no responder to cancel anything."""
+    """No responder is running, so there is nothing to cancel."""
 
-    remedy = "Start `headrace snapshot-responder`; what was asked for is served then."
+    remedy = "Start `headrace snapshot-responder`; queued requests are served then."
 
 
 def request(columns: str | None, conditions: str | None, *, text: bool) -> bytes:
@@ -57,7 +56,7 @@ def token_of(table: str) -> str:
 
 
 async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) -> None:
-    """Ask, wait, and say what came."""
+    """Send the request, wait, and report the result."""
     token = token_of(table)
     async with session.nats(settings, COMMAND) as (client, _):
         snapshots = Snapshots(
@@ -86,7 +85,7 @@ async def run(settings: Settings, table: str, payload: bytes, *, as_json: bool) 
 
 @contextlib.contextmanager
 def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
-    """A progress bar on stderr where that is a terminal; what tells it of rows."""
+    """A progress bar on stderr if that is a terminal; returns the function that updates it."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -102,7 +101,7 @@ def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
         def told(rows: int, estimated: int) -> None:
             if not (rows or estimated):
                 return
-            # An estimate is PostgreSQL's; a bar that is full before the end would be a lie.
+            # PostgreSQL estimates; a bar that is full before the end would be wrong.
             total = max(estimated, rows + 1)
             progress.update(
                 task, completed=rows, total=total, rows=f"{rows:,} of about {total:,} rows"
@@ -112,7 +111,7 @@ def _bar(table: str, *, quiet: bool) -> Iterator[Told]:
 
 
 async def cancel(settings: Settings, table: str, *, as_json: bool) -> None:
-    """End a table's snapshots; when it returns, nothing of them comes any more."""
+    """Cancel a table's snapshots; when it returns, they send nothing more."""
     async with session.nats(settings, COMMAND) as (client, _):
         try:
             message = await client.request(

@@ -1,6 +1,4 @@
-"""The console that commands write to: what came from outside is shown and never obeyed, nor taken
-for markup.
-"""
+"""The console for commands: text from outside is shown, and never executed or parsed as markup."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ class Console(rich_console.Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
         if not self.is_terminal and "COLUMNS" not in os.environ and options.get("width") is None:
-            # Rich takes 80 for what is no terminal: a table in a file or a pipe would be folded for
-            # nobody.
+            # Rich assumes 80 columns without a terminal: a table in a file or a pipe would be
+            # folded for nobody.
             self.width = _PLAIN_WIDTH
 
     def render(
@@ -30,5 +28,5 @@ class Console(rich_console.Console):
         options: rich_console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            # Rich's own commands to the terminal are apart from text.
+            # Rich's own terminal commands are separate from text.
             yield segment if segment.control else segment._replace(text=plain(segment.text))

@@ -1,8 +1,8 @@
-"""How `--help` shows commands and options: in the order in which people come to need them, an
-option's value by a name.
+"""The form of `--help`: commands and options in the order in which people need them, values by
+name.
 
-Typer would show types of Python, also for flags, and commands in the order of imports. Changes only
-what is shown, of help and of errors.
+Typer would show types of Python, even for flags, and commands in the order of imports. Changes only
+the output, of help and of errors.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ORDER = (
     "Mirrors",
     "The audit trail",
     "The archive",
-    "Setting up and looking after",
+    "Setup and operation",
 )
 
 
 def readable(command: Any) -> Any:
-    """The command, its options and those of all commands below it as a person reads them."""
+    """The command, its options and those of all commands below it in readable form."""
     if isinstance(command, TyperCommand | TyperGroup) and not command.context_settings.get(
         "ignore_unknown_options"
     ):
@@ -44,7 +44,7 @@ def readable(command: Any) -> Any:
 
 
 def _in_own_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Let a value of the wrong kind be refused in plain words."""
+    """Report a value of the wrong type in plain words."""
 
     def parse_args(*arguments: Any) -> list[str]:
         try:
@@ -57,7 +57,7 @@ def _in_own_words(parse: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
 
 def refusal(error: BadParameter) -> str:
-    """What is wrong with the value: Typer gives the words of a library for programmers."""
+    """What is wrong with the value: Typer's own messages are for programmers."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     if not found:
         return error.message
@@ -83,7 +83,7 @@ def _place(command: Any) -> int:
 
 
 def placeholder(option: TyperOption) -> str:
-    """What stands for the option's value."""
+    """The placeholder for the option's value."""
     if option.metavar is not None or option.is_flag:
         return option.metavar or ""
     if option.type_descriptor.is_choice:

@@ -22,15 +22,17 @@ app = typer.Typer(
 Url = Annotated[
     str | None, typer.Option("--url", help="The archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="No more than so many.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Show at most this many.")]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="A file's id, an LSN (0/191BFD0) or a time. [the first file]"),
+    typer.Option(
+        "--from", help="Start at a file's id, an LSN (0/191BFD0) or a time. [the first file]"
+    ),
 ]
 
 
 def finish(work: Callable[[Any, str], None], url: str | None) -> None:
-    """Do it, by `archive.read`, with the archive that is meant; a foreseen error is one line."""
+    """Run a function of `archive.read` on the selected archive; an expected error is one line."""
     try:
         from headrace.cli.archive import read
 
@@ -59,16 +61,16 @@ def ls(
 @app.command("cat")
 def cat(
     tables: Annotated[
-        list[str] | None, typer.Argument(help="Tables, such as public.users; all without.")
+        list[str] | None, typer.Argument(help="Tables, such as public.users. [all]")
     ] = None,
     url: Url = None,
     begin: From = None,
     limit: Limit = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more at the end.")
+        bool, typer.Option("--follow", "-f", help="Wait for more changes at the end.")
     ] = False,
 ) -> None:
-    """Print changes, one JSON document a line."""
+    """Print changes, one JSON document per line."""
     finish(
         lambda read, where: read.cat(where, begin, tables or [], limit=limit, follow=follow),
         url,
@@ -77,8 +79,8 @@ def cat(
 
 @app.command("verify")
 def verify(url: Url = None) -> None:
-    """Read everything: checksums, order, ids without gaps; tell the gaps that the archive itself
-    tells of.
+    """Verify checksums, order and consecutive ids of all files; report the gaps that the archive
+    records.
     """
     finish(lambda read, where: read.verify(where), url)
 
@@ -86,15 +88,22 @@ def verify(url: Url = None) -> None:
 @app.command("gc")
 def gc(
     older_than: Annotated[
-        str, typer.Option("--older-than", help="Age of files that go: 90, 30m, 12h, 7d.")
+        str, typer.Option("--older-than", help="Remove files older than this: 90, 30m, 12h, 7d.")
     ],
     url: Url = None,
     past_readers: Annotated[
-        bool, typer.Option("--past-readers", help="Also what registered readers have not read yet.")
+        bool,
+        typer.Option(
+            "--past-readers", help="Remove files that registered readers have not read, too."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be removed.")
+    ] = False,
 ) -> None:
-    """Remove old files; never the last one, and never past a registered reader unless told to."""
+    """Remove old files; never the last one, and by default never files that a registered reader
+    still needs.
+    """
     finish(
         lambda read, where: read.gc(where, older_than, past_readers=past_readers, dry_run=dry_run),
         url,
@@ -103,36 +112,37 @@ def gc(
 
 @app.command("readers")
 def readers(url: Url = None) -> None:
-    """Show the registered readers and where each is."""
+    """Show the registered readers and their positions."""
     finish(lambda read, where: read.readers(where), url)
 
 
 def replay(  # noqa: PLR0917  # typer makes options of them, whatever their place
     into: Annotated[
-        str, typer.Option("--into", help="jetstream, sqlite:///file.db or postgresql://…")
+        str, typer.Option("--into", help="Target: jetstream, sqlite:///file.db or postgresql://…")
     ],
     begin: From = None,
     end: Annotated[
         str | None,
-        typer.Option("--to", "--until", help="To before this: an id, an LSN or a time. [the end]"),
+        typer.Option(
+            "--to", "--until", help="Stop before a file's id, an LSN or a time. [the end]"
+        ),
     ] = None,
     tables: Annotated[
-        list[str] | None, typer.Option("--table", help="Only these: public.users; repeatable.")
+        list[str] | None,
+        typer.Option("--table", help="Only this table, such as public.users; may be repeated."),
     ] = None,
     url: Url = None,
     stream: Annotated[
-        str, typer.Option("--stream", help="With jetstream: the stream, made if missing.")
+        str, typer.Option("--stream", help="With jetstream: the stream; created if missing.")
     ] = "REPLAY",
     prefix: Annotated[
-        str, typer.Option("--prefix", help="With jetstream: what subjects begin with.")
+        str, typer.Option("--prefix", help="With jetstream: prefix of subjects.")
     ] = "replay",
     past_gaps: Annotated[
-        bool, typer.Option("--past-gaps", help="Go on where the archive tells of a gap.")
+        bool, typer.Option("--past-gaps", help="Continue at gaps that the archive records.")
     ] = False,
 ) -> None:
-    """Play a range of the archive again, with the original positions. Begun again, it goes on where
-    it was.
-    """
+    """Replay a range of the archive with the original positions. Run it again to resume."""
     import asyncio
 
     def work(_: Any, where: str) -> None:

@@ -1,6 +1,4 @@
-"""`headrace archive ls|cat|verify|gc`: looking at an archive, and keeping it small. Needs no
-running suite.
-"""
+"""`headrace archive ls|cat|verify|gc`: inspects and prunes an archive. Needs no running suite."""
 
 from __future__ import annotations
 
@@ -29,24 +27,24 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class ArchiveFaultError(HeadraceError):
-    """The archive does not hold what its files say."""
+    """The archive is inconsistent."""
 
     remedy = "Restore the files named above from a copy of the store."
 
 
 def chosen_url(url: str | None, configured: str | None) -> str:
-    """The archive that is meant."""
+    """The selected archive."""
     found = url or configured
     if not found:
         raise SettingError(
             "no archive is named", remedy="Name it by --url, or set HEADRACE_ARCHIVE_URL."
         )
     parts = urlsplit(found)
-    # To look makes no folder: after a slip in the path there would be an empty archive.
+    # Opening creates no folder: a mistyped path would otherwise yield an empty archive.
     if parts.scheme == "file" and not Path(url2pathname(parts.path)).exists():
         raise SettingError(
             f"there is no archive at {found}",
-            remedy="Check the path; the archiver makes the folder.",
+            remedy="Check the path; the archiver creates the folder.",
         )
     return found
 
@@ -61,12 +59,12 @@ def duration_s(text: str) -> float:
         return float(number) * _UNITS[unit]
     except ValueError as error:
         raise SettingError(
-            f"{text!r} is no duration", remedy="Write 90, 30m, 12h or 7d."
+            f"{text!r} is not a valid duration", remedy="Write 90, 30m, 12h or 7d."
         ) from error
 
 
 def place(text: str | None) -> dict[str, int | datetime]:
-    """Where to begin, from what a person writes: a file's id, an LSN or a time."""
+    """The start, as a person writes it: a file's id, an LSN or a time."""
     if text is None:
         return {}
     if text.isdigit():
@@ -77,7 +75,7 @@ def place(text: str | None) -> dict[str, int | datetime]:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise SettingError(
-            f"{text!r} is no place in an archive",
+            f"{text!r} is not a position in an archive",
             remedy="Name a file's id, an LSN (0/191BFD0) or a time (2025-12-12T12:00Z).",
         ) from error
     return {"from_time": moment if moment.tzinfo else moment.replace(tzinfo=UTC)}
@@ -96,13 +94,13 @@ _HEADINGS = (
     "gap",
 )
 _NUMBERS = frozenset({"file", "rows", "bytes", "first", "last"})
-# What a narrow terminal does without, and --json always has.
+# Columns that narrow terminals omit; --json always has them.
 _FOR_WIDE = frozenset({"bytes", "end LSN", "epoch"})
 _WIDE = 120
 
 
 def ls(url: str, *, as_json: bool, limit: int | None) -> None:
-    """The files, the last ones where there is a limit."""
+    """The files, or the last ones if there is a limit."""
     reader = WalReader(url)
     listed = reader.list()
     shown = listed[-limit:] if limit else listed
@@ -170,7 +168,7 @@ def _account(info: object) -> dict[str, object]:
 
 
 def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, follow: bool) -> None:
-    """Rows, a line of JSON each."""
+    """Rows, one JSON document per line."""
     reader = WalReader(url, WalReaderOptions(tables=tuple(tables), raise_at_gap=False))
     rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]  # each place has its own type
     out = sys.stdout.buffer
@@ -188,7 +186,7 @@ def _limited(rows: Iterator[RowEntry], limit: int | None) -> Iterator[RowEntry]:
 
 
 def line(entry: RowEntry) -> bytes:
-    """A row as JSON, its texts as they are."""
+    """A row as JSON, with its texts unchanged."""
     body: dict[str, object] = {
         "position": str(entry.position),
         "commit_lsn": entry.commit_lsn,
@@ -214,7 +212,7 @@ def _fragment(text: str | None) -> orjson.Fragment | None:
 
 
 def verify(url: str) -> None:
-    """Read everything and say what is wrong; raises where something is."""
+    """Verify everything and report faults; raises if there are any."""
     totals = checking.ArchiveTotals()
     for finding in checking.verify(WalReader(url), totals):
         print(one_line(f"file {finding.file_id} {finding.fault}"))
@@ -224,25 +222,28 @@ def verify(url: str) -> None:
 
 
 def gc(url: str, older_than: str, *, past_readers: bool, dry_run: bool) -> None:
-    """Remove what is old and read, or say what would be."""
+    """Remove files that are old and read, or show them."""
     store = Store(url)
     planned = collecting.plan(store, duration_s(older_than), past_readers=past_readers)
     if not dry_run:
         collecting.carry_out(store, planned)
     size = sum(item.size for item in planned.remove)
-    print(f"{len(planned.remove)} files, {size} bytes {'would go' if dry_run else 'removed'}")
+    print(
+        f"{len(planned.remove)} files, {size} bytes "
+        f"{('would be removed' if dry_run else 'removed')}"
+    )
     for reader in planned.kept_by:
         whose = one_line(reader.name)
         print(
-            f"from file {reader.next_id} on they are kept for the reader {whose}, heard of at "
+            f"files from {reader.next_id} on are kept for the reader {whose}, last active at "
             f"{reader.at:%F %T}"
         )
 
 
 def readers(url: str) -> None:
-    """Who has registered, and where each is."""
+    """Registered readers and their positions."""
     for reader in registered(Store(url)):
         print(
-            f"{one_line(reader.name)} reads file {reader.next_id} next, heard of at "
+            f"{one_line(reader.name)} reads file {reader.next_id} next, last active at "
             f"{reader.at:%F %T}"
         )

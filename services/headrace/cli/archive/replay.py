@@ -1,9 +1,9 @@
-"""`headrace replay`: a range of the archive played again, with the original positions.
+"""`headrace replay`: replays a range of the archive with the original positions.
 
-Into JetStream: the events as JSON under a subject of their own, chained, each once: a run that was
-cut off is begun again and goes on behind what is there. Into a database: the tables as the range
-leaves them, with a mirror's account of them, kept in the same transaction; a run that is begun
-again goes on too. Never writes to the archive or the source.
+Into JetStream: the events as JSON under a separate subject, chained, each once: an interrupted run
+is started again and continues after what is stored. Into a database: the tables as the range leaves
+them, with a mirror's state, stored in the same transaction; such a run can be resumed too. Never
+writes to the archive or the source.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ROWS_A_COMMIT = 5000
 
 
 async def into_jetstream(settings: Settings, run: ReplayRun, stream: str, prefix: str) -> None:
-    """Publish the range, as far as it is not there yet."""
+    """Publish the range, except for what is stored already."""
     client = await connect_once(settings.nats, "headrace replay")
     try:
         await _publish(client.jetstream(), run, stream, prefix)
     except (NatsError, TimeoutError) as error:
         raise ReplayError(
-            f"the stream {stream} took no more: {describe(error)}",
-            remedy="Begin again, with the same options: it goes on where it was.",
+            f"the stream {stream} accepted no more messages: {describe(error)}",
+            remedy="Run it again with the same options: it resumes where it was.",
         ) from error
     finally:
         await client.close()
@@ -60,7 +60,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
     while window := list(islice(due, WINDOW)):
         answers = []
         for event in window:
-            # Each names its predecessor, so that nothing is stored behind a hole.
+            # Each names its predecessor, so that nothing is stored after a hole.
             headers = {
                 "Nats-Msg-Id": event.msg_id,
                 **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {}),
@@ -72,7 +72,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
             last_id = event.msg_id
         if any(answer.duplicate for answer in await asyncio.gather(*answers)):
             raise ReplayError(
-                f"the stream {stream} had these events a moment ago, and takes them for duplicates",
+                f"the stream {stream} had these events a moment ago, and treats them as duplicates",
                 remedy=(
                     "Wait for its duplicate window, purge it and replay again; or replay into "
                     "another stream."
@@ -83,7 +83,7 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
 
 
 async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
-    """The id and the position of a stream's last event."""
+    """The id and position of a stream's last event."""
     state = (await js.stream_info(stream)).state
     if not state.messages:
         return "", ORIGIN
@@ -93,20 +93,21 @@ async def _tail(js: JetStreamContext, stream: str) -> tuple[str, Position]:
 
 
 async def into_database(run: ReplayRun, target_url: str) -> None:
-    """Apply the range to the target's tables, as far as it is not there yet."""
+    """Apply the range to the target's tables, except for what is applied already."""
     try:
         await _apply(run, target_url)
     except TargetAwayError as error:
         raise ReplayError(
             str(error.args[0]),
-            remedy="Check the server that --into names, and begin again: it goes on where it was.",
+            remedy="Check the server that --into names, and run it again: it resumes where it was.",
         ) from error
     except RowMissingError as error:
         raise ReplayError(
             str(error.args[0]),
-            remedy="The target does not have what is before this range: begin at the table's beginning, "
-            "with an empty "
-            "target.",
+            remedy=(
+                "The target lacks changes before this range: start at the table's "
+                "beginning, with an empty target."
+            ),
         ) from error
 
 
@@ -126,7 +127,7 @@ async def _apply(run: ReplayRun, target_url: str) -> None:
 
 
 class _Player:
-    """Steps that wait to be written, and the tables as they are behind them."""
+    """Steps that are not written yet, and the tables after them."""
 
     def __init__(self, book: Book, run: ReplayRun) -> None:
         self._book = book
@@ -155,7 +156,7 @@ class _Player:
         self._last = event.position
 
     def _table(self, info: TableInfo, event: Replayed) -> Table:
-        """The table as this row has it: made, or altered, if it is not so yet."""
+        """Create or alter the table so that it has this row's shape."""
         state = self._book.tables.get(table_token(info.schema, info.table))
         wanted = _shape(info)
         if (
@@ -181,7 +182,7 @@ class _Player:
         return wanted
 
     async def commit(self) -> None:
-        """What was taken and how far that is, or nothing of both."""
+        """Commit the steps together with the position."""
         if not self.steps:
             return
         async with self._book.lock:
@@ -200,7 +201,7 @@ def _shape(info: TableInfo) -> Table:
 
 
 def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
-    """The change of shape, where rows alone can follow it."""
+    """The change of shape, if row changes can follow it."""
     there = {column.name for column in before.columns}
     new = [column for column in info.columns if column.name not in there]
     went = there - {column.name for column in info.columns}
@@ -209,12 +210,12 @@ def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
         names = ", ".join(column.name for column in new)
         raise ReplayError(
             (
-                f"{info.schema}.{info.table} took another shape: columns {names} may have got "
-                "values that no change tells"
+                f"the shape of {info.schema}.{info.table} changed: columns {names} may have got "
+                "values that no change reports"
             ),
             remedy=(
-                "Replay from behind this place, into a target that a snapshot filled; or leave the "
-                "table out."
+                "Replay from a later position, into a target that a snapshot filled; or leave "
+                "the table out."
             ),
         )
     return AlterTable(before, wanted)

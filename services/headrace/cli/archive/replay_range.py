@@ -1,7 +1,7 @@
-"""The range of an archive that `headrace replay` plays: its rows in order, and how far a run came.
+"""The range of an archive that `headrace replay` replays: its rows in order, and a run's progress.
 
-Promises that a run that ends before the archive's end, as it was when the run began, and before the
-end that was asked for, is an error and never a success. Reads only.
+Promises that a run that ends before the requested end, and before the archive's end as it was when
+the run started, is an error and never a success. Reads only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ID_MAX = 1 << 62
 
 
 class ReplayError(ArchiveError):
-    """The archive's range can't be played into this target."""
+    """The archive's range can't be replayed into this target."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """What to play: from a place on, to before another."""
+    """The range: from a start to before an end."""
 
     url: str
     begin: str | None = None
@@ -53,45 +53,43 @@ class ReplayRun:
         )
         self._payloads = Payloads()
         listed = self._reader.list()
-        # The archive's end as it is now: what is written from here on may be played, and need not
-        # be.
+        # The archive's current end: later files may be replayed, but need not be.
         self._last_id = listed[-1].id if listed else 0
         self._file_id = 0
         self._read = ORIGIN
         self._at_end_asked = False
-        # How many changes are in the target, and up to where, as far as it has taken them.
+        # The number of changes in the target, and the last one's position.
         self.count = 0
         self._stored = ORIGIN
 
     def source(self) -> str:
-        """Whose changes they are."""
+        """The source of the changes."""
         file = next(self._reader.files(), None)
         if file is None:
             return ""
         return file.info.source
 
     def events(self, done: Position = ORIGIN, *, ids: bool = False) -> Iterator[Replayed]:
-        """The range's events, beginning where an earlier run ended; `ids`: with their original ids."""
+        """The range's events, starting where an earlier run ended; `ids`: with their original ids."""
         return self._payloads.of(self._rows(done, ids=ids))
 
     def stored(self, count: int, up_to: Position) -> None:
-        """The target has taken so many changes more."""
+        """The target has stored this many more changes."""
         self.count += count
         self._stored = up_to
 
     def finish(self) -> None:
-        """Everything was read and stored: raises where that was not all that was asked for."""
+        """Everything was read and stored: raises if that is less than requested."""
         if not self._at_end_asked and self._file_id < self._last_id:
             raise ReplayError(
-                f"the archive reached to file {self._last_id} when the replay began, which ended "
-                "at file "
-                f"{self._file_id}",
-                remedy="Run `headrace archive verify`, and begin again.",
+                f"the archive reached to file {self._last_id} when the replay started, which "
+                f"ended at file {self._file_id}",
+                remedy="Run `headrace archive verify`, and run the replay again.",
             )
         self._stored = max(self._stored, self._read)
 
     def summary(self) -> str:
-        """How far it came."""
+        """A run's progress in words."""
         said = f"{self.count} changes replayed"
         if not self._last_id:
             return f"{said}: the archive has no files"
@@ -131,8 +129,8 @@ class ReplayRun:
             self._read = file.info.last
 
     def _start(self, done: Position) -> ReadingStart:
-        """Where to read from: the place that was asked for, or behind what an earlier run did,
-        which is later.
+        """Where to read from: the requested start, or after the end of an earlier run, whichever is
+        later.
         """
         lsn = self._begin.get("from_lsn", 0)
         if (
@@ -185,10 +183,9 @@ class ReplayRun:
             file = self._reader.get(file_id)
         except WalFileCollectedError as error:
             raise ReplayError(
-                f"file {file_id + 1} begins inside a transaction, and file {file_id} was removed "
-                "by garbage "
-                "collection: the original ids of its rows are not known",
-                remedy="Begin at a later transaction: --from LSN.",
+                f"file {file_id + 1} starts inside a transaction, and file {file_id} was "
+                "removed by garbage collection: the original ids of its rows are unknown",
+                remedy="Start at a later transaction: --from LSN.",
             ) from error
         if file is not None and file.info.last.lsn == commit:
             yield from file.entries(RowSelection(after=(commit - 1, _ID_MAX)))

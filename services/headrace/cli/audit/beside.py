@@ -1,8 +1,7 @@
-"""Whether `headrace audit up` has a slot and a stream of its own, or follows the stream of a suite
-that is there.
+"""Decides whether `headrace audit up` needs its own slot and stream, or follows an existing suite.
 
-Promises: a slot or publication that only a suite's environment names is never used for a trail of
-its own: it is the suite's. Where both can't be had, the error says what to run instead.
+Promises: a slot or publication that only a suite's environment names is never used for a separate
+trail: it belongs to the suite. If both can't be combined, the error says what to run instead.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headrace.settings import Settings, load
 
 NAME = "headrace_audit"
 STREAM = "AUDIT"
-# Of the suite whose environment this may be.
+# Variables of the suite whose environment this may be.
 _A_SUITES = ("HEADRACE_SLOT", "HEADRACE_PUB", "HEADRACE_ARCHIVE_URL")
 _SLOT = "SELECT 1 FROM pg_replication_slots WHERE slot_name = $1 AND database = current_database()"
 
@@ -30,22 +29,22 @@ class BesideError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class RunningSuite:
-    """A suite that is there, which the trail follows as one more consumer."""
+    """An existing suite, which the trail follows as one more consumer."""
 
     slot: str
     stream: str
 
 
 def without_a_suites(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to a suite: SLOT_NAME and PUBLICATION_NAME name the
-    trail's own.
+    """The environment without a suite's variables: SLOT_NAME and PUBLICATION_NAME name the trail's
+    own objects.
     """
     return {name: value for name, value in environ.items() if name not in _A_SUITES}
 
 
 async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> RunningSuite | None:
-    """The suite that delivers to the named NATS; None where the trail has, or may make, a stream of
-    its own.
+    """The suite that delivers to the named NATS; None if the trail has, or may create, a separate
+    stream.
 
     `given` is the environment with Bemi's and Zemi's variables under the suite's names.
     """
@@ -55,30 +54,31 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
     if stream is None or stream == STREAM:
         return None
     if stream == given.get("HEADRACE_STREAM") and await _has_slot(settings, own_slot or NAME):
-        # One that an earlier `audit up` made, under a name that was asked for.
+        # Created by an earlier `audit up`, under a requested name.
         return None
     slot = settings.source.slot
-    there = f"a suite delivers to {shown(settings.nats)} already, into the stream {stream}"
+    there = f"a suite already delivers to {shown(settings.nats)}, into the stream {stream}"
     if own_slot and own_slot != environ.get("HEADRACE_SLOT", own_slot):
         raise BesideError(
-            f"{there}: a trail of a slot of its own needs a NATS of its own",
+            f"{there}: a trail with its own slot needs a separate NATS",
             remedy=(
-                "Unset SLOT_NAME to follow that suite, or unset NATS_URL (and NATS_HOST): a "
-                "nats-server is started."
+                "Unset SLOT_NAME to follow that suite, or unset NATS_URL (and NATS_HOST) to "
+                "start a nats-server."
             ),
         )
     if not await _has_slot(settings, slot):
         raise BesideError(
             f"{there}, but its slot {slot} is not in database {settings.postgres.database}",
-            remedy="Use the environment of that suite (`. .headrace/env`), or unset NATS_URL (and "
-            "NATS_HOST): "
-            "a nats-server is started.",
+            remedy=(
+                "Use the environment of that suite (`. .headrace/env`), or unset NATS_URL "
+                "(and NATS_HOST) to start a nats-server."
+            ),
         )
     return RunningSuite(slot, stream)
 
 
 async def _stream(settings: Settings) -> str | None:
-    """The stream that takes change events on this NATS."""
+    """The stream of change events on this NATS."""
     async with nats(settings, "audit") as (client, _):
         try:
             return str(await client.jetstream().find_stream_name_by_subject("cdc.>"))

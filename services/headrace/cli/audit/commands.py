@@ -14,7 +14,7 @@ from headrace.terminal.text import plain
 
 app = typer.Typer(
     name="audit",
-    help="The audit trail: every change a row, with who and why.",
+    help="The audit trail: every change as a row, with who made it and why.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -22,22 +22,22 @@ app = typer.Typer(
 Table = Annotated[str | None, typer.Option("--table", "-t", help="users, or app.users.")]
 Key = Annotated[
     str | None,
-    typer.Option("--key", "-k", help="The key's value; of several columns, their JSON array."),
+    typer.Option("--key", "-k", help="The key's value; for several columns, their JSON array."),
 ]
 Context = Annotated[
     str | None, typer.Option("--context", "-c", help='user_id=42, or {"user_id": 42}.')
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago."),
+    typer.Option("--since", help="A time (ISO 8601, UTC by default), or 30m, 2h, 7d ago."),
 ]
 Until = Annotated[str | None, typer.Option("--until", help="The same.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
-Id = Annotated[str, typer.Argument(help="A change's id, as `headrace audit log` shows it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document per line.")]
+Id = Annotated[str, typer.Argument(help="A change's id, as shown by `headrace audit log`.")]
 
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a command to its end; a foreseen error is one line."""
+    """Run a command to its end; an expected error is one line."""
     import uvloop
 
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
@@ -50,15 +50,16 @@ def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 @app.command("up")
 def up(
-    once: Annotated[bool, typer.Option("--once", help="Start, become ready, stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Start, wait until ready, stop.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every log line of every service.")
+        bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
     ] = False,
 ) -> None:
-    """Start all that an audit takes, with Bemi's and Zemi's variables alone. Ctrl-C stops it.
+    """Start everything that an audit trail needs, using only Bemi's and Zemi's variables. Ctrl-C
+    stops it.
 
     DB_HOST DB_PORT DB_NAME DB_USER DB_PASSWORD, DEST_DB_*, SLOT_NAME, PUBLICATION_NAME, TABLES and
-    so on; a nats-server of its own keeps its data in .headrace-audit of the current folder.
+    so on. A separate nats-server keeps its data in .headrace-audit in the current folder.
     """
     from headrace.cli.audit import up
 
@@ -76,11 +77,11 @@ def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
         str | None, typer.Option("--operation", help="CREATE, UPDATE, DELETE, TRUNCATE.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=1000, help="No more than so many.")
+        int, typer.Option("--limit", min=1, max=1000, help="Show at most this many.")
     ] = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List changes, the latest first."""
+    """List changes, latest first."""
     from headrace.cli.audit import read
 
     search = read.searched(table, key, context, since, until, operation=operation, limit=limit)
@@ -89,7 +90,7 @@ def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
 
 @app.command("show")
 def show(change: Id, as_json: AsJson = False) -> None:
-    """Show one change with everything that is known of it."""
+    """Show everything about one change."""
     from headrace.cli.audit import read
 
     finish(lambda: read.show(change, as_json=as_json))
@@ -106,7 +107,7 @@ def diff(change: Id) -> None:
 @app.command("at")
 def at(
     time: Annotated[
-        str, typer.Argument(help="A time (ISO 8601, UTC without a zone), or 30m, 2h, 7d ago.")
+        str, typer.Argument(help="A time (ISO 8601, UTC by default), or 30m, 2h, 7d ago.")
     ],
     table: Annotated[str, typer.Option("--table", "-t", help="users, or app.users.")],
     key: Annotated[str, typer.Option("--key", "-k", help="The key's value.")],
@@ -121,7 +122,8 @@ def at(
 def revert(
     change: Annotated[str | None, typer.Option("--id", help="One change.")] = None,
     position: Annotated[
-        int | None, typer.Option("--transaction", help="All of a transaction, by its position.")
+        int | None,
+        typer.Option("--transaction", help="Revert a whole transaction, by its position."),
     ] = None,
     context: Context = None,
     since: Since = None,
@@ -129,14 +131,14 @@ def revert(
         list[str] | None,
         typer.Option(
             "--leave",
-            help="A column that stays as it is, since a trigger sets it; may be repeated.",
+            help="Leave this column as it is, because a trigger sets it; may be repeated.",
         ),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it, in one transaction; without, print it.")
+        bool, typer.Option("--apply", help="Run the SQL in one transaction instead of printing it.")
     ] = False,
 ) -> None:
-    """Print the SQL that undoes a change, a transaction, or everything of one context; with
+    """Print the SQL that reverts a change, a transaction, or everything of one context; with
     --apply, run it.
     """
     from headrace.cli.audit import read
@@ -146,7 +148,7 @@ def revert(
 
 @app.command("stats")
 def stats(as_json: AsJson = False) -> None:
-    """Count changes by table and operation; tell how far the trail is, and of gaps."""
+    """Count changes by table and operation; show the trail's position and its gaps."""
     from headrace.cli.audit import read
 
     finish(lambda: read.stats(as_json=as_json))
@@ -154,7 +156,7 @@ def stats(as_json: AsJson = False) -> None:
 
 @app.command("sql")
 def sql() -> None:
-    """Print the SQL that makes the audit's tables, for an administrator."""
+    """Print the SQL that creates the audit's tables, for an administrator."""
     from headrace.cli.audit import read
 
     finish(read.sql)

@@ -1,4 +1,4 @@
-"""Bemi's and Zemi's variables as the suite's own, and errors in the words of who used them. Pure."""
+"""Maps Bemi's and Zemi's variables to the suite's, and errors back to their names. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAME = {
     "SHUTDOWN_TIMEOUT": "HEADRACE_SHUTDOWN_TIMEOUT_S",
     "LOG_LEVEL": "HEADRACE_LOG_LEVEL",
 }
-# What Zemi takes where nothing is said.
+# Zemi's defaults.
 _DEFAULTS = {
     "PG_HOST": "127.0.0.1",
     "PG_PORT": "5432",
@@ -32,9 +32,7 @@ _LEVELS = {"warn": "warning"}
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment with each of those variables under the suite's name; one that is set there
-    wins nothing.
-    """
+    """The environment with each of those variables under the suite's name, which they override."""
     made = dict(environ)
     for theirs, ours in _SAME.items():
         if environ.get(theirs):
@@ -49,8 +47,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_their_words(text: str, environ: Mapping[str, str]) -> str:
-    """What an error says, with the variables that the user set, or would set, in place of the
-    suite's own.
+    """An error's message with the variables that the user set, or would set, instead of the
+    suite's.
     """
     text = text.replace(
         "--tables ", "TABLES=" if environ.get("TABLES") else "HEADRACE_AUDIT_TABLES="

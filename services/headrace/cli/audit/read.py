@@ -1,9 +1,8 @@
-"""`headrace audit log`, `show`, `diff`, `at`, `revert`, `stats`: the trail, read where it was
-written.
+"""`headrace audit log`, `show`, `diff`, `at`, `revert`, `stats`: read the trail where it is stored.
 
-Promises: reads only, but for `revert --apply`, which runs what `revert` prints in one transaction
-on the source, each statement on exactly one row, and leaves its own context in the trail. Connects
-as `headrace audit up` does: by DB_* and DEST_DB_*, or the suite's own variables.
+Promises: reads only, except for `revert --apply`, which runs what `revert` prints in one
+transaction on the source, each statement on exactly one row, and leaves its own context in the
+trail. Connects as `headrace audit up` does: by DB_* and DEST_DB_*, or the suite's own variables.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class NotFoundError(HeadraceError):
-    """The trail has no such change."""
+    """The trail contains no such change."""
 
     remedy = "See `headrace audit log`."
 
@@ -71,7 +70,7 @@ def searched(
     operation: str | None,
     limit: int,
 ) -> Callable[[], Search]:
-    """The search that the options mean; made where its errors are told."""
+    """The search for the options; created where its errors are reported."""
     return lambda: Search(
         table=table,
         key=key,
@@ -93,9 +92,9 @@ async def _trail() -> AsyncIterator[tuple[asyncpg.Connection, AuditTable, Settin
         yield connection, AuditTable.of(audit), settings
     except asyncpg.UndefinedColumnError as error:
         raise HeadraceError(
-            f"the trail is of an earlier version: {error.args[0]}",
+            f"the trail was written by an earlier version: {error.args[0]}",
             remedy=(
-                "Start the audit-writer once, or run what `headrace audit sql` prints as the "
+                "Start the audit-writer once, or run the SQL of `headrace audit sql` as the "
                 "table's owner."
             ),
         ) from error
@@ -119,7 +118,7 @@ def _check_id(change: str) -> None:
         uuid.UUID(change)
     except ValueError as error:
         raise SettingError(
-            f"{change!r} is no change's id",
+            f"{change!r} is not a change's id",
             remedy="Take one from the second column of `headrace audit log`.",
         ) from error
 
@@ -128,7 +127,7 @@ async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -
     _check_id(change)
     found = await _found(connection, table, Search(id=change))
     if not found:
-        raise NotFoundError(f"the trail has no change {change}")
+        raise NotFoundError(f"the trail contains no change {change}")
     return found[0]
 
 
@@ -167,7 +166,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _side(row: Mapping[str, Any], was: str, now: str) -> str:
-    """A new row has no past, and a deleted one no present; for an update both are told."""
+    """A new row has no old values, and a deleted one no new ones; an update has both."""
     if row["operation"] in INSERTED:
         return now
     if row["operation"] == "DELETE":
@@ -189,7 +188,7 @@ def _differences(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     after = json.loads(row["after"])
     names = [name for name in {**before, **after} if before.get(name, ...) != after.get(name, ...)]
     if row["operation"] == "UPDATE" and not set(after) <= set(before):
-        # The old row was not kept whole: only what is known to differ, or all that was written.
+        # The old row is incomplete: only known differences, or everything that was written.
         names = [name for name in names if name in before] or list(after)
     dumped = [(name, before.get(name, ...), after.get(name, ...)) for name in names]
     return [(name, _told(was), _told(now)) for name, was, now in dumped]
@@ -232,7 +231,7 @@ async def at(time: str, name: str, key: str) -> None:
             connection, table, names, key, moment(time), database=settings.postgres.database
         )
         if row.change is None:
-            # Who only reads the trail need not have named the source.
+            # Users who only read the trail need not have set the source's name.
             row = await row_at(connection, table, names, key, moment(time))
         if row.values is None:
             if row.change is None:

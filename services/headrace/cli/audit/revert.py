@@ -1,8 +1,8 @@
-"""`headrace audit revert`: the changes' undoing, held to the rows of the source before and after.
+"""`headrace audit revert`: undoes changes, and checks the source's rows before and after.
 
-Promises: reads only, unless it is applied. Then each row is locked and must be what its change
-left, is written, and is read back: only where it is what it was before the change does the
-transaction commit. What is refused undoes nothing.
+Promises: reads only, unless it is applied. Then each row is locked and must match its change, is
+written, and is read back: the transaction commits only if the row is what it was before the change.
+A refused revert undoes nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from headrace.postgres import catalog
 from headrace.postgres.quoting import quote_name, quote_table
 from headrace.terminal.text import plain
 
-# HEADRACE_AUDIT_INSERT_AS decides which of them a trail has.
+# HEADRACE_AUDIT_INSERT_AS decides which of them a trail contains.
 INSERTED = frozenset({"CREATE", "INSERT"})
 _COLUMNS = """
 SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypid::int8 AS type_oid,
@@ -72,9 +72,8 @@ SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypi
 FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
 """
 _BY_TRIGGER = (
-    "A trigger, a rule or the columns' present types change what is written: leave out a column "
-    "that a trigger sets by"
-    " --leave, or undo it by hand."
+    "A trigger, a rule or the columns' current types change what is written: exclude a column "
+    "that a trigger sets with --leave, or undo the change manually."
 )
 _LATER = "Undo the later changes first, or all of them together."
 
@@ -90,7 +89,7 @@ class Reverting:
     changes: Sequence[Mapping[str, Any]]
     # Columns that stay as they are: column, table.column or schema.table.column.
     leave: Collection[str] = ()
-    # Rows as they would be by now, where nothing is written: None for one that would be gone.
+    # Rows as they would be by now, if nothing is written: None for a deleted one.
     _imagined: dict[tuple[str, str], RowImage | None] = field(default_factory=dict)
     _tables: dict[Names, SourceTable] = field(default_factory=dict)
     # Each table's present relation and files.
@@ -110,7 +109,7 @@ class Reverting:
         return "\n".join(["BEGIN;", *statements, "COMMIT;"])
 
     async def apply(self) -> None:
-        """Undo them in one transaction, or nothing."""
+        """Undo the changes in one transaction, or none of them."""
         ids = [str(change["id"]) for change in self.changes]
         async with self.source.transaction():
             await self._prepare()
@@ -134,8 +133,8 @@ class Reverting:
         if elsewhere:
             raise IrreversibleError(
                 (
-                    f"these changes are of the database {', '.join(sorted(elsewhere))}, and this "
-                    f"is {here}"
+                    f"these changes are of the database {', '.join(sorted(elsewhere))}, but "
+                    f"this is {here}"
                 ),
                 remedy="Set DB_NAME (PG_DB) to it.",
             )
@@ -144,7 +143,7 @@ class Reverting:
         self.changes = ordered(self.changes, self._references)
 
     def _require_left(self) -> None:
-        """A column that no table has is a slip of the user's."""
+        """A column that no table has is a typing error."""
         if unknown := sorted({*self.leave} - self._left):
             raise SettingError(
                 f"--leave {unknown[0]}: no table of these changes has this column",
@@ -163,17 +162,17 @@ class Reverting:
                         f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
                         f"{step.table.name}"
                     ),
-                    remedy="A trigger or a rule of the table is in the way: undo it by hand.",
+                    remedy="A trigger or a rule of the table prevents it: undo the change manually.",
                 )
         await self._prove(step)
 
     async def _prove(self, step: Step) -> None:
-        """The row is read back, and is what the trail says."""
+        """The row is read back, and must be what the trail says."""
         if step.then is None:
-            assert step.now is not None, "a change has one side at least"
+            assert step.now is not None, "a change has at least one side"
             if await self._read(step.table, step.now) is None:
                 return
-            wrong = "the row is still there"
+            wrong = "the row still exists"
         else:
             found = await self._read(step.table, step.then)
             if found is None:
@@ -192,14 +191,14 @@ class Reverting:
         )
 
     async def _check_imagined(self, step: Step) -> None:
-        """As `_do` would find the row, were the steps before it done."""
+        """Find the row as `_do` would, if the steps before were done."""
         place = (step.table.quoted, located(step.table, step.found_by))
         if place not in self._imagined:
             await self._hold(
                 step, await self._read(step.table, step.found_by, lock=False), step.now
             )
         elif not agree(step.table, self._imagined[place], step.now):
-            await self._refuse(step, "another change of the row lies between")
+            await self._refuse(step, "another change of the row is in between")
         await self._hold_alone(step)
         self._imagined[place] = None
         if step.then is not None:
@@ -208,17 +207,17 @@ class Reverting:
     async def _hold(
         self, step: Step, found: Mapping[str, str | None] | None, now: RowImage | None
     ) -> None:
-        """The row must be what the change left."""
+        """The row must match what the change left."""
         if now is None:
             if found is not None:
-                await self._refuse(step, "the row is there again")
+                await self._refuse(step, "the row exists again")
         elif found is None:
-            await self._refuse(step, "the row is gone")
+            await self._refuse(step, "the row no longer exists")
         elif names := differing(step.table, found, now):
             await self._refuse(step, f"{', '.join(names)} changed since")
 
     async def _hold_alone(self, step: Step) -> None:
-        """A row that goes must not take others along that nobody asked to undo."""
+        """A deleted row must not take along others that nobody asked to undo."""
         if step.then is not None:
             return
         for one in self._references:
@@ -237,8 +236,8 @@ class Reverting:
                 f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
                 f" WHERE {located(step.table, step.found_by)}"
             )
-            # Of a script, those that its statements so far would remove; a part's rows are its
-            # whole's too.
+            # In a script, those that its statements so far would remove; a partition's rows are
+            # also its parent's.
             gone = [
                 place
                 for place, side in self._imagined.items()
@@ -272,7 +271,7 @@ class Reverting:
     async def _read(
         self, table: SourceTable, side: RowImage, *, lock: bool = True
     ) -> dict[str, str | None] | None:
-        """The source's row as texts, as the replication stream has them; None where there is none."""
+        """The source's row as texts, as in the replication stream; None if there is none."""
         texts = ", ".join(
             f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', t.{quote_name(name)}) END"
             for name in table.columns
@@ -281,7 +280,7 @@ class Reverting:
         rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")  # noqa: S608  # quoted
         if len(rows) > 1:
             raise IrreversibleError(
-                f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it by hand."
+                f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it manually."
             )
         if rows:
             return dict(zip(table.columns, rows[0].values(), strict=True))
@@ -319,7 +318,7 @@ class Reverting:
         key = await key_columns(self.trail, self.audit, *names, change["source"])
         old_key = change["primary_key"]
         if change["operation"] == "UPDATE" and before:
-            # The key changed: the earlier row is found under the one it had.
+            # The key changed: the earlier row is found under its old key.
             old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
         place = place_of(change)
         database = change["database"]
@@ -332,12 +331,12 @@ class Reverting:
             else:
                 unknown = ""
             raise IrreversibleError(
-                f"what a row of {change['table']} was before is not known{unknown}"
+                f"the former values of a row of {change['table']} are not known{unknown}"
             )
         if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
             raise IrreversibleError(
-                f"what a row of {change['table']} was before is not known: changes of it may be "
-                f"missing ({gap})"
+                f"the former values of a row of {change['table']} are not known: changes of it "
+                f"may be missing ({gap})"
             )
         await self._require_known(change, earlier.oldest)
         return RowImage(earlier.values, earlier.exact, earlier.unsure)
@@ -385,7 +384,7 @@ class Reverting:
         side: RowImage,
         unchanged: Sequence[str],
     ) -> None:
-        """Columns that the trail has not: only those that were added since are no part of the
+        """Columns that the trail lacks: only columns that were added later are no part of the
         change.
         """
         absent = [
@@ -396,8 +395,8 @@ class Reverting:
         absent = [one for one in absent if not one.generated]
         if not absent:
             return
-        # Those that were there have lower numbers; one that the trail has by now is no longer left
-        # out, if it ever was.
+        # Existing columns have lower numbers; one that is in the trail by now is no longer
+        # excluded, if it ever was.
         newest = max((table.columns[name].number for name in side.values), default=0)
         names = (change["database"], table.schema, table.name)
         delivered = columns_of(await written_before(self.trail, self.audit, names))
@@ -410,9 +409,10 @@ class Reverting:
         if hidden:
             raise IrreversibleError(
                 f"the trail does not have these columns of {table.name}: {', '.join(hidden)}",
-                remedy="HEADRACE_EXCLUDE_COLUMNS or the publication leaves them out, or they were added "
-                "after the last"
-                " change that it has: undo it by hand.",
+                remedy=(
+                    "HEADRACE_EXCLUDE_COLUMNS or the publication excludes them, or they "
+                    "were added after the last change in the trail: undo it manually."
+                ),
             )
 
     async def _table(self, schema: str, name: str) -> SourceTable:
@@ -425,8 +425,8 @@ class Reverting:
         rows = await self.source.fetch(_COLUMNS, quote_table(schema, name))
         if not rows:
             raise IrreversibleError(
-                f"the table {schema}.{name} is not there any more",
-                remedy="Make it again, or undo it by hand.",
+                f"the table {schema}.{name} no longer exists",
+                remedy="Create it again, or undo it manually.",
             )
         own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
         types = await catalog.types(self.source, own)
@@ -481,7 +481,7 @@ def _all_there(table: SourceTable, side: RowImage) -> None:
     if missing := gone(table, side):
         raise IrreversibleError(
             (
-                f"{table.name} has no column {', '.join(missing)} any more: it was renamed or "
+                f"{table.name} no longer has the column {', '.join(missing)}: it was renamed or "
                 "dropped since the change"
             ),
             remedy="Undo it manually; `headrace audit diff` shows the values.",
@@ -489,5 +489,5 @@ def _all_there(table: SourceTable, side: RowImage) -> None:
 
 
 def show(script: str) -> None:
-    """What goes to psql has to be what it is."""
+    """Text for psql must not be altered."""
     print(plain(script) if sys.stdout.isatty() else script)

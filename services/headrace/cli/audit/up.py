@@ -1,11 +1,11 @@
-"""`headrace audit up`: an audit trail with one command: wal-reader, publisher, audit-writer and
-their nats-server.
+"""`headrace audit up`: an audit trail with one command.
 
-Promises: takes Bemi's and Zemi's variables; makes its own slot, publication and stream; the stream
-is strict, so that where the destination is away the slot waits and nothing is lost; with
-CLEANUP_ON_SHUTDOWN an ordered stop drops the slot, and the publication that it made. In the
-environment of a suite it runs an audit-writer alone, which follows that suite's stream. Never
-touches a suite's slot, publication or stream.
+Starts wal-reader, publisher, audit-writer and their nats-server. Promises: accepts Bemi's and
+Zemi's variables; creates its own slot, publication and stream; the stream is strict, so that the
+slot waits while the destination is unavailable and nothing is lost; with CLEANUP_ON_SHUTDOWN an
+orderly stop drops the slot, and the publication that it created. In the environment of a suite it
+runs only an audit-writer, which follows that suite's stream. Never touches a suite's slot,
+publication or stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STREAM_AGE_MAX_S = str(10 * 365 * 86_400)
 
 
 async def run(folder: Path, *, once: bool, verbose: bool) -> None:
-    """Start all of it, wait for the end, stop it in order."""
+    """Start everything, wait for the end, stop everything in order."""
     _make(folder)
     given = environment(os.environ)
     audit = load_audit(given)
@@ -63,7 +63,9 @@ def _make(folder: Path) -> None:
 
 
 class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
-    """Whether another one runs on this folder; a name in the kernel is given up with the process."""
+    """Whether another one runs on this folder; an abstract socket name is released with the
+    process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._name = f"\0headrace-audit-{folder.resolve()}"[:100]
@@ -107,9 +109,9 @@ class _AuditUp:
         self._supervisor: Supervisor | None = None
         self._told = asyncio.Event()
         self._keeper = Keeper(view.news)
-        # The suite whose stream is followed, where there is one.
+        # The suite whose stream is followed, if any.
         self._suite: RunningSuite | None = None
-        # Where there may be objects of this trail's own.
+        # Whether there may be objects of this trail.
         self._made: Settings | None = None
 
     async def run(self, *, once: bool) -> None:
@@ -148,7 +150,7 @@ class _AuditUp:
             f"Every change of {settings.postgres.database} is written to {self._place(settings)}"
         )
         assert self._supervisor is not None, "started above"
-        self._view.done(f"See it on {self._supervisor.url(AUDIT_WRITER.name)}/audit")
+        self._view.done(f"Audit page: {self._supervisor.url(AUDIT_WRITER.name)}/audit")
         self._view.say("Ctrl-C stops it. `headrace audit log` shows the trail.", "dim")
         self._view.quiet = False
 
@@ -165,13 +167,14 @@ class _AuditUp:
             self._view.done(f"Made {', '.join(made.things)}")
 
     def _beside(self, suite: RunningSuite) -> dict[str, str]:
-        """The suite's environment, and what its user should know."""
+        """The suite's environment, and hints for its user."""
         self._view.done(
             f"The trail follows the suite of slot {suite.slot}, through its stream {suite.stream}"
         )
         added = " ".join(f"{name}={value}" for name, value in self._audit.for_the_suite({}).items())
         self._view.say(
-            f"For context, and to keep the trail out of the stream, run the suite with {added}",
+            "To record contexts, and to keep the trail out of the stream, run the suite with "
+            f"{added}",
             "dim",
         )
         return {**self._given, "HEADRACE_SLOT": suite.slot, "HEADRACE_STREAM": suite.stream}
@@ -181,8 +184,8 @@ class _AuditUp:
         return f"{self._audit.schema}.{self._audit.table} of {to.database} on {to.host}:{to.port}"
 
     def _environment(self) -> dict[str, str]:
-        """What the services are told: this run's servers, and a stream that waits rather than
-        loses.
+        """The services' variables: this run's servers, and a stream that waits instead of
+        discarding.
         """
         own = {
             "HEADRACE_SLOT": os.environ.get("SLOT_NAME") or NAME,
@@ -247,6 +250,6 @@ class _AuditUp:
         if self._nats is not None and self._nats.running:
             await self._nats.stop()
             if self._made is not None and cleanup:
-                # With its slot gone the trail can't go on: the next one begins its stream anew.
+                # Without its slot the trail can't continue: the next run starts a new stream.
                 shutil.rmtree(self._nats.folder, ignore_errors=True)
         self._view.say("Stopped.", "dim")

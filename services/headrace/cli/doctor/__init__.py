@@ -1,1 +1,1 @@
-"""`headrace doctor`: check servers and settings, and say the remedy for what is missing."""
+"""`headrace doctor`: checks servers and settings, and shows a remedy for each problem."""

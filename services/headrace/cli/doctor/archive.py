@@ -1,8 +1,7 @@
-"""What `headrace doctor` asks of the archive, where there is one: whose it is, where it ends, who
-keeps it.
+"""The checks of `headrace doctor` on the archive: its source, its end, its writer.
 
-Stores nothing. Whether an archiver lives its lease tells, which it renews: that needs no clock to
-be right.
+Stores nothing. Whether an archiver runs is shown by its lease, which it renews: that depends on no
+clock.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ async def examine(settings: Settings) -> Findings:
         try:
             await _keeper(settings, findings)
         except (HeadraceError, NatsError, TimeoutError):
-            # The other groups tell what is wrong with PostgreSQL or NATS.
-            findings.warn("archiver", "can't be asked for", "Mend PostgreSQL and NATS first.")
+            # The other groups report problems of PostgreSQL or NATS.
+            findings.warn("archiver", "can't be checked", "Fix PostgreSQL and NATS first.")
     return findings
 
 
@@ -54,15 +53,15 @@ async def _store(settings: Settings, url: str, findings: Findings) -> None:
         findings.ok("store", f"{url}: no file yet")
         return
     found = f"{url}: {files} files, the last is {info.id}, up to {format_lsn(info.end_lsn)}"
-    remedy = "Point HEADRACE_ARCHIVE_URL at a place of its own for each slot."
+    remedy = "Give each slot its own archive: change HEADRACE_ARCHIVE_URL."
     mine = info.source == settings.source.slot
     findings.judge(
-        "store", found if mine else f"{url} is of the slot {info.source}", remedy, good=mine
+        "store", found if mine else f"{url} belongs to the slot {info.source}", remedy, good=mine
     )
 
 
 def _last(url: str) -> tuple[int, SegmentInfo | None]:
-    """How many files there are, and the last one's account."""
+    """The number of files, and the last one's metadata."""
     from headrace.archive import WalReader  # an extra
 
     reader = WalReader(url)
@@ -72,7 +71,7 @@ def _last(url: str) -> tuple[int, SegmentInfo | None]:
 
 
 async def _keeper(settings: Settings, findings: Findings) -> None:
-    """Whether somebody writes it; and where nobody does, what that means for the slot."""
+    """Whether an archiver writes it; if not, what that means for the slot."""
     async with postgres(settings, "doctor", _DENIED_REMEDY) as session:
         slot = await session.fetchrow(_SLOT, settings.source.slot)
     if await _renewed(settings):
@@ -85,20 +84,20 @@ async def _keeper(settings: Settings, findings: Findings) -> None:
     remedy = "Start `headrace archiver`; look at its log."
     found = f"none is running; the archive is {kind}"
     if slot is not None and slot["active"] and settings.archive.required:
-        held = f"the slot keeps all WAL from {format_lsn(slot['lsn'])} on until it runs"
+        held = f"the slot retains all WAL from {format_lsn(slot['lsn'])} on until it runs"
         findings.fail("archiver", f"{found}: {held}", remedy)
     else:
         findings.warn("archiver", found, remedy)
 
 
 async def _renewed(settings: Settings) -> bool:
-    """Whether the archiver's lease is renewed within its time."""
+    """Whether the archiver's lease is renewed in time."""
     async with nats(settings, "doctor") as (client, _):
         state = await bucket(client.jetstream(), settings.streams.state)
         key = f"lease.{settings.source.slot}.{ARCHIVER}"
         try:
             before = (await state.get(key)).revision
-            # It is renewed thrice in its time.
+            # It is renewed three times per time to live.
             await asyncio.sleep(settings.state.lease_ttl_s / 2)
             return (await state.get(key)).revision != before
         except KeyNotFoundError:

@@ -1,4 +1,4 @@
-"""What a check of `headrace doctor` found, and what to do about it."""
+"""The result of a `headrace doctor` check, and what to do about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Check:
 
 @dataclass(slots=True)
 class Findings:
-    """The checks of one group, in the order in which they were made."""
+    """The checks of one group, in order."""
 
     group: str
     checks: list[Check]
@@ -42,14 +42,14 @@ class Findings:
         self.checks.append(Check(self.group, name, CheckState.FAIL, found, remedy))
 
     def judge(self, name: str, found: str, remedy: str, *, good: bool) -> None:
-        """Fine, or a failure with its remedy."""
+        """Passed, or failed with a remedy."""
         if good:
             self.ok(name, found)
         else:
             self.fail(name, found, remedy)
 
     def skew(self, seconds: float) -> None:
-        """How far the server's clock is from this one's."""
+        """The difference between the server's clock and this one."""
         if abs(seconds) <= SKEW_S_MAX:
             self.ok("clock", f"{abs(seconds) * 1000:.0f} ms apart")
         else:

@@ -1,9 +1,8 @@
-"""Generated columns that make PostgreSQL refuse an application's UPDATEs once their table is
-published.
+"""Finds generated columns for which PostgreSQL refuses UPDATEs once their table is published.
 
-From PostgreSQL 18 on an UPDATE or DELETE fails where the replica identity has a generated column
-that the publication leaves out: a stored one, unless `publish_generated_columns` says otherwise,
-and a virtual one always.
+From PostgreSQL 18 on, an UPDATE or DELETE fails if the replica identity contains a generated column
+that the publication excludes: a stored one, unless `publish_generated_columns` includes it, and a
+virtual one always.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import asyncpg
 
 CHECKED_SINCE = 180_000
-# For a publication that is made: what it has of stored ones.
+# For a new publication: includes stored ones.
 PUBLISHED = " WITH (publish_generated_columns = stored)"
 
 _REFUSED = """
@@ -44,7 +43,7 @@ class Refused:
         return sorted({*self.stored, *self.virtual})
 
     def remedy(self, publication: str) -> str:
-        """What to do about them."""
+        """The remedy for them."""
         said = []
         if self.stored:
             said.append(f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)")
@@ -58,7 +57,7 @@ class Refused:
 
 
 async def publishes(session: asyncpg.Connection) -> bool:
-    """Whether this server's publications can have stored generated columns, and have to."""
+    """Whether this server's publications can and must include stored generated columns."""
     return int(await session.fetchval("SHOW server_version_num")) >= CHECKED_SINCE
 
 

@@ -1,7 +1,7 @@
-"""What `headrace doctor` asks NATS.
+"""The checks of `headrace doctor` on NATS.
 
-Stores nothing: the right to publish is tried with a message that JetStream must refuse (it expects
-another stream), on subjects of two tokens, which no table has.
+Stores nothing: the permission to publish is tested with a message that JetStream must refuse (it
+expects another stream), on subjects of two tokens, which no table has.
 """
 
 from __future__ import annotations
@@ -59,10 +59,15 @@ def _version(client: Client, findings: Findings) -> None:
         findings.ok("version", f"{found} (fast ingest, atomic batches; {payload})")
     elif version >= _ATOMIC_SINCE:
         findings.warn(
-            "version", f"{found} (atomic batches; {payload})", "2.14 or newer has fast ingest."
+            "version",
+            f"{found} (atomic batches; {payload})",
+            "Version 2.14 or newer supports fast ingest.",
         )
     else:
-        remedy = "2.12 or newer has atomic batches (--delivery transaction), 2.14 fast ingest."
+        remedy = (
+            "Version 2.12 or newer supports atomic batches (--delivery transaction), 2.14 fast "
+            "ingest."
+        )
         findings.warn("version", f"{found} (single messages; {payload})", remedy)
 
 
@@ -103,7 +108,7 @@ async def _jetstream(client: Client, complaints: Sequence[str], findings: Findin
 async def _ask(
     client: Client, subject: str, data: bytes = b"", headers: dict[str, str] | None = None
 ) -> Any:
-    """JetStream's answer; `nobody` without a responder, `silence` without a word."""
+    """JetStream's answer; `nobody` without a responder, `silence` without any answer."""
     try:
         return json.loads(
             (await client.request(subject, data, timeout=_TIMEOUT_S, headers=headers)).data
@@ -176,7 +181,7 @@ async def _publishing(client: Client, complaints: Sequence[str], findings: Findi
 async def _bus(
     client: Client, settings: Settings, complaints: Sequence[str], findings: Findings
 ) -> None:
-    """A message of the internal bus, there and back."""
+    """Send a message on the internal bus, and receive it again."""
     subject = subjects.doctor(settings.source.slot)
     back = asyncio.Event()
 
@@ -192,7 +197,9 @@ async def _bus(
     except TimeoutError:
         found = _denied(complaints, subject) or "a message did not come back"
         findings.fail(
-            "bus", found, f"Allow the NATS user headrace.{settings.source.slot}.> both ways."
+            "bus",
+            found,
+            f"Allow the NATS user to publish and subscribe to headrace.{settings.source.slot}.>.",
         )
     finally:
         await subscription.unsubscribe()

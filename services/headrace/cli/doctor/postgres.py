@@ -1,4 +1,4 @@
-"""What `headrace doctor` asks PostgreSQL. Reads only: the replication connection it opens streams
+"""The checks of `headrace doctor` on PostgreSQL. Reads only: its replication connection streams
 nothing.
 """
 
@@ -72,7 +72,7 @@ async def examine(settings: Settings) -> Findings:
 
 
 def _parts(error: HeadraceError) -> tuple[str, str]:
-    """An error's message and its remedy, apart."""
+    """An error's message and its remedy, separately."""
     return str(error.args[0]), error.remedy
 
 
@@ -98,7 +98,7 @@ async def _server(session: asyncpg.Connection, settings: Settings, findings: Fin
 
 
 async def _replication(settings: Settings, findings: Findings) -> None:
-    """The proof of the right is to use it: pg_hba.conf and free walsenders have their say too."""
+    """The permission is proved by using it: pg_hba.conf and free walsenders matter too."""
     try:
         connection = await ReplicationConnection.open(settings.postgres, "headrace doctor")
     except HeadraceError as error:
@@ -148,7 +148,7 @@ def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:
     unreadable = [row["name"] for row in tables if not row["readable"]]
     grant = f"GRANT SELECT ON {', '.join(unreadable[:_SHOWN_TABLES])} TO the role, and USAGE on the schema."
     findings.judge(
-        "SELECT", _named(unreadable, "no right on", "all readable"), grant, good=not unreadable
+        "SELECT", _named(unreadable, "no SELECT on", "all readable"), grant, good=not unreadable
     )
     lacking = [row["name"] for row in tables if not _identified(row)]
     if lacking:
@@ -194,7 +194,8 @@ async def _slot(
     else:
         reader = "nobody reads it now"
     found = (
-        f"{name}: {row['wal_status'] or 'unknown'}, keeps {row['retained'] or 'nothing'}, {reader}"
+        f"{name}: {row['wal_status'] or 'unknown'}, retains {row['retained'] or 'nothing'}, "
+        f"{reader}"
     )
     if row["wal_status"] == "lost":
         findings.fail(
@@ -204,7 +205,8 @@ async def _slot(
         findings.warn(
             "slot",
             found,
-            "Start the suite now, or raise max_slot_wal_keep_size: the slot is about to go.",
+            "Start the suite now, or raise max_slot_wal_keep_size: PostgreSQL is about to "
+            "invalidate the slot.",
         )
     else:
         findings.ok("slot", found)
@@ -213,7 +215,7 @@ async def _slot(
 async def _other_reader(
     session: asyncpg.Connection, slot: str, suite: str | None
 ) -> SlotReader | None:
-    """What reads the slot, if it isn't this suite's; where NATS doesn't say which one this is, any
+    """The slot's reader, if it isn't this suite's; if NATS doesn't say which suite this is, any
     suite's may be.
     """
     row = await session.fetchrow(f"{slot_reader.QUERY}$1", slot)
@@ -244,7 +246,10 @@ async def _room(session: asyncpg.Connection, settings: Settings, findings: Findi
     free = row["senders"] < row["senders_max"]
     findings.judge("walsenders", found, "Raise max_wal_senders and restart PostgreSQL.", good=free)
     if row["keep"] == "-1":
-        remedy = "A suite that is down fills the disk: set max_slot_wal_keep_size (10GB, say), and watch the lag."
+        remedy = (
+            "If the suite is down for long, WAL fills the disk: set max_slot_wal_keep_size (for "
+            "example 10GB), and watch the lag."
+        )
         findings.warn("WAL bound", "none (max_slot_wal_keep_size = -1)", remedy)
     else:
         findings.ok("WAL bound", f"max_slot_wal_keep_size = {row['keep']}")

@@ -1,6 +1,6 @@
-"""`headrace doctor`: whether everything the suite needs is there, and the remedy for what is not.
+"""`headrace doctor`: checks everything the suite needs, and shows a remedy for each problem.
 
-Changes nothing. Exit code 1 when a check failed; a warning alone is none.
+Changes nothing. Exit code 1 if a check failed; a warning doesn't count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARKS = {
 
 
 async def run(settings: Settings, *, as_json: bool) -> None:
-    """Make all checks, show them, and end with the exit code that they earn."""
+    """Run all checks, show them, and exit with the resulting code."""
     groups = await asyncio.gather(
         postgres.examine(settings),
         nats.examine(settings),

@@ -50,14 +50,14 @@ def mirror(
         typer.Option(
             "--fresh",
             help=(
-                "While a table is copied again, let the others go on; headrace_mirror.stale_tables "
-                "names it."
+                "While a table is copied again, let the other tables continue; "
+                "headrace_mirror.stale_tables names it."
             ),
         ),
     ] = False,
 ) -> None:
-    """Keep tables in step in SQLite or another PostgreSQL, exactly once. Ctrl-C ends; start it
-    again to go on.
+    """Keep tables in sync in SQLite or another PostgreSQL, exactly once. Ctrl-C stops; start it
+    again to resume.
     """
     from headrace.cli.mirror import run as command
 
@@ -74,18 +74,20 @@ def verify(
     to: To,
     tables: Tables = None,
     wait: Annotated[
-        float, typer.Option("--wait", min=1, help="Seconds a mirror may take to come to an LSN.")
+        float, typer.Option("--wait", min=1, help="Seconds a mirror may take to reach an LSN.")
     ] = 60,
     every: Annotated[
         float | None,
         typer.Option(
-            "--every", min=1, help="Compare again and again, with so many seconds between."
+            "--every", min=1, help="Repeat the comparison, with this many seconds in between."
         ),
     ] = None,
     http: Http = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document per table.")
+    ] = False,
 ) -> None:
-    """Compare a mirror with its source, both at one LSN, while both move. Ends with 3 where they
+    """Compare a mirror with its source, both at one LSN, while both move. Exits with 3 if they
     differ.
     """
     from headrace.cli.mirror import verify as command

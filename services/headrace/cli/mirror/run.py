@@ -1,5 +1,4 @@
-"""`headrace mirror`: tables kept in step in SQLite or PostgreSQL, with a progress bar while they
-are bootstrapped.
+"""`headrace mirror`: keeps tables in sync in SQLite or PostgreSQL, with a progress bar at first.
 
 On a terminal it shows bars and a status line; anywhere else it logs lines, as services do.
 """
@@ -47,7 +46,7 @@ def table_names(tables: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def run(
     settings: Settings, tables: Sequence[str], to: str, http: int | None, *, fresh: bool = False
 ) -> int:
-    """Mirror until told to stop; the process's exit code."""
+    """Mirror until stopped; returns the exit code."""
     names = table_names(tables)
     on_terminal = sys.stdout.isatty()
 
@@ -60,7 +59,7 @@ def run(
 
 
 def tell(problem: str) -> None:
-    """Why a command could not do what it was asked: one line on stderr."""
+    """Report an error in one line on stderr."""
     print(plain(f"headrace: {problem}"), file=sys.stderr)
 
 
@@ -98,7 +97,7 @@ async def _mirror(
             scope.spawn("mirror-figures", _look(scope, mirror))
             if on_terminal:
                 scope.spawn("mirror-view", _show(scope, mirror, to))
-                # So that the bars are there before anything is told.
+                # So that the bars exist before anything is reported.
                 await asyncio.sleep(0)
             await mirror.run(scope.stopping)
             scope.stopping.set()
@@ -109,7 +108,7 @@ async def _mirror(
 
 @contextlib.asynccontextmanager
 async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIterator[None]:
-    """`/livez`, `/readyz` and `/metrics`, where a port is given."""
+    """`/livez`, `/readyz` and `/metrics`, if a port is given."""
     if http is None:
         yield
         return
@@ -120,7 +119,7 @@ async def served(scope: Scope, settings: Settings, http: int | None) -> AsyncIte
 
 
 async def _judge(scope: Scope, mirror: Mirror) -> None:
-    """Ready once every table is there, and while nothing keeps the mirror from its work."""
+    """Ready once every table is loaded, and while nothing blocks the mirror."""
     while not scope.stopping.is_set():
         for part in ("target", "stream"):
             if mirror.trouble and mirror.trouble_with == part:
@@ -138,15 +137,15 @@ async def _judge(scope: Scope, mirror: Mirror) -> None:
 
 
 def _warnings(mirror: Mirror) -> dict[str, str]:
-    """Names alone: a refusal's own text may have a row's values."""
+    """Only names: the text of a refusal may contain a row's values."""
     if not mirror.parked:
         return {}
     tables = ", ".join(".".join(split_table_token(token)) for token in sorted(mirror.parked))
-    return {"parked": f"the target refuses {tables}; the log has the reason (table_parked)"}
+    return {"parked": f"the target refuses {tables}; the log contains the reason (table_parked)"}
 
 
 async def _look(scope: Scope, mirror: Mirror) -> None:
-    """Keep the figures that nobody counts as they change."""
+    """Refresh gauges."""
     while not scope.stopping.is_set():
         await mirror.look()
         await scope.pause(LOOK_S)
@@ -206,11 +205,11 @@ def _line(mirror: Mirror, to: str) -> Text:
     if reason := mirror.trouble or mirror.awaited:
         return Text(reason, style="yellow")
     scheme, _, place = to.partition("://")
-    # What stands before the @ may be a password.
+    # The part before the @ may contain a password.
     shown = f"{scheme}://{place.rpartition('@')[2]}"
     count = len(mirror.following)
     line = Text.assemble(
-        (f"{count} table{'' if count == 1 else 's'}", "bold"), f" in step in {shown}"
+        (f"{count} table{'' if count == 1 else 's'}", "bold"), f"in sync in {shown}"
     )
     if mirror.parked:
         line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")

@@ -1,8 +1,7 @@
-"""`headrace verify`: whether a mirror is equal to its source, once for a person or a script, or
-again and again.
+"""`headrace verify`: compares a mirror with its source, once or repeatedly.
 
-Ends with code 0 where all tables are equal, 3 where one is not, 1 where it was not found out. Shows
-keys of rows that differ, never other values.
+Exits with 0 if all tables are equal, 3 if one is not, 1 if that could not be determined. Shows keys
+of rows that differ, never other values.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def run(
     http: int | None = None,
     as_json: bool = False,
 ) -> int:
-    """Compare; the process's exit code."""
+    """Compare; returns the exit code."""
     names = table_names(tables)
     patience = Patience(wait_s, min(wait_s, settings.watch.catalog_interval_s + 1))
     found: list[Verdict] | None = None
@@ -86,7 +85,7 @@ def _exit_code(found: Sequence[Verdict] | None) -> int:
 async def _all(
     verifier: Verifier, names: Sequence[tuple[str, str]], scope: Scope, *, as_json: bool
 ) -> list[Verdict]:
-    """Every table's verdict, each told as soon as it is there."""
+    """Every table's verdict, shown as soon as it is available."""
     began = time.monotonic()
     there = [state.token for state in await verifier.tables()]
     tokens = [table_token(*name) for name in names] or there
@@ -104,7 +103,7 @@ async def _all(
 
 @contextlib.contextmanager
 def _step(token: str) -> Iterator[None]:
-    """Say what is being waited for, on a terminal only."""
+    """Show what is being waited for, on a terminal only."""
     if not sys.stdout.isatty():
         yield
         return

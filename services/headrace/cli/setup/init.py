@@ -1,8 +1,8 @@
-"""`headrace init`: makes what the suite needs and is missing, and nothing else.
+"""`headrace init`: creates the missing objects that the suite needs, and nothing else.
 
-Promises: idempotent; never narrows or replaces what is there; the slot comes last, since from then
-on PostgreSQL keeps WAL for it. What it makes carries a mark, so that teardown removes no one
-else's.
+Promises: idempotent; never narrows or replaces existing objects; the slot comes last, because from
+then on PostgreSQL retains WAL for it. Created objects carry a mark, so that teardown removes no
+others.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def run(
     *,
     with_ddl_trigger: bool = False,
 ) -> None:
-    """Make the publication, the streams and buckets, if asked for the DDL trigger, and the slot."""
+    """Create the publication, the streams and buckets, the DDL trigger if requested, and the slot."""
     screen = screen or Screen()
     async with postgres(settings, "init", _DENIED_REMEDY) as session:
         screen.title(f"PostgreSQL {where(settings.postgres)}")
@@ -88,17 +88,17 @@ async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
         if error.sqlstate != _DENIED:
             raise
         raise PostgresRefusedError(
-            f"this role may not make event triggers: {error.args[0]}",
+            f"this role may not create event triggers: {error.args[0]}",
             remedy=(
-                "Run `headrace init --ddl-trigger` once as a superuser; the suite itself needs no "
-                "such right."
+                "Run `headrace init --ddl-trigger` once as a superuser; the suite itself needs "
+                "no such permission."
             ),
         ) from error
     show = screen.kept if there else screen.made
     show(
         "event trigger",
         "headrace_ddl",
-        "was there" if there else "created: drops, renames and rewrites in order",
+        "was there" if there else "created: reports drops, renames and rewrites in order",
     )
 
 
@@ -210,8 +210,8 @@ async def _objects(settings: Settings, screen: Screen) -> None:
 
 
 async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -> None:
-    """Raise if a table is delivered by another slot's suite on this NATS: its changes would come
-    under one id twice.
+    """Raise if another slot's suite on this NATS delivers a table: its changes would get the same
+    ids twice.
     """
     slots = {row["name"] for row in await session.fetch(_OTHER_SLOTS, settings.source.slot)}
     if not slots:
@@ -226,18 +226,18 @@ async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -
             if owner in slots:
                 raise SettingError(
                     (
-                        f"table {table.schema}.{table.name} is delivered by the suite of slot "
-                        f"{owner} already"
+                        f"table {table.schema}.{table.name} is already delivered by the suite "
+                        f"of slot {owner}"
                     ),
                     remedy=(
-                        "Leave it out of one of the publications, or drop that slot if its suite "
-                        "is gone."
+                        "Remove it from one of the publications, or drop that slot if its "
+                        "suite no longer exists."
                     ),
                 )
 
 
 async def _owner(schemas: KeyValue, token: str) -> str | None:
-    """Whose a table is, by the bucket of schemas."""
+    """The source of a table, from the schemas bucket."""
     try:
         source: str | None = decode((await schemas.get(token)).value or b"").get("source")
     except (KeyNotFoundError, DecodeError):
@@ -256,11 +256,11 @@ async def _slot(session: asyncpg.Connection, settings: Settings, screen: Screen)
     )
     if found is None:
         await _create_slot(session, settings)
-        screen.made("slot", slot, "created: PostgreSQL keeps WAL for it from now on")
+        screen.made("slot", slot, "created: PostgreSQL retains WAL for it from now on")
     elif found["plugin"] != "pgoutput" or found["database"] != found["here"]:
         raise HeadraceError(
             (
-                f"replication slot {slot} is there, of the plugin {found['plugin']} in database "
+                f"replication slot {slot} exists, with the plugin {found['plugin']} in database "
                 f"{found['database']}"
             ),
             remedy="Name another with --slot.",

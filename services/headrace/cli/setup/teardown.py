@@ -1,8 +1,9 @@
-"""`headrace teardown`: removes what `headrace init` made, the slot first, since it is what holds
+"""`headrace teardown`: removes what `headrace init` created, the slot first, because it retains
 WAL.
 
-Promises: asks before it removes anything; ends only a reader of ours; leaves a publication, stream
-or bucket that others made, and the archive's files; says what it removed and what it left.
+Promises: asks before it removes anything; ends only this suite's reader; leaves a publication,
+stream or bucket that others created, and the archive's files; reports what it removed and what it
+left.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from headrace.postgres.quoting import quote_name
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import Settings
 
-_DENIED_REMEDY = "Run it as the role that made them, or as a superuser."
+_DENIED_REMEDY = "Run it as the role that created them, or as a superuser."
 
 _STOP_S = 12.0
 _DROP_S = 5.0
@@ -42,7 +43,7 @@ _PUBLICATION = (
 
 @dataclass(frozen=True, slots=True)
 class TeardownPlan:
-    """What is there, and what would go."""
+    """The existing objects, and those to remove."""
 
     slot: bool
     reader: int | None
@@ -59,7 +60,7 @@ class TeardownPlan:
 async def run(
     settings: Settings, *, yes: bool, streams: bool, with_ddl_trigger: bool = False
 ) -> None:
-    """Show what goes, ask, remove."""
+    """Show what will be removed, ask, remove."""
     screen = Screen()
     async with postgres(settings, "teardown", _DENIED_REMEDY) as session:
         plan = await _plan(session, settings, streams=streams)
@@ -81,7 +82,7 @@ async def run(
         screen.kept(
             "files",
             "all",
-            "left: they are yours to remove; a new slot tells a gap there, or wants a new place",
+            "left: remove them yourself; a new slot reports a gap there, or needs a new location",
         )
 
 
@@ -140,17 +141,17 @@ def _ask(settings: Settings, plan: TeardownPlan) -> None:
         parts.append(f"drops publication {settings.source.publication}")
     if plan.streams:
         parts.append(f"deletes {', '.join(plan.streams)} with everything in them")
-    question = f"This {'; '.join(parts)}. Go on?"
+    question = f"This {'; '.join(parts)}. Continue?"
     if not sys.stdin.isatty():
         raise HeadraceError(
-            question.removesuffix(" Go on?").removesuffix("."), remedy="Say so with --yes."
+            question.removesuffix(" Go on?").removesuffix("."), remedy="Confirm with --yes."
         )
     typer.confirm(question, abort=True)
 
 
 async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: int) -> None:
-    """An ordered stop by the bus; a reader that doesn't hear it is ended, and with it nothing that
-    was confirmed.
+    """Stop the suite in order over the bus; a reader that doesn't hear it is ended, which loses
+    nothing confirmed.
     """
     try:
         async with nats(settings, "teardown") as (client, _):
@@ -162,18 +163,18 @@ async def _stop_suite(session: asyncpg.Connection, settings: Settings, reader: i
         if await _released(session, settings.source.slot, _STOP_S):
             return
     except NatsUnreachableError:
-        # Without the bus nobody can be told: the connection itself is what is left.
+        # Without the bus there is only the connection itself.
         pass
     await session.fetchval("SELECT pg_terminate_backend($1)", reader)
     if not await _released(session, settings.source.slot, _DROP_S):
         raise HeadraceError(
-            f"replication slot {settings.source.slot} was taken again at once",
+            f"another process took replication slot {settings.source.slot} immediately",
             remedy="Stop wal-reader where it runs, then try again.",
         )
 
 
 async def _released(session: asyncpg.Connection, slot: str, within_s: float) -> bool:
-    """Whether nobody reads the slot any more; PostgreSQL tells of that to no one who doesn't ask."""
+    """Whether no process reads the slot any more; PostgreSQL reports that only on request."""
     for _ in range(int(within_s / _POLL_S)):
         if not await session.fetchval(
             "SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot
@@ -188,7 +189,7 @@ async def _drop_slot(
 ) -> None:
     slot = settings.source.slot
     if not there:
-        screen.kept("slot", slot, "was not there")
+        screen.kept("slot", slot, "did not exist")
         return
     await session.fetchval("SELECT pg_drop_replication_slot($1)", slot)
     screen.made("slot", slot, "dropped")
@@ -202,9 +203,9 @@ async def _drop_publication(
         await session.execute(f"DROP PUBLICATION {quote_name(name)}")
         screen.made("publication", name, "dropped")
     elif plan.foreign_publication:
-        screen.kept("publication", name, "left: headrace init did not make it")
+        screen.kept("publication", name, "left: headrace init did not create it")
     else:
-        screen.kept("publication", name, "was not there")
+        screen.kept("publication", name, "did not exist")
 
 
 async def _delete_streams(settings: Settings, screen: Screen, plan: TeardownPlan) -> None:
@@ -214,4 +215,4 @@ async def _delete_streams(settings: Settings, screen: Screen, plan: TeardownPlan
             await client.jetstream().delete_stream(name)
             screen.made(*kind_and_name(name), "deleted")
     for name in plan.foreign_streams:
-        screen.kept(*kind_and_name(name), "left: headrace did not make it")
+        screen.kept(*kind_and_name(name), "left: headrace did not create it")

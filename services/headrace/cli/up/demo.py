@@ -1,9 +1,8 @@
-"""The first changes a newcomer sees: a small table, one transaction on it, its events as they come
-from JetStream.
+"""The first changes a newcomer sees: a small table, one transaction on it, its events from
+JetStream.
 
-Owns the table `headrace_demo` of the embedded database (with several suites one for each), and
-touches no other. One row more stays with each run, which is how a later run shows that the data was
-kept.
+Owns the table `headrace_demo` of the embedded database (with several suites, one for each), and
+touches no other. Each run leaves one more row, which shows a later run that the data was kept.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 class NotArrivedError(HeadraceError):
-    """The sample changes did not come out of JetStream in time."""
+    """The sample changes did not arrive in time."""
 
     remedy = "See the logs of wal-reader and publisher in .headrace/logs."
 
 
 async def make_database(settings: Settings, name: str) -> None:
-    """Create the database that the settings name, from PostgreSQL's own first one."""
+    """Create the database named in the settings, connected to PostgreSQL's default one."""
     administration = await asyncpg.connect(
         host=settings.postgres.host,
         port=settings.postgres.port,
@@ -56,20 +55,20 @@ async def make_database(settings: Settings, name: str) -> None:
 async def make_table(settings: Settings, table: str) -> None:
     """The demo's table, if missing."""
     async with postgres(settings, "up") as session:
-        # Found in the catalog first: IF NOT EXISTS alone would tell the client a notice at every
+        # Looked up in the catalog first: with IF NOT EXISTS, the client would get a notice at every
         # later run.
         if await session.fetchval("SELECT to_regclass($1)", f"public.{quote_name(table)}") is None:
             await session.execute(_CREATE.format(table=quote_name(table)))
 
 
 async def kept_events(settings: Settings) -> int:
-    """How many events the stream of changes holds."""
+    """The number of events in the change stream."""
     async with nats(settings, "up") as (client, _):
         return int((await client.jetstream().stream_info(settings.streams.cdc)).state.messages)
 
 
 async def sample_changes(settings: Settings, table: str) -> list[Event]:
-    """Commit one transaction on the demo's table, and take its events from the stream."""
+    """Commit one transaction on the demo table, and receive its events from the stream."""
     subscription = Subscription(
         settings.streams.cdc,
         (f"{CDC}.{table_token('public', table)}.>",),
@@ -98,8 +97,8 @@ async def sample_changes(settings: Settings, table: str) -> list[Event]:
 
 
 async def _write(settings: Settings, table: str) -> int:
-    """An insert of two rows, an update and a delete in one transaction; its id as the stream has
-    it.
+    """An insert of two rows, an update and a delete in one transaction; returns its id as in the
+    stream.
     """
     name = quote_name(table)
     async with postgres(settings, "up") as session, session.transaction():

@@ -1,7 +1,6 @@
-"""Keeps embedded servers running: one that dies is started again where it was, and the user is
-told.
+"""Keeps embedded servers running: restarts one that dies, and tells the user.
 
-Promises: a server that died leaves no zombie; it comes back over its own folder and port, so that
+Promises: a server that died leaves no zombie; it comes back with its own folder and port, so that
 every client finds it again; one that dies three times within a minute ends the command, with the
 server's last log lines. Starts nothing that was not running before, and nothing once it is
 cancelled.
@@ -24,7 +23,7 @@ _LOOK_S = 0.2
 
 
 class ServerDiedError(HeadraceError):
-    """An embedded server dies again and again."""
+    """An embedded server dies repeatedly."""
 
     remedy = "Correct what it says there; a full disk and too little memory are the usual reasons. Then start again."
 
@@ -38,21 +37,21 @@ class Keeper:
         self._died_at: dict[EmbeddedServer, list[float]] = {}
 
     def watch(self, servers: Sequence[EmbeddedServer]) -> None:
-        """These run now, and are to go on doing so."""
+        """These servers run now, and should continue to."""
         self._servers = list(servers)
 
     async def run(self) -> None:
-        """Return never; raise when a server can't be kept running."""
+        """Never returns; raises if a server can't be kept running."""
         while True:
             for server in self._servers:
                 if not server.running:
                     await self._revive(server)
-            # Its own child's end would give an event, but only to the thread that waits for it: one
-            # each, all the time.
+            # A child's exit raises an event, but only in a thread that waits for it: one thread for
+            # each child, all the time.
             await asyncio.sleep(_LOOK_S)
 
     async def _revive(self, server: EmbeddedServer) -> None:
-        """Start it again; a start that fails counts as a death."""
+        """Restart it; a failed start counts as a death."""
         self._count_death(server)
         self._tell(f"{server.kind} ended ({server.ending}); starting it again")
         try:
@@ -78,9 +77,9 @@ class Keeper:
 async def unless_told_to_stop(
     work: Coroutine[Any, Any, Any], told_to_stop: asyncio.Event, keeping: asyncio.Task[None]
 ) -> bool:
-    """Do the work, unless the user asks for the stop first; whether it was done.
+    """Do the work, unless the user stops it first; returns whether it was done.
 
-    Raises if a server of ours, kept by `keeping`, can't be kept running meanwhile.
+    Raises if an embedded server, kept by `keeping`, can't be kept running meanwhile.
     """
     task = asyncio.create_task(work, name="up")
     stop = asyncio.create_task(told_to_stop.wait(), name="stop")
@@ -96,9 +95,7 @@ async def unless_told_to_stop(
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for its end; the caller has seen its result, or has no more use for
-    one.
-    """
+    """Cancel a task and wait for its end; the caller has its result, or doesn't need it."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

@@ -1,6 +1,6 @@
 """`headrace up`: the whole suite on this machine, or several of them, with one command.
 
-Promises: two of them never share a folder; what it started it stops, in order, whatever ends it; a
+Promises: two of them never share a folder; however it ends, it stops what it started, in order; a
 second Ctrl-C hastens that. Never touches servers that the environment names, beyond what the suite
 itself needs there.
 """
@@ -40,7 +40,7 @@ from headrace.settings import DeliveryMode
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; what is None or 0 there, the environment or chance decides."""
+    """The command line's options; the environment or chance decides those that are None or 0."""
 
     pg_port: int = 0
     nats_port: int = 0
@@ -67,13 +67,13 @@ class Options:
 
 
 class FolderError(HeadraceError):
-    """The folder in which everything is kept can't be used."""
+    """The data folder can't be used."""
 
-    remedy = "Start it in a folder of yours, on a disk with room."
+    remedy = "Run it in a folder that you own, on a disk with free space."
 
 
 async def run(folder: Path, options: Options) -> None:
-    """Start everything, show it, wait for the end, stop everything. All that it keeps is in the
+    """Start everything, show it, wait for the end, stop everything. Keeps all its data in the
     folder.
     """
     with _alone_in(folder):
@@ -82,7 +82,7 @@ async def run(folder: Path, options: Options) -> None:
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for as long as this process lives."""
+    """Lock the folder for as long as this process lives."""
     try:
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -135,7 +135,7 @@ class _Up:
             ):
                 await self._watch(keeping)
         finally:
-            # A server that ends from here on is to end.
+            # Servers that end from here on are supposed to.
             await cancelled(keeping)
             await self._stop()
 
@@ -146,10 +146,10 @@ class _Up:
         self._keeper.watch(self._servers.embedded)
         self._adopt_environment()
         first = self._suites[0].settings
-        with view.step("Making the publication, streams, buckets and slot"):
+        with view.step("Creating the publication, streams, buckets and slot"):
             await self._make_objects()
         if kept := await kept_events(first):
-            view.done(f"The stream {first.streams.cdc} still holds {kept:,} messages")
+            view.done(f"The stream {first.streams.cdc} still contains {kept:,} messages")
         with view.step("Starting the services"):
             await self._start_services()
         ready = sum(len(suite.ports) for suite in self._suites)
@@ -182,7 +182,7 @@ class _Up:
             tables = []
             if embedded:
                 await make_table(suite.settings, suite.demo_table)
-                # A new publication is of all tables, where one suite is alone; one that is there
+                # A new publication includes all tables if there is only one suite; an existing one
                 # may lack the demo's.
                 if several or await is_published(suite.settings):
                     tables = [suite.demo_table]
@@ -197,7 +197,7 @@ class _Up:
             self._view.done(f"Made {', '.join(made.things)}")
 
     def _adopt_environment(self) -> None:
-        """Lead this process, and so its children, to the servers and settings that were chosen."""
+        """Point this process, and therefore its children, to the chosen servers and settings."""
         environment = (
             self._servers.inherited() | self._servers.environment() | self._options.environment()
         )
@@ -225,7 +225,7 @@ class _Up:
         settings = {
             "HEADRACE_SLOT": suite.slot,
             "HEADRACE_PUB": suite.settings.source.publication,
-            # For `headrace status`, which asks telemetry.
+            # For `headrace status`, which queries telemetry.
             "HEADRACE_HTTP_PORT": str(suite.ports["telemetry"]),
         }
         if suite.settings.archive.url:
@@ -233,7 +233,7 @@ class _Up:
         self._servers.write_environment(settings, name)
 
     async def _watch(self, keeping: asyncio.Task[None]) -> None:
-        """Wait for the user, or for every suite to be over."""
+        """Wait for the user, or for the end of every suite."""
         if await unless_told_to_stop(self._until_all_are_over(), self._told_to_stop, keeping):
             for suite in self._suites:
                 suite.check()
@@ -244,7 +244,7 @@ class _Up:
                 group.create_task(self._see_out(suite), name=f"watch {suite.slot}")
 
     async def _see_out(self, suite: Suite) -> None:
-        """Stop what is left of a suite that is over; the others go on."""
+        """Stop the rest of a suite that has ended; the others continue."""
         await suite.supervisor.over.wait()
         if len(self._suites) > 1:
             await suite.supervisor.stop()
@@ -264,7 +264,7 @@ class _Up:
 
     async def _stop(self) -> None:
         """Stop the services in order, then the servers."""
-        # From here on a first Ctrl-C is the one that hastens.
+        # From here on, one Ctrl-C is enough to hasten it.
         self._told_to_stop.set()
         self._view.quiet = True
         began = time.monotonic()
@@ -332,12 +332,12 @@ class _Up:
             ("nats", f"nats --server {url} sub 'cdc.>'"),
             ("Python", f"client = await nats.connect({url!r})"),
             ("", "await client.jetstream().subscribe('cdc.>', ordered_consumer=True)"),
-            ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` goes on with the data"),
+            ("stop", f"Ctrl-C, or kill {os.getpid()}; the next `up` continues with the data"),
         ]
 
 
 def _hasten(server: EmbeddedServer) -> None:
-    """Let the stop that is under way end now."""
+    """Hasten the stop that is under way."""
     if server.running:
         if isinstance(server, EmbeddedPostgres):
             number = signal.SIGQUIT

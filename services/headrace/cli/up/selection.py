@@ -1,9 +1,9 @@
-"""Which suites one `headrace up` runs: a slot and a publication for each, and whether they go
+"""Which suites one `headrace up` runs: a slot and a publication for each, and whether they fit
 together.
 
-Promises: what can't go together is one error before a slot is made or a service starts. Suites
-share the streams, so no table may be in two of their publications: it would be delivered twice,
-under one subject.
+Promises: suites that can't run together cause one error before a slot is created or a service
+starts. Suites share the streams, so no table may be in two of their publications: it would be
+delivered twice, under one subject.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OVERLAP_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A suite as the command line names it; what is None there, the environment says."""
+    """A suite from the command line; the environment provides what is None."""
 
     slot: str | None = None
     pub: str | None = None
@@ -48,16 +48,16 @@ class Chosen:
 
 
 def paired(slots: Sequence[str], pubs: Sequence[str]) -> tuple[Chosen, ...]:
-    """A suite for each `--slot` and the `--pub` of the same place."""
+    """A suite for each `--slot` with the corresponding `--pub`."""
     if len(slots) < 2 and len(pubs) < 2:
         return (Chosen(slots[0] if slots else None, pubs[0] if pubs else None),)
     if len(slots) != len(pubs):
         raise SettingError(
             f"--slot is given {_times(slots)}, --pub {_times(pubs)}",
-            remedy="Several suites need both for each: --slot a --pub p1 --slot b --pub p2.",
+            remedy="Several suites need both options for each: --slot a --pub p1 --slot b --pub p2.",
         )
     for option, names, why in (
-        ("--slot", slots, "A slot has one reader, so give each suite a slot of its own."),
+        ("--slot", slots, "A slot has one reader, so give each suite its own slot."),
         (
             "--pub",
             pubs,
@@ -78,24 +78,22 @@ def _times(names: Sequence[str]) -> str:
 
 
 def check_together(suites: Sequence[Chosen], environ: Mapping[str, str]) -> None:
-    """Raise where the environment asks for what several suites can't do."""
+    """Raise if the environment requests something that several suites can't do."""
     if len(suites) > 1 and load_audit(environ).enabled:
         raise SettingError(
-            "HEADRACE_AUDIT=true goes with one suite alone: two trails would number one table",
+            "HEADRACE_AUDIT=true works with one suite only: two trails would number one table",
             remedy="Unset it, and run `headrace audit up` in another folder.",
         )
 
 
 class SlotInUseError(HeadraceError):
-    """Somebody else reads the slot."""
+    """Another process reads the slot."""
 
     remedy = "A slot has one reader. Use that suite, stop it, or name another slot and publication: --slot, --pub."
 
 
 async def require_free_slot(settings: Settings) -> None:
-    """Raise if the slot has a reader that stays; one that was killed just now is let go of within
-    moments.
-    """
+    """Raise if the slot has a lasting reader; a killed one releases it within moments."""
     async with postgres(settings, "up") as session:
         deadline = time.monotonic() + SLOT_WAIT_S
         while reader := await session.fetchrow(f"{slot_reader.QUERY}$1", settings.source.slot):
@@ -107,13 +105,13 @@ async def require_free_slot(settings: Settings) -> None:
 
 
 async def is_published(settings: Settings) -> bool:
-    """Whether the suite's publication is there."""
+    """Whether the suite's publication exists."""
     async with postgres(settings, "up") as session:
         return bool(await session.fetch(_KNOWN, [settings.source.publication]))
 
 
 async def require_disjoint(suites: Sequence[Settings], *, existing: bool) -> None:
-    """Raise if a table is in two publications, or a publication is of all tables, or where one is
+    """Raise if a table is in two publications, or a publication includes all tables, or one is
     missing.
     """
     pubs = [settings.source.publication for settings in suites]
@@ -123,15 +121,15 @@ async def require_disjoint(suites: Sequence[Settings], *, existing: bool) -> Non
         if existing and missing:
             raise SettingError(
                 (
-                    f"publication {missing[0]} does not exist, and several suites can't each take "
-                    "all tables"
+                    f"publication {missing[0]} does not exist, and several suites can't each "
+                    "include all tables"
                 ),
-                remedy=f"Make it: CREATE PUBLICATION {missing[0]} FOR TABLE ….",
+                remedy=f"Create it: CREATE PUBLICATION {missing[0]} FOR TABLE ….",
             )
         whole = await session.fetchval(_ALL_TABLES, pubs)
         if whole is not None:
             raise SettingError(
-                f"publication {whole} is of all tables, so nothing is left for another suite",
+                f"publication {whole} includes all tables, so nothing is left for another suite",
                 remedy=_OVERLAP_REMEDY,
             )
         shared = await session.fetch(_SHARED, pubs)

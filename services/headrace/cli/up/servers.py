@@ -1,9 +1,9 @@
-"""The servers that `headrace up` works on: those the environment names, else embedded ones under
+"""The servers that `headrace up` uses: those the environment names, else embedded ones under
 `.headrace/`.
 
-Promises: what the environment names is used and never changed beyond what the suite needs; an
+Promises: servers that the environment names are never changed beyond what the suite needs; an
 embedded server keeps its data and, if it is free, its port from run to run; passwords stay in files
-that only the user reads.
+that only the user can read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headrace.postgres.connection import where
 from headrace.settings import NatsSettings, PostgresSettings
 
 DATABASE = "headrace"
-# A slot that is far behind fills the disk, or is lost: this server runs only while its reader does,
-# so that a slot is never so far behind unless the suite has stood still for all of that.
+# A slot that is far behind fills the disk, or is invalidated. This server runs only while its
+# reader does, so a slot falls this far behind only if the suite stalls for all of that time.
 _POSTGRES_SETTINGS = {"max_slot_wal_keep_size": "32GB"}
 POSTGRES_NAMED_BY = ("PG_HOST", "PGHOST", "PGHOSTADDR", "PGSERVICE")
 NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
@@ -35,7 +35,7 @@ NATS_NAMED_BY = ("NATS_URL", "NATS_HOST")
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A server as the user sees it."""
+    """A server as shown to the user."""
 
     name: str
     address: str
@@ -50,7 +50,7 @@ class ServerAddress:
 
 @dataclass(slots=True)
 class Servers:
-    """Both servers of a run; embedded ones are started and stopped here."""
+    """Both servers of a run; starts and stops the embedded ones."""
 
     folder: Path
     environ: Mapping[str, str]
@@ -74,7 +74,7 @@ class Servers:
         return cls(folder, environ, postgres, nats)
 
     async def start(self, tell: Callable[[str], None]) -> None:
-        """Start what is embedded."""
+        """Start the embedded servers."""
         for server in self.embedded:
             await server.start()
             tell(f"{server.kind} listens on 127.0.0.1:{server.port}")
@@ -85,11 +85,11 @@ class Servers:
 
     @property
     def embedded(self) -> list[EmbeddedServer]:
-        """The embedded servers, in the order in which they start; they stop in the opposite one."""
+        """The embedded servers, in starting order; they stop in reverse order."""
         return [server for server in (self.postgres, self.nats) if server is not None]
 
     def environment(self) -> dict[str, str]:
-        """What leads a service, or a client in another terminal, to these servers."""
+        """Variables that point a service, or a client in another terminal, to these servers."""
         named: dict[str, str] = {}
         if self.postgres is not None:
             named |= {
@@ -106,7 +106,7 @@ class Servers:
         return named
 
     def inherited(self) -> dict[str, str]:
-        """The environment without what would lead elsewhere than to an embedded server."""
+        """The environment without variables that would point elsewhere than to an embedded server."""
         gone: set[str] = set()
         if self.postgres is not None:
             gone |= {name for name in self.environ if name.startswith(("PG", "POSTGRES_BRIDGE_"))}
@@ -138,7 +138,7 @@ class Servers:
         return f"{program} 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
 
     def write_environment(self, settings: dict[str, str], name: str = "env") -> Path:
-        """Keep what another terminal needs in a file it can source."""
+        """Write the variables to a file that another terminal can source."""
         given = self.environment() | self._psqls() | settings
         lines = [f"export {variable}={_shell_quoted(value)}\n" for variable, value in given.items()]
         # So that `headrace` is found there by its name, and the server's own psql where there is no
@@ -153,7 +153,7 @@ class Servers:
         return self._write_secret(name, "".join(lines))
 
     def _psqls(self) -> dict[str, str]:
-        """What lets psql, pg_dump and their like connect to the embedded server without an
+        """Variables that let psql, pg_dump and others connect to the embedded server without an
         argument.
         """
         if self.postgres is None:

@@ -1,8 +1,7 @@
-"""One suite of `headrace up`: its settings, its ports, its services while they run.
+"""One suite of `headrace up`: its settings, its ports, its running services.
 
-Promises: the documented ports where they are free, those of a further suite ten higher each;
-whatever stands in the way of them is told before anything starts. One suite knows nothing of
-another.
+Promises: the documented ports if they are free, for each further suite ten higher; a port that
+can't be used is reported before anything starts. One suite knows nothing about another.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from headrace.supervisor.line import Line
 from headrace.supervisor.process import Service
 from headrace.supervisor.supervisor import ServiceFailedError, Supervisor
 
-# Between the ports of one suite and those of the next.
+# Difference between the ports of one suite and those of the next.
 PORTS_APART = 10
 READY_TIMEOUT_S = 60.0
-# Over the services' own deadline, so that they can say themselves what they waited for.
+# Longer than the services' own deadline, so that they can report what they waited for.
 STOP_GRACE_S = 3.0
 
 
@@ -39,11 +38,11 @@ class Suite:
     ) -> None:
         own = dict(environment) | chosen.environment()
         if of > 1 and own.get("HEADRACE_ARCHIVE_URL"):
-            # An archive is of one source.
+            # An archive has one source.
             own["HEADRACE_ARCHIVE_URL"] = f"{own['HEADRACE_ARCHIVE_URL'].rstrip('/')}/{chosen.slot}"
         self.settings: Settings = load(own)
         self.slot = self.settings.source.slot
-        # What stands before a service's name, where there are several of it.
+        # Precedes a service's name if there are several of it.
         self.label = f"{self.slot} " if of > 1 else ""
         # PostgreSQL cuts a longer name.
         if of > 1:
@@ -73,7 +72,7 @@ class Suite:
         return self._supervisor is not None
 
     def start(self, view: View, telemetry: int | None, taken: set[int]) -> None:
-        """Start every service on ports that are free and that no other suite was given."""
+        """Start every service on ports that are free and not given to another suite."""
         self.ports = self._service_ports(telemetry, taken)
         self._logs.mkdir(exist_ok=True)
         self._supervisor = Supervisor(
@@ -90,7 +89,7 @@ class Suite:
             raise self._told(error) from error
 
     def check(self) -> None:
-        """Raise if one of its services failed for good."""
+        """Raise if one of its services failed permanently."""
         try:
             self.supervisor.check()
         except ServiceFailedError as error:
@@ -106,7 +105,7 @@ class Suite:
         return Service(name, environment, port, self._logs / f"{name}.log")
 
     def _service_ports(self, telemetry: int | None, taken: set[int]) -> dict[str, int]:
-        """The documented ports, unless something uses them or another `up` may be about to."""
+        """The documented ports, unless a program uses them or another `up` may be about to."""
         if telemetry and not self._shift and not is_free(telemetry):
             raise PortTakenError(f"Telemetry can't listen on port {telemetry}: it is taken")
         documented = hold_documented_ports()
@@ -124,14 +123,14 @@ class Suite:
         return ports
 
     def _wanted_ports(self) -> dict[str, int]:
-        """The services to start, in the order in which they stop, and their documented ports."""
+        """The services to start, in stopping order, and their documented ports."""
         wanted = {ARCHIVER: bool(self.settings.archive.url)}
         wanted[AUDIT_WRITER] = load_audit(self._environment).enabled
         return {s.name: s.port for s in SERVICES.values() if wanted.get(s, True)}
 
 
 class _Named:
-    """The view, as one of several suites speaks to it."""
+    """The view, as used by one of several suites."""
 
     def __init__(self, view: View, label: str) -> None:
         self._view = view
@@ -148,11 +147,10 @@ _ports_held: list[socket.socket] = []
 
 
 def hold_documented_ports() -> bool:
-    """Whether this process, of all that share its ports, is the one that may take the documented
-    ones.
+    """Whether this process, of all that share its ports, may take the documented ones.
 
-    A name in the kernel and no file: it is as wide as the network namespace, and is given up with
-    the process.
+    An abstract socket name instead of a file: it is valid in the network namespace, and is released
+    with the process.
     """
     if _ports_held:
         return True

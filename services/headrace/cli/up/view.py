@@ -1,7 +1,7 @@
-"""What `headrace up` shows: steps while it starts, sample changes, one table, then only what
-matters.
+"""The output of `headrace up`: steps at startup, sample changes, a table, then only important
+events.
 
-Plain text without colours or spinners where the output is no terminal; there, nothing is cut or
+Plain text without colors or spinners if the output is not a terminal; then nothing is cut or
 wrapped.
 """
 
@@ -40,7 +40,7 @@ class ServiceRow:
 
 
 class CreatedObjects(Screen):
-    """Collects what init made, where it would print a line for each thing that it finds or makes."""
+    """Collects init's output, which has a line for each object that it finds or creates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,19 +57,19 @@ class CreatedObjects(Screen):
 
 
 class View:
-    """The terminal, or the file, that the user reads. Also the supervisor's listener."""
+    """The user's terminal or file. Also the supervisor's listener."""
 
     def __init__(self, *, verbose: bool) -> None:
         self._console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
         self._verbose = verbose
-        # Services come and go while the suite starts and stops: what they warn of then is in their
+        # Services come and go while the suite starts and stops: their warnings then are in their
         # logs.
         self.quiet = True
         self._told: dict[tuple[str, str], float] = {}
 
     @contextmanager
     def step(self, doing: str) -> Iterator[None]:
-        """Show what is being done for as long as it takes, on a terminal only."""
+        """Show the current step while it lasts, on a terminal only."""
         if self._console.is_terminal:
             with self._console.status(f"{doing} …"):
                 yield
@@ -77,11 +77,11 @@ class View:
             yield
 
     def done(self, text: str) -> None:
-        """A step that is behind us."""
+        """A completed step."""
         self._beside(Text("✓ ", "green"), Text(text))
 
     def line(self, service: str, line: Line) -> None:
-        """A service's line: all of them with --verbose, else the grave ones."""
+        """A service's log line: all of them with --verbose, else only grave ones."""
         if not self._verbose and (
             self.quiet or not line.grave or self._is_told(service, line.summary)
         ):
@@ -92,15 +92,13 @@ class View:
         )
 
     def _is_told(self, service: str, summary: str) -> bool:
-        """Whether it stood here a moment ago: what keeps a service waiting is logged at each
-        attempt.
-        """
+        """Whether it was shown a moment ago: services log at each attempt why they wait."""
         now = time.monotonic()
         self._told = {one: at for one, at in self._told.items() if now - at < _AGAIN_S}
         return self._told.setdefault((service, summary), now) != now
 
     def news(self, text: str) -> None:
-        """What the supervisor or the shutdown does."""
+        """An action of the supervisor or of the shutdown."""
         self._console.print(
             Text.assemble((f"{'up':<{_NAME_WIDTH}} │ ", "cyan"), text), soft_wrap=True
         )
@@ -116,8 +114,8 @@ class View:
             self._beside(head, Text(json.dumps(data, ensure_ascii=False, default=str), style="dim"))
 
     def _beside(self, head: Text, text: Text) -> None:
-        """What is too long for the terminal goes on below its own beginning; elsewhere it stays one
-        line.
+        """Text that is too long for the terminal continues below its own beginning; elsewhere it
+        stays one line.
         """
         if not self._console.is_terminal:
             self._console.print(head.append_text(text), soft_wrap=True)
@@ -129,7 +127,7 @@ class View:
         self._console.print(columns)
 
     def table(self, rows: Sequence[ServiceRow], hints: Sequence[tuple[str, str]]) -> None:
-        """What runs where, and how to go on."""
+        """What runs where, and what to do next."""
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for title in ("Running", "Where", "Process", ""):
             table.add_column(title, no_wrap=title != "", overflow="fold")
@@ -140,6 +138,6 @@ class View:
         self._console.print(table)
         self._console.print()
         for name, hint in hints:
-            # Outside the table's columns: a command that is wrapped can't be copied.
+            # Outside the table's columns: a wrapped command can't be copied.
             self._console.print(Text.assemble((f"{name:<10}", "bold"), hint), soft_wrap=True)
         self._console.print()

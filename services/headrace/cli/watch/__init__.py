@@ -1,1 +1,1 @@
-"""`headrace status`, `top` and `tail`: look at a running suite."""
+"""`headrace status`, `top` and `tail`: observe a running suite."""

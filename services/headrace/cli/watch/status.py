@@ -1,4 +1,4 @@
-"""`headrace status`: telemetry's `/status`, for people. Asks over HTTP and nothing else."""
+"""`headrace status`: shows telemetry's `/status`, using only HTTP."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STYLES = {"ready": "green", "not ready": "yellow", "silent": "red"}
 class TelemetryAwayError(HeadraceError):
     """Telemetry doesn't answer."""
 
-    remedy = "Start it (`headrace telemetry`), or say where it is with --url or --port."
+    remedy = "Start it (`headrace telemetry`), or give its address with --url or --port."
 
 
 def telemetry_address(url: str | None, settings: Settings) -> str:
-    """Where telemetry answers: at the address that was given, else on this machine."""
+    """Telemetry's address: the given one, or else on this machine."""
     port = settings.process.http_port
     return (url or f"http://127.0.0.1:{TELEMETRY.port if port is None else port}").rstrip("/")
 
@@ -59,7 +59,7 @@ async def fetch(base: str) -> dict[str, Any]:
             f"telemetry at {base} does not answer: {str(error) or 'time-out'}"
         ) from error
     if not isinstance(body, dict) or "services" not in body:
-        raise TelemetryAwayError(f"what answers at {base} is not telemetry")
+        raise TelemetryAwayError(f"the program at {base} is not telemetry")
     return body
 
 
@@ -114,7 +114,7 @@ def _figures(name: str, figures: dict[str, Any]) -> str:
 
 
 def size(count: float) -> str:
-    """A number of bytes, short."""
+    """A number of bytes, abbreviated."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             if unit == "B":

@@ -1,4 +1,4 @@
-"""`headrace tail`: live events in a terminal, readable, or one JSON document a line."""
+"""`headrace tail`: live events in a terminal, readable or as one JSON document per line."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def run(
             while not stop.is_set() and shown != limit:
                 event = await _next_or_stop(consumer.next(0.5), stop)
                 if event is None and unasked:
-                    # Now only: the first row of a new table may come before its schema.
+                    # Only now: the first row of a new table may come before its schema.
                     unasked = False
                     await _tell_unknown(client, settings, tables)
                 if event is not None:
@@ -77,8 +77,8 @@ async def run(
 
 
 async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str]) -> None:
-    """Say which of the tables have no schema yet, and which ones there are; nothing where the
-    bucket can't be read.
+    """Report which of the tables have no schema yet, and which tables exist; nothing if the bucket
+    can't be read.
     """
     try:
         schemas = await client.jetstream().key_value(settings.streams.schemas)
@@ -105,7 +105,7 @@ async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str
 
 
 def _token(table: str) -> str:
-    """A table that a user names, as subjects and the bucket of schemas have it."""
+    """A user's name for a table, as in subjects and the schemas bucket."""
     return table_token(*table_of(table))
 
 

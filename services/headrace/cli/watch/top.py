@@ -1,8 +1,7 @@
-"""`headrace top`: a live view of the running suite, made of telemetry's `/status`. Asks over HTTP
-and nothing else.
+"""`headrace top`: a live view of the running suite, from telemetry's `/status`, using only HTTP.
 
-Promises: the terminal is as it was when it ends; telemetry being away is shown, and waited for.
-Where the output is no terminal, one screen is printed.
+Promises: restores the terminal when it ends; if telemetry is unavailable, it shows that and waits.
+If the output is not a terminal, one screen is printed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MEASURE_S = 1.0
 
 
 async def run(settings: Settings, *, url: str | None, interval_s: float, once: bool) -> None:
-    """Look again and again, until Ctrl-C or q."""
+    """Refresh repeatedly, until Ctrl-C or q."""
     base = telemetry_address(url, settings)
     console = Console()
     past = Past()

@@ -1,4 +1,4 @@
-"""What `headrace top` draws: one screen, made of the present status and of what came before it."""
+"""Renders the screen of `headrace top`, from the current status and earlier ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.metrics.counting import quantile
 
 _BARS = "▁▂▃▄▅▆▇█"
 SAMPLES_MAX = 60
-# Latencies are of what was acknowledged within so many samples.
+# Latencies are of frames acknowledged within this many samples.
 RECENT = 10
 _ALARMS = {"ok": "green", "warning": "yellow", "critical": "red", "lost": "red bold"}
 TABLES_MAX = 8
@@ -37,7 +37,7 @@ class Past:
     def add(self, now: float, body: dict[str, Any]) -> None:
         if self.bodies:
             more = body["cdc_events_published"] - self.bodies[-1]["cdc_events_published"]
-            # A publisher that began anew counts from zero.
+            # A restarted publisher counts from zero.
             self.rates.append(max(0.0, more / max(now - self.at[-1], 0.001)))
         self.at.append(now)
         self.bodies.append(body)
@@ -48,7 +48,7 @@ class Past:
         return self.bodies[-1]
 
     def per_second(self, service: str, key: str, series: str | None = None) -> float:
-        """How fast a figure of a service grows."""
+        """The growth rate of a service's metric."""
         if len(self.bodies) < 2:
             return 0.0
         first, last = (
@@ -61,7 +61,7 @@ class Past:
         return 0.0
 
     def acked_within(self, share: float) -> float | None:
-        """The time within which this share of the frames was acknowledged lately."""
+        """The time within which this share of recent frames was acknowledged."""
         held = figures(self.now, "publisher").get("ack_lag_seconds")
         before = figures(self.bodies[0], "publisher").get("ack_lag_seconds")
         if (
@@ -90,7 +90,7 @@ def _number(stats: dict[str, Any], key: str, series: str | None) -> float:
 
 
 def screen(past: Past, trouble: str = "") -> RenderableType:
-    """All of it."""
+    """The whole screen."""
     parts: list[RenderableType] = [
         _head(past, trouble),
         _stream(past),
@@ -281,13 +281,13 @@ def _table(first: str, *others: str) -> Table:
 
 
 def spark(values: deque[float]) -> str:
-    """A line of bars, the highest value as the tallest."""
+    """A line of bars; the highest value has the tallest."""
     top = max(values, default=0) or 1
     return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] for value in values)
 
 
 def seconds(value: float | None) -> str:
-    """A short time, short."""
+    """A short duration, abbreviated."""
     if value is None:
         return "-"
     if value < 1:
