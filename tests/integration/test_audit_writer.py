@@ -330,7 +330,7 @@ async def test_a_stream_that_was_made_anew_is_a_gap_that_is_kept_and_the_trail_g
     await line.suite.start("publisher")
     await rows(line, "true", 250)
     found = await line.database.fetch("SELECT reason FROM headrace_audit_gaps")
-    assert any("made anew" in row["reason"] for row in found)
+    assert any("recreated" in row["reason"] for row in found)
 
 
 async def test_a_hole_in_the_stream_is_kept_as_a_gap_and_every_row_around_it_is_in_the_trail(

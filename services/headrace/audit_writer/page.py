@@ -1,9 +1,9 @@
-"""The trail in a browser: search by table, key, time and context, and what a change changed.
+"""The trail in a browser: search by table, key, time and context, and the differences of a change.
 
 Serves `/audit` (one page, no other files) and `/audit/changes` (the rows as JSON) on the
-audit-writer's own port. Since rows are what it shows, it answers only where this machine alone
-reaches the port, or to who has HEADRACE_AUDIT_TOKEN; reads through a connection of its own that
-can't write.
+audit-writer's own port. Because it shows rows, it answers only if no other machine can reach the
+port, or to requests with HEADRACE_AUDIT_TOKEN; reads through a separate connection that can't
+write.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 
 
 class Page:
-    """The routes; at most a few searches at a time, so that the page never crowds the writer out."""
+    """The routes; limits parallel searches, so that the page never crowds the writer out."""
 
     def __init__(self, settings: Settings, audit: AuditSettings) -> None:
         self._settings = settings
@@ -59,7 +59,7 @@ class Page:
         if not self._may(request):
             return refusal(
                 401,
-                "the trail needs its token",
+                "the audit page requires a bearer token",
                 "Send Authorization: Bearer <HEADRACE_AUDIT_TOKEN>.",
                 _HEADERS,
             )
@@ -91,7 +91,9 @@ class Page:
             connection.terminate()
 
     def _local(self, request: web.Request) -> bool:
-        """This machine, by a name of its own: another name that leads here is another's page."""
+        """This machine, by one of its own names: another name that leads here belongs to another
+        site.
+        """
         host = self._settings.process.http_host
         asked = request.url.host or ""
         return (
@@ -120,7 +122,7 @@ def _search(asked: Mapping[str, str]) -> Search:
 
 
 def _place(text: str) -> TrailPosition:
-    """A place as the page sends it: position, ordinal (empty in an older auditor's rows) and id."""
+    """A position as the page sends it: position, ordinal (empty in an older auditor's rows) and id."""
     position, ordinal, change = text.split(".")
     return TrailPosition(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
 
@@ -135,7 +137,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def _document(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for the page; 64-bit places as texts, since a browser's numbers are doubles."""
+    """A row for the page; 64-bit positions as texts, because a browser's numbers are doubles."""
     document = dict(row)
     for name in ("before", "after", "context", "exact"):
         document[name] = json.loads(document[name] or "null")

@@ -1,9 +1,9 @@
-"""The audit-writer's process: one session after another, and the old rows' removal.
+"""The audit-writer's process: one session after another, and the removal of old rows.
 
-Promises: while the destination, the stream or the source is away it waits, unready, with the
-reason, and goes on by itself, however long that takes; what the destination refuses at the very
-start ends the process with the remedy. What is lost for good is kept in the table of gaps, never
-passed over in silence.
+Promises: while the destination, the stream or the source is unavailable it waits, unready, with the
+reason, and recovers automatically, however long that takes; a refusal by the destination at startup
+ends the process with the remedy. Permanent losses are recorded in the table of gaps, never skipped
+silently.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class AuditWriter:
         self._audit = audit
         self._client = client
         self._worked = False
-        # Of the session at hand.
+        # Of the current session.
         self._wrote = False
-        # The present session, or the last one.
+        # The current session, or the last one.
         self._session: Session | None = None
 
     async def run(self) -> None:
@@ -101,7 +101,7 @@ class AuditWriter:
 
     @contextlib.asynccontextmanager
     async def _destination(self) -> AsyncIterator[Destination]:
-        # A server that is gone without a word would else be waited for without end.
+        # Otherwise a server that disappeared would be waited for forever.
         timeout_s = self._audit.commit_timeout_s
         connection = await connect(
             self._audit, self._settings.postgres, f"headrace {SERVICE}", timeout_s
@@ -141,13 +141,13 @@ class AuditWriter:
     async def _note(self, destination: Destination, gap: RetentionGapError) -> None:
         log.error("gap", reason=str(gap))
         count(self._scope.health.stats, "audit_gaps")
-        # The state as it was committed last: the session that ended may have been ahead of it.
+        # The last committed state: the session that ended may have been ahead of it.
         await destination.prepare()
         if gap.rewritten:
-            # Another stream, or an older copy that was written on: read from its start, and judged
-            # by positions.
+            # Another stream, or an older copy that was continued: read from its start, and compare
+            # positions.
             await destination.note_gap(
-                0, f"the stream was made anew; what it held from {gap.first_lost} on may be lost"
+                0, f"the stream was recreated; its events from {gap.first_lost} on may be lost"
             )
         else:
             reason = f"the stream discarded {gap.first_lost} to {gap.last_lost} unread"
@@ -156,11 +156,10 @@ class AuditWriter:
             await destination.note_gap(gap.last_lost, reason)
 
     def _blocked(self, error: Exception) -> None:
-        """What is refused at the start ends the process with its remedy; what worked before is
+        """An error at startup ends the process with its remedy; once it has worked, errors are
         waited for.
 
-        So is a stream that is not there yet: beside this service a suite may be starting that makes
-        it.
+        So is a missing stream: a suite that is just starting may create it.
         """
         waited_for = self._worked or isinstance(error, StreamMissingError)
         if isinstance(error, HeadraceError) and not error.retry and not waited_for:
@@ -180,8 +179,8 @@ class AuditWriter:
         count(self._scope.health.stats, "audit_recoveries")
 
     async def look(self) -> None:
-        """See now and then how far the trail is behind the stream, also while its destination is
-        away.
+        """Measure now and then how far the trail is behind the stream, even while its destination
+        is unavailable.
         """
         stats = self._scope.health.stats
         stream = self._settings.streams.cdc
@@ -196,7 +195,7 @@ class AuditWriter:
             await self._scope.pause(LOOK_S)
 
     async def expire(self, keep_days: int) -> None:
-        """Remove old rows, for as long as there are any and then now and then."""
+        """Remove old rows, as long as there are any and then now and then."""
         while not self._scope.stopping.is_set():
             removed = 0
             with contextlib.suppress(
@@ -212,7 +211,7 @@ class AuditWriter:
 async def _zemis_ports(
     scope: Scope, settings: Settings, audit: AuditSettings, trail: Trail | None
 ) -> AsyncIterator[None]:
-    """The ports that HEALTH_PORT and METRICS_PORT ask for, beside the service's own."""
+    """Serve the ports of HEALTH_PORT and METRICS_PORT, in addition to the service's own."""
 
     async def alive(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,9 +1,8 @@
-"""One life of the trail between two doubts: the stream is followed from where the destination's
-state says.
+"""One session of the trail: follows the stream from the position in the destination's state.
 
-Promises: reads on while a commit is under way, but never more than the settings allow; commits only
-what the stitcher gives out, in order. Whatever fails ends the session; the next one reads the state
-again, and so is in no doubt.
+Promises: reads ahead while a commit is under way, but never more than the settings allow; commits
+only complete batches, in order. Any failure ends the session; the next one reads the state again,
+and so resolves any doubt.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "TRUNCATE"})
 
 @dataclass(slots=True)
 class Marks:
-    """The destination's state as the consumer library asks for it."""
+    """The destination's state as the consumer library queries it."""
 
     destination: Destination
     lane: str
@@ -58,12 +57,12 @@ class Marks:
         return {self.lane: Watermark(state.position, state.stream_seq)}
 
     async def save(self, lane: str, watermark: Watermark) -> None:
-        """Nothing: the place is kept with the rows."""
+        """Does nothing: the position is stored with the rows."""
 
 
 @dataclass(slots=True)
 class Session:
-    """Reads, stitches, commits."""
+    """Reads, assembles, commits."""
 
     scope: Scope
     settings: AuditSettings
@@ -79,8 +78,7 @@ class Session:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     _what: dict[tuple[int, str, str], str] = field(default_factory=dict)
     _rows: Counter[str] = field(default_factory=Counter)
-    # What became known of tables, and from which place on, until a batch that reaches there keeps
-    # it.
+    # Facts about tables, and their positions, until a batch that reaches there stores them.
     _learned: deque[tuple[Position, Names, Noted]] = field(default_factory=deque)
     # The time at which a relation's files were last read from the catalog.
     _files_at: dict[int, float] = field(default_factory=dict)
@@ -91,7 +89,7 @@ class Session:
     _writing: bool = False
 
     async def run(self, consumer: Consumer) -> None:
-        """Until the stop, or the first failure; what was read whole before it is still committed."""
+        """Run until the stop, or the first failure; complete transactions are still committed."""
         read = asyncio.create_task(self._read(consumer), name="audit-read")
         commit = asyncio.create_task(self._commit(), name="audit-commit")
         try:
@@ -112,7 +110,7 @@ class Session:
 
     @property
     def settled_seq(self) -> int:
-        """Everything of the stream up to here is in the trail, or has no row in it."""
+        """Every message up to here is in the trail, or has no row in it."""
         kept = self.destination.state.stream_seq
         if self._writing or self.stitcher.rows:
             return kept
@@ -125,7 +123,7 @@ class Session:
             self._read_seq = consumer.seen_seq
             if self.destination.is_lost:
                 raise ConnectionResetError("the destination ended the connection")
-            # Also without any: what waits for its time to be kept may be due.
+            # Even without any: waiting facts may be due.
             self._news.set()
             while self._full and not self.scope.stopping.is_set():
                 self._room.clear()
@@ -231,7 +229,7 @@ class Session:
         if not (batch.lines or batch.patches or batch.gaps or self._due):
             self.stitcher.give_back(batch)
             return
-        # Where this fails it stays so: what was not written is not settled.
+        # If this fails, unwritten events simply stay unprocessed.
         self._writing = True
         await self.destination.write(batch, self._learned_by(batch))
         self._writing = False
@@ -239,12 +237,12 @@ class Session:
         self._foreign = False
         self.worked = True
         self._tell(batch)
-        # What came meanwhile may be whole already, with nobody to say so again.
+        # A complete transaction may have arrived meanwhile, and nothing else would announce it.
         self._news.set()
 
     def _learned_by(self, batch: Batch) -> dict[Names, Noted]:
-        """What became known up to the batch's end: reading is ahead of it, and after a crash begins
-        again there.
+        """Facts up to the batch's end: reading is ahead of it, and after a crash starts there
+        again.
         """
         assert batch.position is not None, "a batch that was cut has one"
         found: dict[Names, Noted] = {}
@@ -277,7 +275,7 @@ async def opened(
     destination: Destination,
     slot: str,
 ) -> Session:
-    """A session as the destination's state has it."""
+    """A session for the destination's current state."""
     book = TableBook(dict(await destination.noted()))
     maker = RowMaker(
         database=await source.database_name(postgres),
@@ -293,6 +291,6 @@ async def opened(
 
 def _redaction(settings: AuditSettings) -> Selection:
     selection = Selection(exclude_columns=settings.redact)
-    # A malformed pattern is found here, not at the first row.
+    # Reports a malformed pattern now, and not at the first row.
     selection.hidden_columns("public", "")
     return selection

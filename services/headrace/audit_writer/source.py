@@ -1,9 +1,8 @@
-"""What the audit-writer asks the source's catalog: the database's name, and of tables that no
-schema event described.
+"""Queries of the audit-writer to the source's catalog: the database's name, and unknown tables.
 
-A change names its key itself, and schema events a table's columns. A stream that no longer has them
-leaves the catalog, which knows today's: for columns of bytea, and for the key of changes that name
-none (those of an earlier version).
+A change names its key itself, and schema events describe a table's columns. If the stream no longer
+contains them, the catalog remains, with its current facts: for bytea columns, and for the key of
+changes that name none (those of an earlier version).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ async def database_name(settings: PostgresSettings) -> str:
 
 
 async def noted(settings: PostgresSettings, tables: set[Names]) -> dict[Names, Noted]:
-    """What the catalog has of these tables; nothing of one that is gone."""
+    """The catalog's facts about these tables; nothing for a dropped one."""
     session = await connection.connect(settings, "headrace audit-writer")
     try:
         wanted = sorted(tables)

@@ -1,7 +1,8 @@
-"""Whether the trail moves: this service's own state, and that of the services that feed it.
+"""Whether the trail makes progress: this service's own state, and that of the services that feed
+it.
 
-For HEALTH_PORT where HEADRACE_AUDIT_HEALTH_READY asks for it: a supervisor that knows only that
-port is to see a trail that stands still, whichever part of it is the reason.
+For HEALTH_PORT with HEADRACE_AUDIT_HEALTH_READY: a supervisor that knows only that port can detect
+a trail that makes no progress, for any reason.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Trail:
         self._health = health
         self._slot = settings.source.slot
         self._silent_s = max(SILENT_S_MIN, SILENT_REPORTS * settings.process.stats_interval_s)
-        # By service and instance: a standby is not ready beside one that works.
+        # By service and instance: a standby is not ready, unlike the active one.
         self._heard: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
 
     async def listen(self, client: Client) -> None:
-        """Hear the reports of the services that feed the trail."""
+        """Receive the reports of the services that feed the trail."""
         for service in FEEDERS:
 
             async def hear(message: Msg, service: str = service) -> None:
@@ -41,14 +42,14 @@ class Trail:
             await client.subscribe(subjects.stats(self._slot, service), cb=hear)
 
     async def answer(self, _: web.Request) -> web.Response:
-        """200 while the trail moves; else 503, with a line for each reason."""
+        """200 while the trail makes progress; else 503, with a line for each reason."""
         reasons = self.reasons(time.monotonic())
         return web.Response(
             text="\n".join(reasons) + "\n" if reasons else "ok\n", status=503 if reasons else 200
         )
 
     def reasons(self, now: float) -> list[str]:
-        """Why the trail stands still; empty while it moves."""
+        """Why the trail makes no progress; empty while it does."""
         own = [f"audit-writer: {reason}" for reason in self._health.reasons.values()]
         return own + [reason for service in FEEDERS for reason in self._of(service, now)]
 
@@ -59,7 +60,7 @@ class Trail:
             if name == service and now - at <= self._silent_s
         ]
         if not live:
-            return [f"{service}: nothing was heard of it for {self._silent_s:g} s"]
+            return [f"{service}: no report was received for {self._silent_s:g} s"]
         return [f"{service}: {reason}" for reason in min(live, key=len).values()]
 
     def _hear(self, service: str, data: bytes) -> None:

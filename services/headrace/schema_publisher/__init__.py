@@ -1,1 +1,1 @@
-"""Schema-publisher: what the published tables look like, in a KV bucket."""
+"""The schema-publisher: publishes the schemas of tables in a KV bucket."""

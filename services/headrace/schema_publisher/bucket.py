@@ -1,9 +1,9 @@
-"""The KV bucket of schemas: what is in it, and writing what differs.
+"""The KV bucket of schemas: its content, and the writes that bring it up to date.
 
-Promises: a key is written only when its content, its version or its encoding differs; every write
-and deletion replaces the revision that was compared, so that two publishers never undo each other;
-keys of other sources are left alone. Notices a bucket that others wrote to, lost or restored, and
-reads it again.
+Promises: a key is written only if its content, its version or its encoding differs; every write and
+deletion replaces the revision that was compared, so that two publishers never undo each other; keys
+of other sources are left alone. Detects that others wrote to the bucket, or that it was lost or
+restored, and reads it again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SchemaBucket:
         self._seen = None
 
     async def sync(self, tables: Iterable[TableSchema], told: Mapping[str, int]) -> None:
-        """Make the bucket say what the tables are; `told` are the versions that schema events gave,
+        """Bring the bucket up to date with the tables; `told` contains versions from schema events,
         by token.
         """
         kv = await self._current()
@@ -98,8 +98,8 @@ class SchemaBucket:
         watcher = await kv.watchall()
         stored: dict[str, Stored] = {}
         try:
-            # The watcher marks the end of what is there with None, and every wait of its own has a
-            # time-out.
+            # The watcher marks the end of the current content with None, and each of its waits has
+            # a time-out.
             while (entry := await watcher.updates()) is not None:  # type: ignore[no-untyped-call]  # nats-py's
                 stored[entry.key] = _stored(entry)
         finally:
@@ -130,8 +130,8 @@ class SchemaBucket:
         )
 
     async def _before_deletion(self, kv: KeyValue, token: str, deleted: Stored) -> Stored:
-        """A table that comes back goes on counting: its old version must not be reused for another
-        shape.
+        """A table that comes back continues counting: its old version must not be reused for
+        another shape.
         """
         try:
             versions = [_stored(entry).version for entry in await kv.history(token)]
@@ -162,6 +162,6 @@ def _stored(entry: KeyValue.Entry) -> Stored:
     try:
         decoded = decode(entry.value)
     except DecodeError:
-        # Somebody else's bytes on our key: whatever the table is now differs from that.
+        # Another program's bytes under our key: they differ from any schema.
         decoded = {}
     return Stored(decoded if isinstance(decoded, dict) else {}, encoding, revision)

@@ -1,7 +1,7 @@
-"""The publisher's schema events, as far as this service needs them: which version each table has.
+"""Reads the publisher's schema events for each table's version.
 
-Promises: knows, after a restart too, the latest version the CDC stream tells for each table of this
-source, and wakes whoever waits when one comes. A consumer that the server forgot is made again.
+Promises: knows, after a restart too, the latest version that the CDC stream contains for each table
+of this source, and wakes waiting tasks when one arrives. Recreates a consumer that the server lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SchemaEvents:
             try:
                 await self._follow(scope, client.jetstream())
             except (NatsError, TimeoutError) as error:
-                # A missing stream, a server that restarts: told elsewhere, and made good there.
+                # A missing stream, a server that restarts: reported and handled elsewhere.
                 log.debug("schema_events_interrupted", reason=describe(error))
                 await scope.pause(RETRY_S)
 

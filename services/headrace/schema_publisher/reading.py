@@ -1,7 +1,7 @@
-"""The schemas of all tables that are delivered, read from the catalog in one consistent look.
+"""Reads the schemas of all delivered tables from the catalog, in one consistent snapshot.
 
-Promises: a publication that isn't there is an error, never an empty list, since an empty list would
-delete every key. Keeps one connection and opens it again after a failure.
+Promises: a missing publication is an error, never an empty list, because an empty list would delete
+every key. Keeps one connection and reopens it after a failure.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER 
 
 
 class PublicationMissingError(PostgresError):
-    """There is no such publication, as yet."""
+    """The publication doesn't exist yet."""
 
     retry = True
     remedy = "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub."
 
 
 class CatalogReading:
-    """Reads the catalog again and again."""
+    """Reads the catalog repeatedly."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -44,7 +44,7 @@ class CatalogReading:
         self._connection: asyncpg.Connection | None = None
 
     async def schemas(self) -> list[TableSchema]:
-        """Every table of the publication that is not left out, as of now."""
+        """Every table of the publication that is not excluded, as of now."""
         try:
             async with asyncio.timeout(self._settings.postgres.connect_timeout_s):
                 return await self._schemas(await self._connected())
@@ -102,7 +102,7 @@ def _by_relation(rows: list[asyncpg.Record]) -> defaultdict[int, list[asyncpg.Re
 
 
 def _visible(table: PublishedTable, rows: list[asyncpg.Record]) -> list[PublishedColumn]:
-    """The columns that the publication shows, numbered as a consumer sees them."""
+    """The columns in the publication, numbered as a consumer sees them."""
     shown = set(table.columns)
     visible = [row for row in rows if row["name"] in shown]
     return [

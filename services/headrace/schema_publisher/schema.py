@@ -1,8 +1,8 @@
-"""A table's schema as the bucket shows it, and when it must be written again. Pure.
+"""A table's schema in the bucket, and when it must be written again. Pure.
 
-Promises that only a change of content asks for a write: neither the time nor the version is
-content. The version is the publisher's schema events' where they have told one; until then it is
-counted here, 1 and then one more for each change seen.
+Promises that only a change of content causes a write: neither the time nor the version is content.
+The version comes from the publisher's schema events if there are any; until then it is counted
+here, starting at 1 and incremented at each change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_CONTENT = frozenset({"timestamp", "version"})
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A published table: its key in the bucket, and what its value says."""
+    """A published table: its key in the bucket, and its value's content."""
 
     token: str
     content: Payload
@@ -55,8 +55,8 @@ def _shown(column: PublishedColumn) -> Payload:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A key of the bucket: its value (None once deleted), how that is written, and the revision a
-    write replaces.
+    """A key of the bucket: its value (None if deleted), the encoding of that, and the revision that
+    a write replaces.
     """
 
     value: Mapping[str, Any] | None
@@ -75,16 +75,14 @@ ABSENT = Stored(None, Encoding.MSGPACK, 0)
 
 
 def changed(stored: Stored, content: Payload) -> bool:
-    """Whether the value says something else than the table is now."""
+    """Whether the value differs from the table's current schema."""
     if stored.value is None:
         return True
     return {key: value for key, value in stored.value.items() if key not in _NOT_CONTENT} != content
 
 
 def version_of(stored: Stored, content: Payload, told: int | None) -> int:
-    """The version to write: the one `told` by a schema event, else one more than before when
-    something changed.
-    """
+    """The version to write: `told` by a schema event, else incremented if something changed."""
     if told is not None:
         return told
     if changed(stored, content):
@@ -103,5 +101,5 @@ def value(content: Payload, version: int, timestamp: int) -> Payload:
 
 
 def is_of(stored: Stored, source: str) -> bool:
-    """Whether the key is this source's to delete: suites on disjoint tables may share the bucket."""
+    """Whether the key is this source's to delete: suites with disjoint tables may share the bucket."""
     return stored.value is not None and stored.value.get("source") == source

@@ -1,9 +1,8 @@
-"""The schema-publisher's process: compares the catalog with the bucket, at start and whenever
-something changed.
+"""The schema-publisher's process: compares catalog and bucket, at startup and after each change.
 
-Promises: every table of the publication has its schema in the bucket, one that left has none, a
-restart writes nothing. While PostgreSQL, NATS or the publication is away it waits, unready, and
-goes on by itself. Never reads a row.
+Promises: every table of the publication has its schema in the bucket, a removed table has none, a
+restart writes nothing. While PostgreSQL, NATS or the publication is unavailable it waits, unready,
+and recovers automatically. Never reads a row.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class SchemaPublisher:
             self._reading.close()
 
     async def _compare(self) -> float:
-        """Compare once; how long to wait for the next time."""
+        """Compare once; returns the time to wait for the next comparison."""
         try:
             tables = await self._reading.schemas()
             self._scope.health.stats["tables"] = len(tables)
@@ -82,7 +81,7 @@ class SchemaPublisher:
         return self._interval_s
 
     def _blocked(self, error: Exception) -> float:
-        """What is refused at the start ends the process with its remedy; what worked before is
+        """An error at startup ends the process with its remedy; once it has worked, errors are
         waited for.
         """
         self._silent += isinstance(error.__cause__, NatsTimeoutError)

@@ -1,9 +1,9 @@
-"""Tickets: a task asks the responder for a chunk's number, and for the leave to publish it.
+"""Permits: a task asks the responder for a chunk's number, and for permission to publish it.
 
-One core NATS subject per snapshot; leave is given only while the snapshot is running, so that a
-task of a cancelled snapshot, or of a responder that died, publishes nothing more. Where the copy is
-to spare its source, leave is given no faster than the rate allows: tasks keep few chunks, so
-PostgreSQL waits with them.
+One core NATS subject per snapshot. Permission is given only while the snapshot is running, so that
+a task of a cancelled snapshot, or of a responder that died, publishes nothing more. With a rate
+limit, permission is given no faster than the rate: tasks buffer few chunks, so PostgreSQL waits
+with them.
 
 An answer is a chunk's number, or seconds to wait before asking again, or False: the snapshot is
 over.
@@ -34,13 +34,13 @@ _RETRY_S = 0.25
 
 
 class SnapshotOverError(HeadraceError):
-    """The snapshot isn't running any more; nothing of it may be published."""
+    """The snapshot is no longer running; nothing of it may be published."""
 
 
 @dataclass(slots=True)
 class Throttle:
-    """Bytes of rows per second that all snapshots of the responder may take from the source
-    together.
+    """Bytes of rows per second that all snapshots of the responder together may read from the
+    source.
     """
 
     bytes_per_s: float | None
@@ -61,7 +61,7 @@ class Throttle:
         return max(turn - now, 0.0)
 
     def forget(self, subject: str) -> None:
-        """A snapshot is over: what it reserved and did not take is free again."""
+        """A snapshot is over: release what it reserved and did not use."""
         self._turns = {chunk: turn for chunk, turn in self._turns.items() if chunk[0] != subject}
         if not self._turns:
             self._free_at = 0.0
@@ -69,8 +69,8 @@ class Throttle:
 
 @dataclass(slots=True)
 class TicketOffice:
-    """The responder's side: gives leave for as long as it is open, and says that it is over for a
-    while after.
+    """The responder's side: gives permission while it is open, and reports the end for a while
+    afterwards.
     """
 
     client: Client
@@ -86,7 +86,7 @@ class TicketOffice:
         self._subscription = await self.client.subscribe(self.subject, cb=self._answer)
 
     def close(self) -> None:
-        """From here on no chunk gets leave to be published."""
+        """From here on no chunk may be published."""
         self._open = False
         self.throttle.forget(self.subject)
         self._closing = asyncio.create_task(self._unsubscribe(), name="tickets-close")
@@ -125,7 +125,7 @@ class TicketOffice:
 async def ask(
     client: Client, subject: str, page_range: int, index: int, rows: int, size: int
 ) -> int:
-    """The number of a chunk, when its turn has come; `SnapshotOverError` when nobody gives it out."""
+    """The number of a chunk, once its turn has come; `SnapshotOverError` if nobody answers."""
     request = bytes(msgpack.packb([page_range, index, rows, size]))
     deadline = time.monotonic() + TICKET_PATIENCE_S
     while True:

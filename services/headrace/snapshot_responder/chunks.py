@@ -1,9 +1,8 @@
-"""The cut of a range's rows into chunks, and the bytes of a chunk's message.
+"""Cuts a range's rows into chunks, and builds the bytes of a chunk's message.
 
-A chunk has at most `rows_max` rows and never more than `bytes_max` bytes before compression; a row
-that has more stands alone in its chunk, which then goes by reference. The cut depends on the rows
-and these two bounds alone, never on how the rows arrived: a retried task cuts the same chunks.
-Pure.
+A chunk has at most `rows_max` rows and never more than `bytes_max` bytes before compression; a
+larger row gets its own chunk, which is then sent by reference. The cut depends only on the rows and
+these two bounds, never on how the rows arrived: a retried task cuts the same chunks. Pure.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from headrace.contract import events
 from headrace.contract.values import Encoding
 
 Row = dict[str, Any]
-# Place of a row → column → PostgreSQL's text, as `CsvRows` gives it.
+# Index of a row → column → PostgreSQL's text, as from `CsvRows`.
 Exact = dict[int, dict[str, str]]
 
 ZSTD_LEVEL: Final = 1
-# What a message has besides its rows: subject, headers, and the map around the rows with names of
-# at most 63 bytes, which JSON may escape to six times as much.
+# A message without its rows: subject, headers, and the map around the rows with names of at most 63
+# bytes, which JSON may escape to six times as much.
 ENVELOPE_BYTES_MAX: Final = 4096
-# A row's place as a key, in either encoding: ten digits and what is around them.
+# A row's index as a key, in either encoding: ten digits and what is around them.
 _PLACE_BYTES_MAX: Final = 16
 
 
@@ -38,8 +37,8 @@ class Block:
     """Rows in their encoded form: row `i` is `data[offsets[i]:offsets[i + 1]]`, in JSON with a
     comma at its end.
 
-    `exact` has the texts of values that native forms are not all of; `ends` is `offsets` with the
-    bytes of these texts.
+    `exact` contains the texts of values whose native forms lose information; `ends` is `offsets`
+    plus the bytes of these texts.
     """
 
     data: memoryview
@@ -66,8 +65,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows in their encoded form, without what is around them; `large` is a single row over the
-    bound.
+    """Rows in their encoded form, without what is around them; `large` is a single row above the
+    limit.
     """
 
     rows: int
@@ -82,7 +81,7 @@ def block_of(rows: Sequence[Row], encoding: Encoding, exact: Exact | None = None
     if encoding is Encoding.JSON:
         elements = [orjson.dumps(row) for row in rows]
         ends = accumulate((len(element) + 1 for element in elements), initial=0)
-        # Also behind the last.
+        # Also after the last.
         return Block.of(memoryview(b",".join([*elements, b""])), list(ends), exact, encoding)
     pack = msgpack.Packer().pack
     elements = [bytes(pack(row)) for row in rows]
@@ -96,7 +95,7 @@ def block_of(rows: Sequence[Row], encoding: Encoding, exact: Exact | None = None
 
 @dataclass(slots=True)
 class ChunkCutter:
-    """Takes rows as they come, gives chunks as they fill."""
+    """Takes rows as they arrive, returns chunks as they fill."""
 
     rows_max: int
     bytes_max: int
@@ -124,7 +123,7 @@ class ChunkCutter:
                 at += 1
 
     def finish(self) -> Iterator[Chunk]:
-        """What is left of the range."""
+        """The rest of the range."""
         if self._rows:
             yield Chunk(self._rows, b"".join(self._parts), exact=self._exact)
             self._parts = []
@@ -142,9 +141,7 @@ class ChunkCutter:
 
 
 def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: bool) -> bytes:
-    """The payload: `head`, what the native forms of the rows lose, and the rows as `data` at its
-    end.
-    """
+    """The payload: `head`, the exact texts of the rows, and the rows as `data` at its end."""
     if chunk.exact:
         head = {**head, "exact": {str(row): texts for row, texts in chunk.exact.items()}}
     if encoding is Encoding.JSON:
@@ -165,7 +162,7 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
 
 
 def key_only(chunk: Chunk, key: Collection[str], encoding: Encoding) -> Chunk:
-    """A large row's key columns, for the message that refers to the whole."""
+    """A large row's key columns, for the message that refers to the stored row."""
     row: Row = (
         orjson.loads(memoryview(chunk.body)[:-1])
         if encoding is Encoding.JSON

@@ -1,9 +1,9 @@
-"""Spark's driver, in a process of its own: `python -m headrace.snapshot_responder.driver`, a child
-of the responder.
+"""Spark's driver in its own process: `python -m headrace.snapshot_responder.driver`, a child of the
+responder.
 
-Takes plans on standard input and answers on standard output (`wire`); logs and Spark's own words go
-to standard error. Ends when its input ends, and the JVM with it. No row passes through here: tasks
-return counts.
+Takes plans on standard input and answers on standard output (`driver_protocol`); logs and Spark's
+own output go to standard error. Ends when its input ends, and the JVM with it. No row passes
+through here: tasks return counts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 class Answers:
-    """Frames to the responder, from any thread."""
+    """Sends frames to the responder, from any thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -70,7 +70,7 @@ class Answers:
 
 
 def _claim_stdout() -> Answers:
-    """Keep standard output for frames: what the JVM or a library prints goes to standard error."""
+    """Keep standard output for frames: output of the JVM or a library goes to standard error."""
     stream = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return Answers(stream)
@@ -79,7 +79,7 @@ def _claim_stdout() -> Answers:
 def _session(settings: Settings, folder: Path) -> Any:
     chosen = settings.snapshot
     if not chosen.spark_remote:
-        # Empty, it is unset to us and a server without a name to pyspark.
+        # Empty means unset to us, but a server without a name to pyspark.
         os.environ.pop("SPARK_REMOTE", None)
         os.environ.update(java_for_spark(folder).environment())
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -124,8 +124,8 @@ def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, s
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.sql.adaptive.enabled": "false",
-        # Compiling the query costs a second or two of a cold JVM; it has as many rows as there are
-        # tasks.
+        # Compiling the query costs a cold JVM a second or two; it has only as many rows as there
+        # are tasks.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.local.dir": str(folder),
@@ -174,7 +174,7 @@ class Driver:
         """A session whose JVM is gone never recovers; the responder starts another and runs its
         plans again.
         """
-        # any failure of so plain a question means that nobody is there
+        # any failure of so simple a query means that no JVM answers
         with contextlib.suppress(Exception):
             self._spark.conf.get("spark.app.name")
             return
@@ -186,7 +186,8 @@ class Driver:
         spark.addTag(job)
         remote = bool(os.environ.get("SPARK_REMOTE"))
         if not remote:
-            # A pool each: in one pool a snapshot would wait for all tasks of the one before.
+            # A pool for each: in a shared pool a snapshot would wait for all tasks of the one
+            # before.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job)
         tasks = task_count(plan)
         with watched(spark, job, functools.partial(self._tell, job), remote=remote):
@@ -210,7 +211,7 @@ def task_count(plan: bytes) -> int:
 
 
 def _mapper(plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What runs on the executors: imports there, so that only the plan travels."""
+    """The code that runs on the executors: imports inside, so that only the plan travels."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa  # noqa: PLC0415  # see above
@@ -228,7 +229,7 @@ def _mapper(plan: bytes) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def describe(error: BaseException) -> str:
-    """One line for people: of a failed task, what its Python said last."""
+    """One line for people: for a failed task, the last line of its Python error."""
     if isinstance(error, HeadraceError):
         return str(error)
     text = str(error)

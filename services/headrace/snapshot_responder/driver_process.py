@@ -1,8 +1,8 @@
-"""The responder's end of the driver process: started at the first plan, stopped when idle, started
-again when lost.
+"""The responder's end of the driver process: started at the first plan, stopped when idle, replaced
+when lost.
 
 Promises that the child, its JVM and its workers end with the responder, however it ends, and that a
-plan whose driver died raises `DriverLostError`: running it again is safe, since chunks have their
+plan whose driver died raises `DriverLostError`: running it again is safe, because chunks get their
 numbers from the responder.
 """
 
@@ -37,19 +37,22 @@ class SparkUnusableError(HeadraceError):
 
 
 class SparkJobError(HeadraceError):
-    """Spark gave a snapshot up."""
+    """Spark failed to run a snapshot."""
 
 
 class DriverLostError(HeadraceError):
     """The driver process, or its JVM, died."""
 
     retry = True
-    remedy = "Look at the responder's log for Spark's last words; HEADRACE_SPARK_MEMORY_MIB may be too small."
+    remedy = (
+        "Look at the responder's log for Spark's last output; HEADRACE_SPARK_MEMORY_MIB may "
+        "be too small."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTotals:
-    """What the tasks of one plan did together."""
+    """The total of all tasks of one plan."""
 
     chunks: int
     rows: int
@@ -71,7 +74,7 @@ class _Child:
 
 
 class SparkDriver:
-    """The one driver process of the responder."""
+    """The only driver process of the responder."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.snapshot
@@ -97,12 +100,12 @@ class SparkDriver:
         return "starting"
 
     async def started(self) -> None:
-        """Return when there is a driver that takes plans; an unused one is stopped as ever."""
+        """Return when a driver accepts plans; if unused, it is stopped after the usual time."""
         self._watch_idleness(await self._running())
 
     async def run(self, job: str, plan: bytes, tell: Tell | None = None) -> PlanTotals:
-        """Run a plan to its end; cancelling this cancels it. `tell` hears how many tasks are done,
-        of how many.
+        """Run a plan to its end; cancelling this cancels the plan. `tell` receives the numbers of
+        finished and of all tasks.
         """
         child = await self._running()
         done: asyncio.Future[PlanTotals] = asyncio.get_running_loop().create_future()
@@ -149,7 +152,7 @@ class SparkDriver:
         return child
 
     async def _start(self) -> _Child:
-        # The parent's death kills the driver; its JVM and the workers end as their pipes do.
+        # The parent's death kills the driver; its JVM and the workers end when their pipes do.
         prefix = [
             sys.executable,
             "-I",
@@ -172,7 +175,7 @@ class SparkDriver:
             start_new_session=True,
         )
         child = _Child(process, asyncio.get_running_loop().create_future())
-        # An error nobody waits for any more is not a fault.
+        # An error that nobody waits for any more is no fault.
         child.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         child.readers = [
             asyncio.create_task(self._follow(child), name="spark-driver-answers"),
@@ -190,10 +193,10 @@ class SparkDriver:
             raise DriverLostError("the Spark driver is gone") from error
 
     async def _follow(self, child: _Child) -> None:
-        """Take the child's answers to its end, then let everyone who waits know."""
+        """Process the child's answers until its end, then wake everyone who waits."""
         async for message in _frames(child.process):
             _deliver(child, message)
-        # Its JVM may have died under it: whatever is left of the session goes too.
+        # Its JVM may have died under it: the rest of the session is killed too.
         _kill_session(child.process)
         code = await child.process.wait()
         log.info("spark_stopped", exit_code=code)
@@ -266,7 +269,7 @@ async def _frames(process: asyncio.subprocess.Process) -> AsyncIterator[driver_p
 
 
 async def _relay(child: _Child) -> None:
-    """Spark's words into our log; a line that is too long is left out."""
+    """Forward Spark's output to our log; lines that are too long are dropped."""
     assert child.process.stderr is not None
     while True:
         try:

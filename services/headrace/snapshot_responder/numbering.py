@@ -1,8 +1,7 @@
-"""Chunk numbers of one snapshot: 0, 1, 2, … in the order of the first asking, the same at every
-later asking.
+"""Chunk numbers of one snapshot: 0, 1, 2, … in the order of the first request, stable afterwards.
 
 The key is (range, chunk within the range), whose rows are the same at every attempt, so a retried
-task gets the numbers its predecessor had. Pure; what asks and answers over NATS is in `tickets`.
+task gets the numbers of its predecessor. Pure; `chunk_permits` sends and receives over NATS.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from headrace.errors import HeadraceError
 
 
 class NumberingError(HeadraceError):
-    """A task reports another number of chunks than it asked numbers for."""
+    """A task reports another number of chunks than it requested numbers for."""
 
-    remedy = "The snapshot is not complete: ask for it again. If it happens twice, report it."
+    remedy = "The snapshot is not complete: request it again. If it happens twice, report it."
 
 
 @dataclass(slots=True)
 class ChunkNumbers:
-    """The numbers given so far, and what they stand for."""
+    """The numbers given so far, and the chunks they belong to."""
 
     rows: int = 0
     bytes: int = 0
@@ -47,5 +46,5 @@ class ChunkNumbers:
         if chunks != len(self._numbers) or rows != self.rows:
             raise NumberingError(
                 f"tasks finished {chunks} chunks of {rows} rows, and {len(self._numbers)} of "
-                f"{self.rows} were begun"
+                f"{self.rows} were started"
             )

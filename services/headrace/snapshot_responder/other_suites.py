@@ -1,8 +1,8 @@
-"""Other suites on the same NATS: which tables are theirs.
+"""Other suites on the same NATS, and their tables.
 
-All suites take requests from one work queue, since a subject can be in one stream only. The bucket
-of schemas says whose a table is. Never answers for another suite: a request for its table goes back
-to the queue, until that suite takes it.
+All suites take requests from one work queue, because a subject can be in one stream only. The
+schemas bucket says which source a table belongs to. Never answers for another suite: a request for
+its table goes back to the queue, until that suite takes it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HAND_ON_S_MAX = 5.0
 
 
 class Neighbours:
-    """What the bucket of schemas knows of other suites' tables."""
+    """The schemas bucket's knowledge of other suites' tables."""
 
     def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
         self._settings = settings
 
     async def have(self, token: str) -> bool:
-        """Whether a table is another suite's."""
+        """Whether a table belongs to another suite."""
         try:
             schemas = await self._client.jetstream().key_value(self._settings.streams.schemas)
             source = decode((await schemas.get(token)).value or b"").get("source")
@@ -39,7 +39,7 @@ class Neighbours:
         return source is not None and source != self._settings.source.slot
 
     async def hand_on(self, message: Msg) -> None:
-        """Give a request back for the suite that it is for; less and less often while that one is
+        """Return a request for another suite to the queue; with longer delays while that suite is
         away.
         """
         delay_s = min(HAND_ON_S * 2 ** min(message.metadata.num_delivered, 10), HAND_ON_S_MAX)

@@ -1,9 +1,9 @@
-"""COPY's CSV to rows in MessagePack, whole columns at a time: no Python object per value, for the
-common types.
+"""Converts COPY's CSV to rows in MessagePack, whole columns at a time, without Python objects per
+value.
 
-Promises bytes that decode to the very rows that `csv_rows` gives. The bytes of a row depend on its
-values alone, never on the rows it arrives with: a retried task packs the same. Runs in Spark's
-tasks: needs pyarrow and NumPy.
+Only for common types. Promises bytes that decode to exactly the rows of `csv_rows`. The bytes of a
+row depend only on its values, never on the rows it arrives with: a retried task packs the same.
+Runs in Spark's tasks: needs pyarrow and NumPy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TRUE = b"\xc3"
 _FLOAT64: Final = 0xCB
 _NUMBER_BYTES: Final = 8
 _INT64: Final = 0xD3
-# Integers from the widest to the narrowest: least, end, marker, bytes after it. The narrowest are
+# Integers from the widest to the narrowest: minimum, end, marker, bytes after it. The narrowest are
 # their own marker.
 _INTEGER_KINDS: Final = (
     (-(1 << 31), 0, 0xD2, 4),
@@ -47,7 +47,7 @@ _INTEGER_KINDS: Final = (
     (0, 1 << 16, 0xCD, 2),
     (-32, 128, 0, 0),
 )
-# Documents that are read together: one that needs a closer look takes the block's others with it.
+# Documents that are parsed together: one that needs a closer look takes the block's others with it.
 _TOGETHER: Final = 1024
 _ARRAY_SHORT = 16
 _ARRAY_HEAD = 3
@@ -70,7 +70,7 @@ class PackedRows:
             )
 
     def block(self, data: bytes) -> Block:
-        """The rows of `data`, which holds whole rows only."""
+        """The rows of `data`, which contains only whole rows."""
         columns = self._csv.columns(data)
         self._exact.clear()
         pieces = [
@@ -102,7 +102,7 @@ class PackedRows:
         return plain(prefix)
 
     def _one_by_one(self, prefix: bytes, place: int) -> Packing:
-        """For types with no rule for whole columns, and for values that are no common ones."""
+        """For types without a rule for whole columns, and for uncommon values."""
         pack = msgpack.Packer().pack
 
         def packed(column: Array) -> Pieces:
@@ -119,7 +119,7 @@ class PackedRows:
 
 
 def _documents(prefix: bytes, otherwise: Packing) -> Packing:
-    """Many documents with one call to the reader and one to the packer, cut apart again at a mark
+    """Many documents with one call to the parser and one to the packer, split again at a mark
     between them.
     """
     pack = msgpack.Packer().pack
@@ -169,7 +169,7 @@ def _scalar(value: np.generic) -> Any:
 
 
 def _raw(column: Array, kind: type[np.generic]) -> np.ndarray[Any, Any]:
-    """A column's numbers, anything where it has NULL."""
+    """A column's numbers; arbitrary values where it is NULL."""
     return np.frombuffer(
         column.buffers()[1], kind, len(column), column.offset * np.dtype(kind).itemsize
     )
@@ -179,7 +179,7 @@ _EMPTY: Final = _binary([b""])[0]
 
 
 def _texts(prefix: bytes) -> Packing:
-    """What stands before a text depends on its length alone."""
+    """The header of a text depends only on its length."""
     heads_short = _binary([prefix + head for head in _text_heads(_SHORT)])
     just_prefix = _binary([prefix])[0]
 
@@ -191,8 +191,8 @@ def _texts(prefix: bytes) -> Packing:
         else:
             values = column.cast(pa.binary())
         if longest >= _MEDIUM:
-            # Head by head: a text may be a hundred million characters, of which there must be no
-            # more copies.
+            # Header by header: a text may be a hundred million characters, which must not be copied
+            # more often.
             heads = [
                 _NIL if length is None else _text_head(length) for length in lengths.to_pylist()
             ]
@@ -214,7 +214,7 @@ def _heads_medium() -> Array:
 
 
 def _text_heads(lengths: int) -> list[bytes]:
-    """What stands before a text of each length, and at the end what stands for NULL."""
+    """The header for a text of each length, and at the end the encoding of NULL."""
     return [*map(_text_head, range(lengths)), _NIL]
 
 
@@ -262,7 +262,7 @@ def _floats(prefix: bytes) -> Packing:
 def _integers(prefix: bytes) -> Packing:
     def packed(column: Array) -> Pieces:
         values = _raw(column, np.int64)
-        # From the widest kind to the narrowest: the last that holds a value is the one it has.
+        # From the widest type to the narrowest: the last that fits a value is used.
         markers = np.full(len(values), _INT64, np.uint8)
         sizes = np.full(len(values), _NUMBER_BYTES, np.uint8)
         for least, end, marker, size in _INTEGER_KINDS:

@@ -1,10 +1,9 @@
-"""Brings the two views of one request together: the message with a reply subject, and its stored
-copy.
+"""Matches the two views of one request: the message with a reply subject, and its stored copy.
 
 The work queue keeps a request but not its reply subject, unless a header names it; the core
-subscription sees the reply subject but can't tell whether the request was kept. Equal requests are
-interchangeable, so views are paired in order, by subject and payload. An outcome without its view,
-or the other way round, waits `patience_s` and no longer. Pure.
+subscription sees the reply subject but can't tell whether the request was stored. Equal requests
+are interchangeable, so views are paired in order, by subject and payload. An outcome without its
+view, or the reverse, waits `patience_s` and no longer. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ View = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request is told at once."""
+    """The immediate answer to a request."""
 
     snapshot_id: str
     status: str
@@ -35,10 +34,10 @@ class Answer:
         return {"snapshot_id": self.snapshot_id, "status": self.status, "reason": self.reason}
 
     def to_a_late_view(self) -> Answer:
-        """For a reply subject that was seen when its outcome was there already.
+        """For a reply subject that is seen after its outcome.
 
-        The outcome may be an equal request's, whose snapshot is older than what this one noted of
-        the stream's end.
+        The outcome may be an equal request's, whose snapshot is older than the stream's end that
+        this request noted.
         """
         if self.status == "accepted":
             return replace(self, status="joined")
@@ -47,14 +46,16 @@ class Answer:
 
 @dataclass(slots=True)
 class Pairing(Generic[Outcome]):
-    """Reply subjects (empty where no answer is wanted) and outcomes that wait for each other."""
+    """Reply subjects (empty if no answer is wanted) and outcomes that wait for each other."""
 
     patience_s: float
     _replies: dict[View, deque[tuple[float, str]]] = field(default_factory=dict)
     _outcomes: dict[View, deque[tuple[float, Outcome]]] = field(default_factory=dict)
 
     def seen(self, view: View, reply: str, now: float) -> Outcome | None:
-        """A request came by the core subscription; its outcome, if that is known already."""
+        """A request arrived by the core subscription; returns its outcome, if that is known
+        already.
+        """
         waiting = self._outcomes.get(view)
         if waiting:
             return _pop(self._outcomes, view)
@@ -62,9 +63,10 @@ class Pairing(Generic[Outcome]):
         return None
 
     def decided(self, view: View, outcome: Outcome, now: float, *, keep: bool = True) -> str | None:
-        """A stored request was judged; the reply subject to tell, if that is known already.
+        """A stored request was processed; returns its reply subject, if that is known already.
 
-        Without `keep` the outcome does not wait for a view that may have been before our time.
+        Without `keep` the outcome does not wait for a view that may have been sent before we
+        subscribed.
         """
         if self._replies.get(view):
             return _pop(self._replies, view)
@@ -73,7 +75,7 @@ class Pairing(Generic[Outcome]):
         return None
 
     def expire(self, now: float) -> list[tuple[View, str]]:
-        """Forget what waited too long; the reply subjects of requests whose stored copy never came."""
+        """Drop what waited too long; returns the reply subjects of requests that were never stored."""
         list(_expired(self._outcomes, now - self.patience_s))
         return [
             (view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply
@@ -100,8 +102,8 @@ def _expired(
 
 
 def may_be_told(reply: str) -> bool:
-    """Whether an answer may go there: to an inbox, never into a stream of the suite or the server's
-    own subjects.
+    """Whether an answer may be sent there: to an inbox, never into a stream of the suite or the
+    server's own subjects.
     """
     tokens = reply.split(".")
     return (

@@ -1,10 +1,10 @@
-"""The desk where requests arrive: judged, answered, joined with one that is running, held until
-their snapshot ended.
+"""Receives requests: checks, answers and joins them, and holds them until their snapshot has ended.
 
 A request stays in the work queue until its snapshot has a meta or an error message, so it outlives
-the responder; a small cell of state tells a restarted responder what was begun. An interrupted
-snapshot gets an error under its id and a new attempt gets a new id: two attempts hold different
-moments, and their chunks must never mix. A request for another suite's table is handed on to it.
+the responder; a small state record tells a restarted responder which snapshots were started. An
+interrupted snapshot gets an error under its id, and a new attempt gets a new id: two attempts show
+different moments, and their chunks must never mix. A request for another suite's table is passed on
+to it.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Running:
     requests: dict[int, Msg] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
-    # Whether its error message may be there already.
+    # Whether its error message may have been sent already.
     failed: bool = False
-    # What is being copied now.
+    # The snapshot that is being copied now.
     snapshot: Snapshot | None = None
 
     @property
     def joinable(self) -> bool:
-        """Whether who comes now still hears of its end: that may be read before we know that it is
+        """Whether a new request would still see its end: that may be read before we know that it is
         stored.
         """
         return not (
@@ -103,7 +103,7 @@ class Desk:
         self._neighbours = Neighbours(client, settings)
         self._throttle = Throttle(settings.snapshot.rate_bytes_s_max)
         self._pairing: Pairing[Answer] = Pairing(PAIRING_PATIENCE_S)
-        # Requests up to here may have come before we listened for their reply subjects.
+        # Requests up to here may have arrived before we subscribed to their reply subjects.
         self._deaf_until = 0
         self._judged: dict[int, None] = {}
         self._running: dict[str, Running] = {}
@@ -114,11 +114,11 @@ class Desk:
 
     @property
     def held(self) -> int:
-        """How many requests wait for the end of their snapshots."""
+        """The number of requests that wait for the end of their snapshots."""
         return sum(len(running.requests) for running in self._running.values())
 
     async def open(self) -> None:
-        """Listen to what reaches us beside the work queue: reply subjects, and cancellations."""
+        """Subscribe to reply subjects and cancellations, which don't come through the work queue."""
         await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self.seen)
         await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
         await self._client.flush()
@@ -126,7 +126,7 @@ class Desk:
         self._deaf_until = info.state.last_seq
 
     def refresh(self, stats: Stats) -> None:
-        """Bring the figures of what is being done up to date."""
+        """Refresh the metrics of running snapshots."""
         copied = {
             running.request.token: running.snapshot
             for running in self._running.values()
@@ -148,7 +148,7 @@ class Desk:
         """A request as the core subscription sees it: with its reply subject."""
         inbox = _inbox(message)
         if inbox and message.reply in {"", inbox}:
-            # Its stored copy has all that is needed.
+            # Its stored copy contains everything needed.
             return
         await self._seen(_view(message), message.reply)
 
@@ -158,11 +158,11 @@ class Desk:
             await self._tell(reply, answer.to_a_late_view())
 
     async def take(self, message: Msg) -> None:
-        """A request as the work queue hands it out."""
+        """A request from the work queue."""
         sequence = message.metadata.sequence.stream
         for running in self._running.values():
             if sequence in running.requests:
-                # Its redelivery is the one that an acknowledgement must name.
+                # An acknowledgement must name its latest delivery.
                 running.requests[sequence] = message
                 return
         answer = await self._judge(message, sequence)
@@ -170,9 +170,9 @@ class Desk:
             await self._answer(message, sequence, answer)
 
     async def _answer(self, message: Msg, sequence: int, answer: Answer) -> None:
-        """To where its other view says, if that was seen; else to where the stored request says.
+        """Answer where its other view says, if that was seen; else where the stored request says.
 
-        From another account a reply subject leads back, which the inbox in the header does not.
+        Only a reply subject works across accounts; the inbox in the header doesn't.
         """
         again = sequence in self._judged
         self._judged[sequence] = None
@@ -187,9 +187,7 @@ class Desk:
             await self._tell(reply or inbox, answer)
 
     async def keep(self) -> None:
-        """Keep the held requests from being handed out again, and answer those that were never
-        stored.
-        """
+        """Keep held requests from being redelivered, and answer those that were never stored."""
         while True:
             for view, reply in self._pairing.expire(time.monotonic()):
                 await self._tell_unstored(view, reply)
@@ -207,12 +205,12 @@ class Desk:
                 await self._seen(view, reply)
             else:
                 await self._tell(
-                    reply, Answer("", "rejected", "the request could not be stored; ask again")
+                    reply, Answer("", "rejected", "the request could not be stored; send it again")
                 )
 
     async def _are_queued(self, subject: str) -> bool:
-        """Whether a request of the subject has still to be judged, because those before it take
-        their time.
+        """Whether a request for the subject is still in the queue, because earlier ones take their
+        time.
         """
         js = self._client.jetstream()
         sequence = 0
@@ -227,7 +225,7 @@ class Desk:
         return False
 
     async def close(self) -> None:
-        """Give every unfinished request back to the work queue."""
+        """Return every unfinished request to the work queue."""
         self._closing = True
         for task in self._tasks:
             task.cancel()
@@ -248,7 +246,7 @@ class Desk:
             await self._client.publish(reply, encode(body, self._settings.format.encoding))
 
     async def _cancellation(self, message: Msg) -> None:
-        """Not in the callback: one that takes its time must not hold up the next."""
+        """Not in the callback: a slow cancellation must not hold up the next."""
         task = asyncio.create_task(self._cancel(message), name="snapshot-cancellation")
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
@@ -279,8 +277,8 @@ class Desk:
                 )
 
     async def _judge(self, message: Msg, sequence: int) -> Answer | None:
-        """Accept, join or reject; None for a request whose snapshot turned out to be there, or that
-        is not for us.
+        """Accept, join or reject; None if the request's snapshot is stored already, or it is for
+        another suite.
         """
         try:
             request = parse_request(message.subject, message.data)
@@ -296,13 +294,13 @@ class Desk:
         return await self._judge_table(message, sequence, request)
 
     def _equal(self, request: SnapshotRequest) -> Running | None:
-        """What it can join."""
+        """A running snapshot that it can join."""
         return next(
             (one for one in self._running.values() if one.request == request and one.joinable), None
         )
 
     async def _begun_before(self, sequence: int) -> bool:
-        """Whether an earlier responder promised this request a snapshot: that has to end under its
+        """Whether an earlier responder accepted this request: that snapshot has to end under its
         own id.
         """
         return await self._cell(sequence).read() is not None
@@ -369,7 +367,7 @@ class Desk:
         return Answer(snapshot_id, "accepted", reason)
 
     async def _interrupted(self, message: Msg, request: SnapshotRequest, cell: Cell) -> bool:
-        """End what an earlier responder began; whether another attempt is due."""
+        """End a snapshot that an earlier responder started; returns whether another attempt is due."""
         assert cell.value is not None
         snapshot_id = str(cell.value["snapshot_id"])
         attempt = int(cell.value["attempt"])
@@ -395,7 +393,7 @@ class Desk:
         return True
 
     async def _serve(self, running: Running) -> None:
-        """The whole of one snapshot; every end but a stop of the service acknowledges its requests."""
+        """Run a snapshot; every end but a stop of the service acknowledges its requests."""
         try:
             await self._attempt(running)
         except asyncio.CancelledError:
@@ -430,10 +428,10 @@ class Desk:
             await self._give_up(running, error)
 
     async def _end_cancelled(self, running: Running) -> None:
-        """Noted first, so that a responder that dies here does not let it begin again."""
+        """Recorded first, so that it is not started again if the responder dies here."""
         request = running.request
         with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
-            # The cancellation may have cut a write short, whose revision nobody knows.
+            # The cancellation may have interrupted a write, whose revision nobody knows.
             await running.cell.read()
             await running.cell.write({**_noted(running), "running": True, "cancelled": True})
         if await self._results.completed_patiently(request.token, running.snapshot_id):
@@ -448,7 +446,7 @@ class Desk:
         await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
 
     async def _copy(self, running: Running) -> int:
-        """Wait for a PostgreSQL that is down, as long as nothing of the snapshot was begun."""
+        """Wait for a PostgreSQL that is down, as long as the snapshot has not started."""
         backoff = Backoff(RETRY_S, RETRY_S_MAX)
         while True:
             snapshot = Snapshot(
@@ -495,12 +493,12 @@ async def _note(running: Running, *, running_now: bool) -> None:
 
 
 def _inbox(message: Msg) -> str:
-    """Where a stored request says that its answer goes."""
+    """The inbox that a stored request names."""
     return (message.headers or {}).get(REPLY_HEADER, "")
 
 
 def _view(message: Msg) -> View:
-    """What its two views have in common; an inbox is of this very request."""
+    """The common key of its two views; an inbox belongs to exactly one request."""
     return message.subject, message.data + _inbox(message).encode()
 
 
@@ -509,7 +507,7 @@ def _token(subject: str) -> str:
 
 
 def _named(payload: bytes) -> str | None:
-    """The snapshot that a cancellation names; all of the table's where it names none."""
+    """The snapshot that a cancellation names; all of the table's if it names none."""
     if not payload:
         return None
     try:
@@ -520,8 +518,8 @@ def _named(payload: bytes) -> str | None:
 
 
 async def _acknowledge(message: Msg) -> None:
-    """Take the request off the work queue; a lost acknowledgement brings it again, as a new
-    snapshot.
+    """Remove the request from the work queue; if the acknowledgement is lost, it comes again, as a
+    new snapshot.
     """
     try:
         await message.ack_sync(timeout=ACK_TIMEOUT_S)

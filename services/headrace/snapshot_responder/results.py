@@ -1,8 +1,7 @@
-"""What ends a snapshot on the INIT stream, apart from its meta: errors, and the removal of what an
-attempt left.
+"""Errors of snapshots on the INIT stream, and the removal of an attempt's chunks.
 
-Promises that an error message gets there, however long NATS is away; one that JetStream refuses
-would be refused for ever, so it is an error in the log instead, and nobody waits for it.
+Promises that an error message is stored, however long NATS is unavailable. If JetStream refuses it,
+it would refuse it forever, so the error is logged instead, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ _NOT_PUBLISHED = "table_not_in_publication"
 
 
 def chunks_subject(token: str, snapshot_id: str) -> str:
-    """Every chunk of a snapshot."""
+    """The subject of every chunk of a snapshot."""
     return chunk_subject(token, snapshot_id, 0).rpartition(".")[0] + ".*"
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Where results go."""
+    """Publishes results."""
 
     client: Client
     settings: Settings
@@ -56,7 +55,7 @@ class Results:
         available: Sequence[str] = (),
         suffix: str = "error",
     ) -> None:
-        """Publish `init.error.{token}`; waits for a NATS that is away as long as it takes."""
+        """Publish `init.error.{token}`; waits for an unavailable NATS as long as it takes."""
         log.warning("snapshot_failed", snapshot_id=snapshot_id, token=token, reason=error)
         payload = self._error(table, snapshot_id, error, available)
         headers: dict[str, Any] = {Header.MSG_ID: f"{snapshot_id}-{suffix}"}
@@ -77,7 +76,9 @@ class Results:
                 return
 
     async def stream_is_missing(self) -> bool:
-        """No answer to a publish may be a server that starts, or a stream that is gone for good."""
+        """No answer to a publish may mean a server that is starting, or a stream that no longer
+        exists.
+        """
         try:
             await self.client.jsm().stream_info(self.settings.streams.init)
         except NotFoundError:
@@ -89,7 +90,7 @@ class Results:
     def _error(self, table: str, snapshot_id: str, error: str, available: Sequence[str]) -> bytes:
         tables = list(available)
         if self.settings.delivery.compat is Compat.BRIDGE:
-            # MessagePack whatever the rest is in, and one word for a table that isn't published.
+            # MessagePack for any encoding, and the same text for every unpublished table.
             body = {
                 "error": _NOT_PUBLISHED if tables else error,
                 "table": table,
@@ -105,10 +106,10 @@ class Results:
         return encode(body, self.settings.format.encoding)
 
     async def purge(self, token: str, snapshot_id: str, begun: int = 0) -> None:
-        """Remove the chunks of an attempt that came to nothing; where that fails they age out.
+        """Remove the chunks of a failed attempt; if that fails they age out.
 
-        Waits a little for what was under way when it ended: `begun` chunks had leave to be
-        published.
+        Waits a little for chunks that were in flight when it ended: `begun` of them had permission
+        to be published.
         """
         subject = chunks_subject(token, snapshot_id)
         deadline = time.monotonic() + STRAGGLERS_S
@@ -120,8 +121,8 @@ class Results:
             log.warning("chunks_left", snapshot_id=snapshot_id, reason=str(error))
 
     async def stored(self, token: str, snapshot_id: str) -> int:
-        """How many chunks the stream has. None can be there twice, so their count tells whether all
-        are.
+        """The number of chunks in the stream. None can be there twice, so this number tells whether
+        all are.
         """
         config = ConsumerConfig(
             filter_subject=chunks_subject(token, snapshot_id),

@@ -1,8 +1,7 @@
-"""The snapshot-responder's process: takes requests from the work queue, for as long as it holds the
-lease.
+"""The snapshot-responder's process: takes requests from the work queue while it holds the lease.
 
-Promises: a request is answered at once and kept until its snapshot ended; the process stays small,
-since Spark's driver is a child that lives only while it is needed. Never sees a row.
+Promises: a request is answered immediately and kept until its snapshot has ended; the process stays
+small, because Spark's driver is a child that lives only while it is needed. Never sees a row.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ async def _work(
         scope.health.started()
         await _take_requests(scope, settings, client, desk)
     finally:
-        with scope.waiting_for("unfinished snapshots to be given back"):
+        with scope.waiting_for("unfinished snapshots to be returned"):
             await desk.close()
         with scope.waiting_for("Spark's driver to end"):
             await driver.close()
@@ -76,7 +75,7 @@ async def _take_requests(scope: Scope, settings: Settings, client: Client, desk:
 
 
 async def _fetch(scope: Scope, settings: Settings, js: JetStreamContext, desk: Desk) -> None:
-    """Hand requests to the desk until the service stops, or NATS fails."""
+    """Pass requests on until the service stops, or NATS fails."""
     config = ConsumerConfig(
         ack_policy=AckPolicy.EXPLICIT,
         ack_wait=settings.snapshot.ack_wait_s,

@@ -1,8 +1,8 @@
 """One snapshot, from the transaction that holds it to its meta message.
 
-Promises a meta message only after JetStream was asked and has every chunk; any other end is an
-error to the caller and no meta message. A driver that dies is replaced and the plan run again: the
-snapshot, and the numbers of its chunks, are held here.
+Promises a meta message only after JetStream has confirmed that it has every chunk; any other end is
+an error to the caller and no meta message. A driver that dies is replaced and the plan run again:
+the snapshot, and the numbers of its chunks, are held here.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ log = logs.logger("snapshot-responder")
 
 PAGE_BYTES = 8192
 META_TIMEOUT_S = 5.0
-# What the PG→NATS bridge documents, in its order.
+# The keys that the PG→NATS bridge documents, in its order.
 _BRIDGE_META = ("snapshot_id", "lsn", "timestamp", "batch_count", "row_count", "table")
 
 
 class IncompleteError(HeadraceError):
     """Not every chunk is in the stream."""
 
-    remedy = "Look at the limits of the stream of snapshots (HEADRACE_INIT_STREAM), and ask again."
+    remedy = (
+        "Check the limits of the stream of snapshots (HEADRACE_INIT_STREAM), and request it again."
+    )
 
 
 @dataclass(slots=True)
@@ -64,15 +66,15 @@ class Snapshot:
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     rows_estimated: int = 0
-    # Of Spark, as it says itself.
+    # As reported by Spark.
     tasks: int = 0
     tasks_done: int = 0
-    # Whether its meta message may be there already.
+    # Whether its meta message may have been sent already.
     ending: bool = False
     _began: float = field(default_factory=time.monotonic)
 
     async def run(self) -> int:
-        """Copy the table; the number of its rows."""
+        """Copy the table; returns the number of its rows."""
         async with self._progress():
             await self._spark()
             async with held_snapshot(self.settings, self.request) as held:
@@ -89,7 +91,7 @@ class Snapshot:
         return self.numbers.rows
 
     async def _spark(self) -> None:
-        """Have Spark ready before anything is held: an ALTER, and all behind it, would wait for a
+        """Start Spark before anything is held: an ALTER, and everything behind it, would wait for a
         JVM to start.
         """
         if self.driver.state == "running":
@@ -138,8 +140,8 @@ class Snapshot:
             office.close()
 
     async def _copy(self, plan: SnapshotPlan) -> None:
-        """Through Spark, again where its driver was lost; a table without storage has nothing to
-        copy.
+        """Run the plan in Spark, again if its driver was lost; a table without storage has nothing
+        to copy.
         """
         if not plan.tasks:
             return
@@ -196,8 +198,8 @@ class Snapshot:
         )
         if stored != len(self.numbers):
             raise IncompleteError(
-                f"the stream {self.settings.streams.init} has {stored} of {len(self.numbers)} "
-                "chunks"
+                f"the stream {self.settings.streams.init} contains {stored} of "
+                f"{len(self.numbers)} chunks"
             )
 
     async def _publish_meta(self, held: HeldSnapshot) -> None:
@@ -214,8 +216,8 @@ class Snapshot:
         )
 
     async def _stored(self, meta: bytes) -> None:
-        """Until it is known to be there: after an answer that was lost, an error would contradict
-        what was read.
+        """Repeat until it is known to be stored: after a lost answer, an error could contradict a
+        stored meta message.
         """
         results = Results(self.client, self.settings)
         js = self.client.jetstream()
@@ -254,8 +256,8 @@ class Snapshot:
 
 
 async def _wholly(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end even if cancelled: half a meta message's way nobody could tell whether
-    it is there.
+    """Run `work` to its end even if cancelled: else nobody could tell whether the meta message is
+    stored.
     """
     task = asyncio.create_task(work, name="snapshot-meta")
     try:
@@ -266,17 +268,15 @@ async def _wholly(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
-    """Run `work`; end it when the transaction that holds the snapshot is gone, and the snapshot
-    with it.
-    """
+    """Run `work`; end it if the transaction that holds the snapshot is lost."""
     copying = asyncio.ensure_future(work)
     losing = asyncio.create_task(lost.wait(), name="snapshot-lost")
     try:
         await asyncio.wait({copying, losing}, return_when=asyncio.FIRST_COMPLETED)
         if lost.is_set():
             raise PostgresUnreachableError(
-                "the connection that holds the snapshot broke, and the snapshot is gone",
-                remedy="Ask again when PostgreSQL is there.",
+                "the connection that holds the snapshot was lost, and the snapshot with it",
+                remedy="Request it again when PostgreSQL is available.",
             )
         copying.result()
     finally:

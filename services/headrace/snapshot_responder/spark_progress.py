@@ -1,7 +1,7 @@
-"""How far Spark itself says that a plan is: tasks done of all its tasks.
+"""Spark's own progress on a plan: finished tasks of all its tasks.
 
-A local session has a status tracker, which is asked; Spark Connect tells by itself, in the thread
-that runs the plan.
+A local session has a status tracker, which is polled; Spark Connect reports in the thread that runs
+the plan.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 LOOK_S = 0.5
 
-# Tasks done, and tasks.
+# Finished tasks, and all tasks.
 Tell = Callable[[int, int], None]
 
 
 @contextlib.contextmanager
 def watched(spark: Any, job: str, tell: Tell, *, remote: bool) -> Iterator[None]:
-    """Tell of the plan that this thread runs in the block."""
+    """Report on the plan that this thread runs in the block."""
     with _listening(spark, tell) if remote else _looking(spark.sparkContext, job, tell):
         yield
 
@@ -29,7 +29,7 @@ def _listening(spark: Any, tell: Tell) -> Iterator[None]:
     ours = threading.get_ident()
 
     def handler(stages: Iterable[Any] | None, **_: Any) -> None:
-        # It hears of all that the session runs, each in the thread of its own.
+        # It receives reports of everything that the session runs, each in its own thread.
         if threading.get_ident() == ours and (known := list(stages or ())):
             tell(
                 sum(stage.num_completed_tasks for stage in known),

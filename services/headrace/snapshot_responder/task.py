@@ -1,9 +1,8 @@
-"""One Spark task: COPY a few ranges of a table on the common snapshot, cut chunks, publish them to
-JetStream.
+"""One Spark task: COPYs ranges of a table on the common snapshot and publishes chunks to JetStream.
 
-Runs in Spark's Python workers, on whichever machine they are. Takes credentials from that machine's
-environment and gives back only counts. Promises: every chunk that it counts is acknowledged by
-JetStream, and exactly once in the stream, whatever an earlier attempt of the same task had done.
+Runs in Spark's Python workers, on any machine. Takes credentials from that machine's environment
+and returns only counts. Promises: every chunk that it counts is acknowledged by JetStream, and in
+the stream exactly once, whatever an earlier attempt of the same task did.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import PageRange
 from headrace.spark.session import COPY_SESSION
 
-# Below that, what a block costs however few its rows begins to show.
+# Below this size, the fixed cost of a block becomes noticeable.
 PARSE_BYTES = 4 * 1024 * 1024
 IN_FLIGHT_MAX = 4
 PUBLISH_TIMEOUT_S = 10.0
@@ -59,29 +58,38 @@ _ALREADY_THERE = 10071
 
 
 class PublishError(HeadraceError):
-    """JetStream doesn't take a chunk."""
+    """JetStream doesn't accept a chunk."""
 
     retry = True
-    remedy = "Check the stream of snapshots (HEADRACE_INIT_STREAM): its limits, its storage, our rights to it."
+    remedy = (
+        "Check the stream of snapshots (HEADRACE_INIT_STREAM): its limits, its storage, the "
+        "user's permissions for it."
+    )
 
 
 class GaveWayError(HeadraceError):
-    """Somebody waits for the table with an exclusive lock, and all readers behind them: the
+    """Another session waits for an exclusive lock on the table, and all readers behind it: the
     snapshot gives way.
     """
 
-    remedy = "Ask again when the ALTER, TRUNCATE or other exclusive lock on the table is done."
+    remedy = (
+        "Request it again when the ALTER, TRUNCATE or other exclusive lock on the table is "
+        "finished."
+    )
 
 
 class CopyEndedError(HeadraceError):
-    """The source ended a COPY that took too long, or somebody did."""
+    """The source cancelled a COPY that took too long, or an administrator did."""
 
-    remedy = "Raise HEADRACE_SNAPSHOT_COPY_TIMEOUT_S, or lower HEADRACE_SNAPSHOT_RANGE_BYTES, and ask again."
+    remedy = (
+        "Raise HEADRACE_SNAPSHOT_COPY_TIMEOUT_S, or lower HEADRACE_SNAPSHOT_RANGE_BYTES, and "
+        "request it again."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task did; `error` is one that no other attempt would avoid."""
+    """The result of a task; `error` is one that no other attempt would avoid."""
 
     chunks: int = 0
     rows: int = 0
@@ -89,11 +97,11 @@ class TaskResult:
 
 
 def run_task(packed_plan: bytes, task: int) -> TaskResult:
-    """The whole task, blocking. Raises what another attempt may avoid, for Spark to make that
-    attempt.
+    """The whole task, blocking. Raises errors that another attempt may avoid, so that Spark
+    retries.
     """
-    # Rows are millions of small objects without cycles: looking for some would take as long as all
-    # the rest.
+    # Rows are millions of small objects without cycles: garbage collection would take as long as
+    # all the rest.
     gc.disable()
     try:
         return uvloop.run(_run(SnapshotPlan.unpack(packed_plan), task, load(os.environ)))
@@ -115,7 +123,7 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
                 await copy.run(connection)
             except asyncpg.LockNotAvailableError as error:
                 raise GaveWayError(
-                    f"an exclusive lock on {page_range.relation} is waited for"
+                    f"another session waits for an exclusive lock on {page_range.relation}"
                 ) from error
             except asyncpg.QueryCanceledError as error:
                 raise CopyEndedError(
@@ -198,8 +206,8 @@ class RangeCopy:
             await self._begin(chunk)
 
     async def _receive(self, data: bytes) -> None:
-        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends where a
-        row does.
+        """PostgreSQL sends one message per row and asyncpg whole messages, so `data` ends at the
+        end of a row.
         """
         self._received.append(data)
         self._received_bytes += len(data)
@@ -209,7 +217,7 @@ class RangeCopy:
     async def _parse(self) -> None:
         if not self._received:
             return
-        # Kept by nobody while what is in it is sent: it may be one large row.
+        # Released before its content is sent: it may be one large row.
         for chunk in self._cutter.feed(self._block(self._taken())):
             await self._begin(chunk)
 
@@ -223,7 +231,7 @@ class RangeCopy:
         index = self._begun
         self._begun = self._begun + 1
         if chunk.large:
-            # Not beside others: a row may take all the memory there is for several.
+            # Not in parallel with others: one row may take all the memory meant for several.
             async with self._room:
                 await self._send(index, chunk)
             return
@@ -253,14 +261,14 @@ class RangeCopy:
         self.rows += chunk.rows
 
     async def _leave(self, index: int, chunk: Chunk) -> int:
-        """The chunk's number, which is the leave to publish it now."""
+        """The chunk's number, which is the permission to publish it now."""
         size = len(chunk.body)
         return await chunk_permits.ask(
             self._client, self._plan.tickets, self._range.index, index, chunk.rows, size
         )
 
     async def _refer(self, number: int, head: dict[str, Any], chunk: Chunk) -> bytes:
-        """Keep the whole message apart; a message that refers to it."""
+        """Store the whole message in the object store; returns a message that refers to it."""
         name = f"{self._plan.snapshot_id}-{number}"
         size = await self._keep(
             name, message(head, chunk, self._plan.encoding, zstd=self._plan.zstd)
@@ -276,8 +284,8 @@ class RangeCopy:
         return len(payload)
 
     async def _publish(self, number: int, payload: bytes) -> bool:
-        """One attempt; whether the stream has it. What it has already is an earlier attempt's, with
-        the same rows.
+        """One attempt; returns whether the chunk is stored. If it was already, an earlier attempt
+        stored the same rows.
         """
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
         headers = {

@@ -1,3 +1,1 @@
-"""Runs the suite's services as processes of one machine: started, watched, restarted, stopped in
-order.
-"""
+"""Runs the suite's services as processes on one machine: starts, watches, restarts, stops in order."""

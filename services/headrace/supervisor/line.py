@@ -1,7 +1,7 @@
-"""A line of a service's output: which event it tells, how grave it is. Pure.
+"""A line of a service's output: its log event and level. Pure.
 
-Understands both log formats of the suite. Whatever else a service prints (a library's warning, the
-METRICS line) is kept as it is, and is never held to be grave.
+Understands both log formats of the suite. Any other output (a library's warning, the METRICS line)
+is kept as it is, and is never treated as grave.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAILED = "service_failed"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line, taken apart as far as it can be."""
+    """One line, parsed as far as possible."""
 
     text: str
     level: str = ""
@@ -57,7 +57,7 @@ class Line:
 
 
 def parse(text: str) -> Line:
-    """Take a line apart."""
+    """Parse a line."""
     plain = _COLOUR.sub("", text.rstrip())
     if plain.startswith("{"):
         found = _json_fields(plain)

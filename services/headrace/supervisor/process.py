@@ -1,8 +1,8 @@
 """One run of one service: its process, its output, its end.
 
-Promises: the process gets no Ctrl-C of the terminal and dies with this one, however this one dies;
-every line it prints is in its log file; nothing of its process group outlives it. Never starts it
-again: that is the supervisor's.
+Promises: the process receives no Ctrl-C of the terminal and dies with this one, however this one
+dies; every line it prints is in its log file; nothing of its process group outlives it. Never
+restarts it: the supervisor does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OUTPUT_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service to run, and where it says that it is ready."""
+    """A service to run, and the address of its readiness."""
 
     name: str
     environment: Mapping[str, str]
@@ -35,7 +35,7 @@ class Service:
 
     @property
     def command(self) -> list[str]:
-        # -P: what lies in the user's folder must not stand in for a library.
+        # -P: files in the user's folder must not replace a library.
         return [sys.executable, "-P", "-m", "headrace.cli", self.name]
 
     @property
@@ -53,8 +53,8 @@ class ServiceProcess:
 
     @classmethod
     async def start(cls, service: Service) -> ServiceProcess:
-        """Start it. To be called on the main thread: the kernel ties the service's life to the
-        thread that did.
+        """Start it. Call this on the main thread: the kernel ties the service's life to the calling
+        thread.
         """
         process = await asyncio.create_subprocess_exec(
             *tied(service.command, signal.SIGKILL),
@@ -72,12 +72,12 @@ class ServiceProcess:
         return self._process.pid
 
     async def run(self, tell: Callable[[Line], None]) -> int:
-        """Pass its lines on until it ends; its exit status, negative for a signal."""
+        """Pass its lines on until it ends; returns its exit status, negative for a signal."""
         output = asyncio.create_task(self._read(tell), name=f"output of {self.service.name}")
         try:
             status = await self._process.wait()
             self.kill()
-            # A grandchild in a session of its own may hold the pipe for longer than anyone wants to
+            # A grandchild in its own session may hold the pipe for longer than anyone wants to
             # wait.
             await asyncio.wait({output}, timeout=OUTPUT_TIMEOUT_S)
         finally:
@@ -85,12 +85,12 @@ class ServiceProcess:
         return status
 
     def terminate(self) -> None:
-        """Ask for an ordered stop."""
+        """Request an orderly stop."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it, and what it started, at once."""
+        """Kill it, and its children, immediately."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

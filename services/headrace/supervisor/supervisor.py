@@ -1,10 +1,9 @@
 """Keeps services running, and stops them in order.
 
-Promises: never two processes of one service; one that dies is started again with a growing pause,
-and the user is told; one that fails by its own word before it ever was ready ends the start, with
-that word; on a stop each service is waited for before the next is asked, in the order given, and
-killed after its deadline. Never restarts while stopping. Belongs to one event loop, on the main
-thread.
+Promises: never two processes of one service; one that dies is restarted after a growing pause, and
+the user is told; one that reports a failure before it was ever ready ends the start, with its
+message; a stop waits for each service before the next is stopped, in the given order, and kills it
+after its deadline. Never restarts while stopping. Belongs to one event loop, on the main thread.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class ServiceFailedError(HeadraceError):
 
 
 class Listener(Protocol):
-    """Who is told what happens."""
+    """Receives what happens."""
 
     def line(self, service: str, line: Line) -> None:
         """A service printed a line."""
 
     def news(self, text: str) -> None:
-        """The supervisor did or awaits something."""
+        """The supervisor did something, or waits for it."""
 
 
 @dataclass(slots=True)
@@ -66,34 +65,35 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._hasty = asyncio.Event()
         self._failure: HeadraceError | None = None
-        # Set when the suite should end: a service failed for good, or was told over the bus to
-        # stop.
+        # Set when the suite should end: a service failed permanently, or was stopped over the bus.
         self.over = asyncio.Event()
 
     def start(self) -> None:
-        """Start every service, each under a task that keeps it running."""
+        """Start every service, each with a task that keeps it running."""
         for name, kept in self._kept.items():
             kept.keeper = asyncio.create_task(self._keep(kept), name=f"keep {name}")
             kept.keeper.add_done_callback(self._keeper_ended)
 
     def pid(self, name: str) -> int | None:
-        """The process id of a service that runs."""
+        """The process id of a running service."""
         process = self._kept[name].process
         if process:
             return process.pid
         return None
 
     def url(self, name: str) -> str:
-        """Where a service answers."""
+        """The URL of a service."""
         return self._kept[name].service.url
 
     def check(self) -> None:
-        """Raise if a service failed for good."""
+        """Raise if a service failed permanently."""
         if self._failure is not None:
             raise self._failure
 
     async def until_ready(self, timeout_s: float) -> None:
-        """Wait until every service is; raise if one can't be, or isn't in time, with its reasons."""
+        """Wait until every service is ready; raise with the reasons if one can't be, or isn't in
+        time.
+        """
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
         ) as http:
@@ -105,7 +105,7 @@ class Supervisor:
             }:
                 if self.over.is_set():
                     self.check()
-                    raise ServiceFailedError("the suite was told to stop before it was ready")
+                    raise ServiceFailedError("the suite was stopped before it was ready")
                 if time.monotonic() > deadline:
                     told = "; ".join(f"{name}: {why}" for name, why in waits.items())
                     raise ServiceFailedError(f"not ready after {timeout_s:g} s: {told}")
@@ -145,7 +145,7 @@ class Supervisor:
         return keeper.done()
 
     async def _keep(self, kept: _Kept) -> None:
-        """Run a service again and again until the stop."""
+        """Run a service repeatedly until the stop."""
         backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
         while not self._stopping.is_set():
             begun = time.monotonic()
@@ -156,8 +156,7 @@ class Supervisor:
                 backoff.reset()
             pause_s = backoff.pause_s()
             self._listener.news(
-                f"{kept.service.name} ended ({ended_by(status)}); starting it again in {pause_s:.1f} "
-                "s"
+                f"{kept.service.name} ended ({ended_by(status)}); restarting it in {pause_s:.1f} s"
             )
             await wait_for(self._stopping, pause_s)
 
@@ -177,17 +176,17 @@ class Supervisor:
         return status
 
     def _is_last(self, kept: _Kept, status: int) -> bool:
-        """Whether this end is the suite's: a failure at the start, or a stop that somebody asked
-        for on the bus.
-        """
+        """Whether this end is the suite's: a failure at startup, or a stop command on the bus."""
         if status == 0:
-            self._listener.news(f"{kept.service.name} was told to stop; stopping the others")
+            self._listener.news(
+                f"{kept.service.name} was stopped over the bus; stopping the others"
+            )
         if status == 0 or self._failure is not None:
             self.over.set()
         return self.over.is_set()
 
     def _keeper_ended(self, keeper: asyncio.Task[None]) -> None:
-        """A keeper that dies of an error of its own takes the suite down visibly."""
+        """A keeper that fails takes the suite down visibly."""
         error = None if keeper.cancelled() else keeper.exception()
         if error is not None:
             self._failure = ServiceFailedError(
@@ -197,7 +196,7 @@ class Supervisor:
 
 
 async def _unready(http: aiohttp.ClientSession, kept: _Kept) -> str:
-    """Why a service isn't ready; empty when it is."""
+    """The reason why a service isn't ready; empty if it is."""
     if kept.was_ready:
         return ""
     try:

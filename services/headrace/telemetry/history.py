@@ -1,7 +1,7 @@
-"""The last quarter of an hour of a suite, in a few figures: what the status page's charts begin
-with.
+"""The last quarter of an hour of a suite's key metrics: the initial data of the status page's
+charts.
 
-Holds a bounded number of samples; a figure that can't be known at a moment is None in it.
+Holds a bounded number of samples; a value that is unknown at some moment is None in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.telemetry.suite import PUBLISHER, SuiteStatus
 
 INTERVAL_S = 2.0
 SAMPLES_MAX = 450
-# Quantiles are of what was acknowledged within so many samples.
+# Quantiles cover frames acknowledged within this many samples.
 RECENT = 10
 
 
@@ -53,7 +53,7 @@ class History:
         )
 
     def _recent(self, held: Value | None) -> list[float] | None:
-        """What came to the histogram lately; all of it where its process began anew."""
+        """The recent part of the histogram; all of it if its process restarted."""
         if not isinstance(held, list):
             return None
         if self._buckets:
@@ -61,7 +61,7 @@ class History:
         else:
             before = [0.0] * len(held)
         self._buckets.append(list(held))
-        # A publisher that began anew counts from zero: a difference means nothing across that.
+        # A restarted publisher counts from zero: a difference across the restart means nothing.
         if sum(held[1:]) < sum(before[1:]):
             self._buckets.clear()
             return list(held)
@@ -74,6 +74,6 @@ class History:
         return None
 
     def columns(self, after: float) -> dict[str, list[Any]]:
-        """What is younger than that, figure by figure, oldest first."""
+        """Samples after that time, metric by metric, oldest first."""
         samples = [sample for sample in self._samples if sample.at > after]
         return {name: [getattr(sample, name) for sample in samples] for name in Sample.__slots__}

@@ -1,4 +1,4 @@
-"""The suite's figures and spans as OpenTelemetry has them: OTLP's protobuf messages. Pure.
+"""The suite's metrics and spans as OTLP's protobuf messages. Pure.
 
 The only module that needs the extra `otel`: it is imported when something is to be sent. Names are
 those of docs/metrics.md without Prometheus's `_total`, which a collector adds again.
@@ -34,7 +34,7 @@ _NS = 1_000_000_000
 
 
 def metrics(stats_by_service: Mapping[str, Stats], source: str, now_s: float) -> bytes:
-    """Every service's figures as of now, each service a resource."""
+    """Every service's current metrics, each service as a resource."""
     request = ExportMetricsServiceRequest()
     for service, stats in sorted(stats_by_service.items()):
         uptime = stats.get("uptime_seconds", 0)
@@ -53,7 +53,7 @@ def metrics(stats_by_service: Mapping[str, Stats], source: str, now_s: float) ->
 
 
 def traces(spans_by_service: Mapping[str, Iterable[Span]], source: str) -> bytes:
-    """Spans, each under the service that made it."""
+    """Spans, each under the service that recorded it."""
     request = ExportTraceServiceRequest()
     for service, spans in sorted(spans_by_service.items()):
         scope = ScopeSpans(scope=_SCOPE, spans=[_span(span) for span in spans])
@@ -85,7 +85,7 @@ def _value(value: float | str) -> AnyValue:
 
 
 def _metric(figure: Figure, value: Value, since: tuple[int, int]) -> Metric | None:
-    """A figure counted from a moment until now; None for what has no right form."""
+    """A metric counted from a start time until now; None if it has the wrong type."""
     began, now = since
     metric = Metric(
         name=f"headrace_{figure.key}", description=figure.explain, unit=_unit(figure.key)

@@ -1,8 +1,8 @@
-"""Sends the suite's figures and spans to an OpenTelemetry collector.
+"""Sends the suite's metrics and spans to an OpenTelemetry collector.
 
-Promises: nothing is sent, and nothing of it imported, without an endpoint; a collector that is away
-is a warning at each turn and nothing else: figures are cumulative, so the next ones make up for it,
-and spans that wait are bounded.
+Promises: without an endpoint nothing is sent, and nothing of it imported; an unavailable collector
+causes a warning at each attempt and nothing else: metrics are cumulative, so the next export makes
+up for it, and spans that wait are bounded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ SPANS_MAX = 4096
 
 
 class Encoder(Protocol):
-    """What makes OTLP's bytes."""
+    """Encodes OTLP's messages."""
 
     def metrics(self, stats_by_service: Mapping[str, Stats], source: str, now_s: float) -> bytes:
-        """Figures, as a request."""
+        """A request with metrics."""
 
     def traces(self, spans_by_service: Mapping[str, list[Span]], source: str) -> bytes:
-        """Spans, as a request."""
+        """A request with spans."""
 
 
 def encoder() -> Encoder:
-    """OTLP's messages; raises where the extra is missing."""
+    """OTLP's messages; raises if the extra is missing."""
     try:
         from headrace.telemetry import otlp  # noqa: PLC0415  # only who sends needs what it needs
     except ImportError as error:
@@ -49,7 +49,7 @@ def encoder() -> Encoder:
 
 
 def headers_of(settings: OtelSettings) -> dict[str, str]:
-    """`name=value,name=value`, as OpenTelemetry's own variable has it."""
+    """`name=value,name=value`, as in OpenTelemetry's own variable."""
     pairs = [pair.partition("=") for pair in (settings.headers or "").split(",") if pair.strip()]
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -1,7 +1,7 @@
-"""The two ways to an OpenTelemetry collector: OTLP over HTTP, and over gRPC.
+"""The two transports to an OpenTelemetry collector: OTLP over HTTP, and over gRPC.
 
-Both take the bytes of a request and promise that the collector has answered well when they return;
-whatever went wrong is an `OSError` with the reason. gRPC is imported only where it is asked for.
+Both take the bytes of a request and promise that the collector has accepted it when they return;
+any failure is an `OSError` with the reason. gRPC is imported only if it is configured.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _METHODS = {
 
 
 class Way(Protocol):
-    """How requests reach the collector."""
+    """A way for requests to reach the collector."""
 
     async def post(self, signal: str, body: bytes) -> None:
-        """Hand over a request for `metrics` or `traces`."""
+        """Send a request for `metrics` or `traces`."""
 
     async def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
 
 
 class HttpWay:
@@ -68,7 +68,7 @@ class GrpcWay:
             self._channel = grpc.aio.secure_channel(place, grpc.ssl_channel_credentials())
         else:
             self._channel = grpc.aio.insecure_channel(place)
-        # Its metadata knows lower-case names alone.
+        # Its metadata only accepts lower-case names.
         self._metadata = tuple((name.lower(), value) for name, value in headers.items())
         self._calls = {
             signal: self._channel.unary_unary(method) for signal, method in _METHODS.items()
@@ -85,6 +85,6 @@ class GrpcWay:
 
 
 def way(settings: OtelSettings, endpoint: str, headers: Mapping[str, str]) -> Way:
-    """The way that the settings name."""
+    """The configured transport."""
     kind = GrpcWay if settings.protocol is OtlpProtocol.GRPC else HttpWay
     return kind(endpoint.rstrip("/"), headers)

@@ -1,8 +1,9 @@
-"""What of a stream's retention is left to a consumer: how soon, at today's pace, it loses an event.
-Pure.
+"""The share of a stream's retention that a consumer has left: when, at the current pace, it loses
+events. Pure.
 
-A stream discards its oldest messages by age, by bytes and by number. A consumer loses what is
-discarded before it has acknowledged it. Bytes are reckoned with the stream's average message.
+A stream discards its oldest messages by age, by bytes and by number. A consumer loses messages that
+are discarded before it has acknowledged them. Bytes are estimated with the stream's average
+message.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream, as JetStream shows it; 0 for a bound that isn't there."""
+    """A stream, as JetStream shows it; 0 for a missing limit."""
 
     name: str
     messages: int
@@ -57,7 +58,7 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """A durable consumer, and what is left to it; None where the stream has no such bound."""
+    """A durable consumer, and the retention it has left; None if the stream has no such limit."""
 
     stream: str
     name: str
@@ -76,8 +77,8 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a consumer stands: everything up to `floor_seq` is acknowledged, or was given out
-    without asking for it.
+    """A consumer's position: everything up to `floor_seq` is acknowledged, or was delivered without
+    requiring it.
     """
 
     name: str

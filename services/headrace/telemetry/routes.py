@@ -1,8 +1,8 @@
-"""What telemetry answers over HTTP.
+"""Telemetry's HTTP routes.
 
-Promises the bridge's paths, fields and metric names beside the suite's own. `POST /shutdown` stops
-the suite: it asks for the bearer token unless only this machine can reach the port. Never answers
-with a row's values or a secret.
+Promises the bridge's paths, fields and metric names in addition to the suite's own. `POST
+/shutdown` stops the suite: it requires the bearer token unless only this machine can reach the
+port. Never answers with a row's values or a secret.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOT_FOUND = 404
 
 
 class Routes:
-    """The paths of the telemetry port; `client` is there once NATS has been reached."""
+    """The paths of the telemetry port; `client` is set once NATS has been reached."""
 
     def __init__(
         self, settings: Settings, suite: SuiteStatus, history: History, health: Health
@@ -155,7 +155,7 @@ class Routes:
         return await self._keep(request, paused=False)
 
     async def _keep(self, request: web.Request, *, paused: bool) -> web.Response:
-        """Keep the word that the suite is paused, or goes on."""
+        """Store the pause or resume request."""
         client = self._acting(request)
         if isinstance(client, web.Response):
             return client
@@ -171,7 +171,9 @@ class Routes:
         return _json({"paused": paused})
 
     def _acting(self, request: web.Request) -> Client | web.Response:
-        """The connection to act by; or why this request may not, or can't."""
+        """The connection to act on; or an answer that says why this request is refused, or
+        impossible.
+        """
         refused = self._may_not_act(request)
         if refused is not None:
             return refused
@@ -207,11 +209,11 @@ class Routes:
 
 
 def _remedy(client: Client, subject: str) -> str:
-    """What helps where a question has no answer: nats-server names what it forbids."""
+    """The remedy for a query without an answer: nats-server names the subject that it forbids."""
     complaint = str(client.last_error).lower()
     if "permissions violation" in complaint and subject.lower() in complaint:
         return f"Allow the NATS user to publish to {subject}."
-    return "Ask again; if it stays so, see whether nats-server is up and has room to work."
+    return "Try again; if it persists, check that nats-server runs and is not overloaded."
 
 
 def _json(body: dict[str, Any]) -> web.Response:

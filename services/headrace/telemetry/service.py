@@ -1,9 +1,8 @@
-"""Telemetry's process: hears every service's figures, watches the slot, shows both over HTTP and on
-stdout.
+"""Telemetry's process: receives every service's metrics, watches the slot, serves both.
 
-Promises: answers from its first moment to its last, with NATS or PostgreSQL away too; the METRICS
-line leaves stdout in the same form and rhythm whatever the log format, and a SUMMARY line ends it.
-Never in the way of the stream: it only listens and reads.
+Promises: answers from its first moment to its last, even without NATS or PostgreSQL; prints the
+METRICS line on stdout in the same form and rhythm with any log format, and a SUMMARY line at the
+end. Never affects the stream: it only listens and reads.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from headrace.telemetry.suite import SuiteStatus, summary
 log = logs.logger("telemetry")
 
 SERVICE = "telemetry"
-# The services' last reports come right after the word to stop.
+# The services' last reports arrive right after the stop command.
 LAST_REPORTS_S = 0.3
 
 
@@ -71,7 +70,7 @@ async def _listen(scope: Scope, settings: Settings, suite: SuiteStatus, routes: 
             await reports
             await asyncio.sleep(LAST_REPORTS_S)
     except NatsUnreachableError:
-        # Told to stop before NATS was ever there: that is an end like any other.
+        # Stopped before NATS was ever reachable: that is a normal end.
         if not scope.stopping.is_set():
             raise
 
@@ -112,6 +111,6 @@ async def _metrics_lines(scope: Scope, settings: Settings, suite: SuiteStatus) -
 
 
 def _say(line: str) -> None:
-    """On stdout, at once: what reads it may be a pipe."""
+    """On stdout, unbuffered: a pipe may read it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -1,6 +1,7 @@
-"""Looks at the replication slot, often and cheaply, and says when it holds too much WAL.
+"""Watches the replication slot, often and cheaply, and warns if it retains too much WAL.
 
-Promises: PostgreSQL being away is a state that is shown, never the end of the service. Reads only.
+Promises: an unavailable PostgreSQL is a state that is shown, never the end of the service. Reads
+only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace.telemetry.trend import Trend, seconds_left
 
 log = logs.logger("telemetry")
 
-# A LEFT JOIN, so that a missing slot is a row too and an empty answer is none.
+# A LEFT JOIN, so that a missing slot is a row too and an empty answer isn't.
 _SLOT = """
 WITH here AS (
     SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END AS lsn
@@ -56,15 +57,14 @@ class SlotWatch:
             self._close()
 
     async def look(self) -> None:
-        """Read the slot's state once, and judge its lag when that is due."""
+        """Read the slot's state once, and check its lag when that is due."""
         before = self._suite.watch
         try:
             self._suite.watch = await self._read()
         except (HeadraceError, asyncpg.PostgresError, *connection.BROKEN) as error:
             self._close()
             reason = describe(error)
-            # What was seen last stays in sight, apart from what a server that is away can't be
-            # doing.
+            # The last state stays visible, without what an unavailable server can't be doing.
             self._suite.watch = Watch(reachable=False, slot=_left_alone(before.slot), reason=reason)
             self._written.forget()
             self._safe.forget()
@@ -98,7 +98,7 @@ class SlotWatch:
         return Watch(reachable=True, slot=self._projected(view), reason="")
 
     def _projected(self, slot: SlotView) -> SlotView:
-        """With the pace of WAL, and what it leads to."""
+        """Add the WAL rate, and the projected loss."""
         now = time.monotonic()
         self._written.add(now, slot.wal_lsn)
         loss_s = None

@@ -1,7 +1,7 @@
-"""Looks at the streams and their durable consumers, and says before one of them loses events.
+"""Watches the streams and their durable consumers, and warns before one of them loses events.
 
-Promises: reads only; asks a bounded number of questions at each look; JetStream being away is a
-state, not an end.
+Promises: reads only; sends a bounded number of requests at each check; an unavailable JetStream is
+a state, not an end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT_S = 3.0
 
 
 class StreamUnreadableError(HeadraceError):
-    """JetStream does not tell about a stream."""
+    """JetStream gives no information about a stream."""
 
     retry = True
 
@@ -85,7 +85,9 @@ class StreamWatch:
         return found
 
     async def _standings(self, stream: str) -> list[Standing]:
-        """Where the durable consumers stand; of very many those that are furthest behind."""
+        """The positions of the durable consumers; if there are very many, of those that are
+        furthest behind.
+        """
         found: list[Standing] = []
         offset = 0
         while True:
@@ -134,7 +136,10 @@ class StreamWatch:
             elif view.key in self._near - near:
                 log.info("consumer_out_of_danger", stream=view.stream, consumer=view.name)
             if view.lost > self._lost.get(view.key, 0):
-                remedy = "it has to bootstrap again; give the stream more room, or the consumer more speed"
+                remedy = (
+                    "the consumer has to bootstrap again; enlarge the stream's retention, or speed up "
+                    "the consumer"
+                )
                 log.error(
                     "consumer_lost_events", consumer=view.name, messages=view.lost, remedy=remedy
                 )
@@ -143,7 +148,7 @@ class StreamWatch:
 
 
 def _figures(stats: Stats, streams: list[StreamView], consumers: list[ConsumerView]) -> None:
-    """As series by stream, and by stream and consumer; those that went are gone."""
+    """As series by stream, and by stream and consumer; deleted ones disappear."""
     stats["stream_messages"] = {view.name: view.messages for view in streams}
     stats["stream_bytes"] = {view.name: view.bytes for view in streams}
     stats["stream_max_bytes"] = {view.name: view.bytes_max for view in streams if view.bytes_max}

@@ -1,8 +1,8 @@
-"""The suite as telemetry knows it: who reports, what they count, and how the slot stands.
+"""Telemetry's view of the suite: which services report, what they count, and the state of the slot.
 
-Promises: a service that fell silent keeps its counts and loses its state, so that no total ever
-drops; of several instances of a service the one that works speaks for it, never a standby. Holds a
-bounded number of instances.
+Promises: a service that stops reporting keeps its counters and loses its state, so that no total
+ever decreases; of several instances of a service the active one represents it, never a standby.
+Holds a bounded number of instances.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SlotView:
     retained_bytes: int
     safe_bytes: int | None
     wal_lsn: int = 0
-    # At today's pace: how fast WAL is written, and when `safe_bytes` are used up.
+    # At the current pace: how fast WAL is written, and when `safe_bytes` are used up.
     wal_rate_bytes: float = 0.0
     loss_s: float | None = None
     alarm: str = "ok"
@@ -45,11 +45,11 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What the last look at PostgreSQL found; `reason` says why there is nothing to see."""
+    """The last look at PostgreSQL; `reason` says why there is nothing to see."""
 
     reachable: bool = False
     slot: SlotView | None = None
-    reason: str = "not asked yet"
+    reason: str = "not checked yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A service of the suite, by its leading instance."""
+    """A service of the suite, represented by its leading instance."""
 
     stats: Stats
     reasons: dict[str, str]
@@ -78,7 +78,7 @@ class Member:
 
 @dataclass(slots=True)
 class SuiteStatus:
-    """Everything heard and seen so far."""
+    """Everything received and seen so far."""
 
     started_at: float
     stats_interval_s: float
@@ -94,7 +94,7 @@ class SuiteStatus:
             del self._heard[min(self._heard, key=lambda k: self._heard[k].at)]
 
     def member(self, service: str, now: float) -> Member | None:
-        """The service's leading instance; None when it never reported."""
+        """The service's leading instance; None if it never reported."""
         heard = [h for (name, _), h in self._heard.items() if name == service]
         if not heard:
             return None
@@ -131,7 +131,7 @@ class SuiteStatus:
         )
 
     def exposed(self, now: float) -> dict[str, Stats]:
-        """What `headrace_*` shows: of a silent service only that it is."""
+        """The data behind `headrace_*`; for a silent service only that it is silent."""
         return {
             name: {
                 **(member.stats if member.live else {}),
@@ -155,9 +155,7 @@ class SuiteStatus:
 
 @dataclass(frozen=True, slots=True)
 class SuiteTotals:
-    """The suite in one row: what the METRICS line, `/status` and the bridge's metric names are made
-    of.
-    """
+    """The suite in one row: the data of the METRICS line, `/status` and the bridge's metrics."""
 
     uptime_s: int
     wal_messages: int
@@ -172,7 +170,7 @@ class SuiteTotals:
 
     @property
     def lsn(self) -> str:
-        """As the bridge writes it: in lower case."""
+        """In lower case, like the bridge."""
         return format_lsn(self.confirmed_lsn).lower()
 
     def line(self) -> str:

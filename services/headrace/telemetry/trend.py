@@ -1,4 +1,6 @@
-"""How fast a figure changes, over the last minutes, and when at that pace it reaches an end. Pure."""
+"""How fast a value has changed over the last minutes, and when it reaches an end at that pace.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ SPAN_S_MIN = 5.0
 
 
 class Trend:
-    """Samples of one figure; the oldest go when they are too old or too many."""
+    """Samples of one value; the oldest are dropped when they are too old or too many."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
@@ -21,12 +23,12 @@ class Trend:
             self._samples.popleft()
 
     def forget(self) -> None:
-        """What was is no guide: another server, another slot."""
+        """Forget earlier samples: another server, or another slot."""
         self._samples.clear()
 
     @property
     def per_second(self) -> float:
-        """The change, up or down; 0 while too little was seen."""
+        """The change per second, up or down; 0 with too few samples."""
         if not self._samples:
             return 0.0
         (began, first) = self._samples[0]

@@ -1,3 +1,3 @@
-"""The wal-reader: PostgreSQL's replication stream in, frames on the internal bus out, confirmed LSN
-back.
+"""The wal-reader: reads PostgreSQL's replication stream, sends frames on the internal bus, confirms
+LSNs.
 """

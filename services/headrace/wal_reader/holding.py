@@ -1,16 +1,16 @@
-"""Whether a confirmer other than the publisher keeps the slot from going on: a required archive
-may, for ever. Pure.
+"""Detects that a required archive keeps the slot from advancing, possibly forever. Pure.
 
-A confirmer that fails begins again, and with it the epoch, in which nothing is confirmed yet. So
-what counts is the slot's own LSN: for how long it has not moved while that confirmer was behind,
-and how often the confirmer began again.
+A confirmer that fails starts again, and with it the epoch, in which nothing is confirmed yet. So
+this looks at the slot's own LSN: how long it has not moved while that confirmer was behind, and how
+often the confirmer started again.
 """
 
 from __future__ import annotations
 
-# At one LSN; the first may be a race that was lost.
+# At one LSN; the first may be a lost race.
 RESTARTS_MAX = 3
-# So many looks in a row without anybody behind: at the begin of an epoch nobody is, for a moment.
+# This many checks in a row without a confirmer that is behind: at the start of an epoch there is
+# none for a moment.
 CALM_LOOKS = 3
 
 
@@ -27,7 +27,7 @@ class Holding:
         self._calm = 0
 
     def restarted(self, name: str, reason: str) -> None:
-        """A confirmer begins again."""
+        """A confirmer starts again."""
         if name in self._required and name != self._publisher:
             self._name = name
             self._reason = reason
@@ -35,10 +35,10 @@ class Holding:
             self._calm = 0
 
     def look(self, now: float, lsn: int, holder: str | None, *, settled: bool) -> str | None:
-        """Who holds the slot at this LSN for too long, and why as far as it said so; None for
-        nobody.
+        """The confirmer that has held the slot at this LSN for too long, with its reason if known;
+        else None.
 
-        `holder` alone is behind the others; `settled`: everybody has confirmed what there is.
+        `holder` is the only one behind the others; `settled`: all have confirmed everything.
         """
         if holder is None and settled:
             self._calm = self._calm + 1

@@ -1,8 +1,8 @@
-"""The wal-reader's process: one epoch after another, each from what was confirmed last.
+"""The wal-reader's process: one epoch after another, each from the last confirmed LSN.
 
-Promises: never tells PostgreSQL an LSN that the required confirmers have not confirmed; holds a
-bounded number of bytes; reconnects with backoff and jitter; a second instance waits for the slot as
-a warm standby. Never looks into a message.
+Promises: never confirms an LSN to PostgreSQL that the required confirmers have not confirmed; holds
+a bounded number of bytes; reconnects with backoff and jitter; a second instance waits for the slot
+as a warm standby. Never parses a message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ BACKOFF_S = 0.2
 BACKOFF_S_MAX = 10.0
 STANDBY_POLL_S = 0.5
 STATUS_BYTES_MAX = 1024 * 1024
-# Part of the shutdown's time in which what is in flight may still be confirmed.
+# Share of the shutdown's time in which data in flight may still be confirmed.
 DRAIN_SHARE = 0.6
 SILENT_CONFIRMER_S = 1.5
 
@@ -73,7 +73,7 @@ async def run(scope: Scope, settings: Settings) -> None:
 
 
 def _confirmers(settings: Settings) -> tuple[frozenset[str], frozenset[str]]:
-    """Who must confirm, and who is waited for within bounds."""
+    """The required confirmers, and the optional ones, which are awaited for a limited time."""
     if not settings.archive.url:
         return frozenset({PUBLISHER}), frozenset()
     if settings.archive.required:
@@ -150,7 +150,7 @@ class SlotReader:
             self._scope.health.block("postgres", f"standing by: {error}")
             await self._scope.pause(jittered(STANDBY_POLL_S))
             return
-        # A bus that fails tells so by itself.
+        # A bus failure is reported separately.
         self._scope.health.block("bus" if isinstance(error, NatsError) else "postgres", str(error))
         await self._scope.pause(backoff.pause_s())
 
@@ -187,7 +187,7 @@ class SlotReader:
         self._wake()
 
     async def _confirmers_joined(self) -> None:
-        """Wait until the bus is there, and everyone who must confirm."""
+        """Wait until the bus is connected, and all awaited confirmers have joined."""
         while not self._scope.stopping.is_set() and (self._sender.missing or not self._connected()):
             missing = ", ".join(self._sender.missing) or "NATS"
             self._scope.health.block("bus", f"waiting for {missing}")
@@ -210,8 +210,8 @@ class SlotReader:
         return self._reopen or self._scope.stopping.is_set()
 
     async def _epoch(self) -> None:
-        """Stream from the slot until someone asks for a new epoch, the connection ends, or the
-        service stops.
+        """Stream from the slot until a new epoch is requested, the connection ends, or the service
+        stops.
         """
         if self._scope.stopping.is_set():
             return
@@ -234,10 +234,10 @@ class SlotReader:
             connection.close()
 
     async def _log_end(self, known: int) -> int:
-        """Where PostgreSQL's log ends, asked for while the slot is ours.
+        """The end of PostgreSQL's WAL, queried while we hold the slot.
 
-        What was asked before may be older than what another reader of the slot sent on before it
-        let go of it.
+        An earlier answer may be older than changes that another reader of the slot passed on before
+        it released it.
         """
         try:
             connection = await ReplicationConnection.open(
@@ -246,7 +246,7 @@ class SlotReader:
         except PostgresError as error:
             if "max_wal_senders" not in str(error):
                 raise
-            # Where there is no walsender to spare there was none for another reader either.
+            # Without a walsender there was no other reader either.
             return known
         try:
             return (await connection.identify()).lsn
@@ -254,7 +254,9 @@ class SlotReader:
             connection.close()
 
     async def _prepare(self, connection: ReplicationConnection) -> SlotState:
-        """The slot, made if it is missing; errors for what would fail later, or in silence."""
+        """The slot, created if it is missing; raises errors for problems that would appear later,
+        or never.
+        """
         source = self._settings.source
         if await connection.is_standby():
             raise StandbyError(f"PostgreSQL at {where(self._settings.postgres)} is a standby")
@@ -286,8 +288,8 @@ class SlotReader:
         return slot
 
     async def _recreate(self, connection: ReplicationConnection) -> SlotState | None:
-        """A new slot in place of one that PostgreSQL gave up; the publisher tells what is missing
-        in between.
+        """Create a new slot to replace an invalidated one; the publisher reports the gap in
+        between.
         """
         source = self._settings.source
         await connection.drop_slot(source.slot)
@@ -296,7 +298,7 @@ class SlotReader:
         log.error(
             "slot_recreated",
             slot=source.slot,
-            remedy="the gap is told on cdc._gap: bootstrap consumers again",
+            remedy="a gap event on cdc._gap reports the loss: bootstrap consumers again",
         )
         return await connection.slot(source.slot)
 
@@ -346,7 +348,7 @@ class SlotReader:
                 else:
                     await self._silence.check(connection)
             else:
-                # What is not read can't be missed.
+                # Data that is not read can't be missed.
                 self._silence.heard()
                 await self._await_credit()
 
@@ -361,7 +363,9 @@ class SlotReader:
         await wait_for(self._attention, self._wait_s())
 
     async def _pack(self, messages: list[Message], connection: ReplicationConnection) -> None:
-        """Pack what came, and what comes meanwhile, into frames; nothing lingers."""
+        """Pack the available messages, and those that arrive meanwhile, into frames; nothing
+        lingers.
+        """
         reply_wanted = False
         fit = self._sender.fit
         while messages:
@@ -372,7 +376,7 @@ class SlotReader:
                 elif not fit(*message):
                     await self._pack_frame(*message, connection)
                 else:
-                    # Nothing waited, so nothing can have ended the epoch.
+                    # Without waiting, nothing can have ended the epoch.
                     continue
                 if self._over:
                     break
@@ -380,7 +384,7 @@ class SlotReader:
             if self._over or not self._may_send():
                 break
             messages = connection.read_now()
-            # The event loop must turn for the bus even under a flood.
+            # The event loop must run for the bus even under a flood of messages.
             await asyncio.sleep(0)
         for data in self._sender.flush():
             await self._send(data)
@@ -397,9 +401,7 @@ class SlotReader:
                     return
 
     def _note(self, messages: list[Message]) -> None:
-        """Count what was read, once for all of it: for each message it would cost more than
-        packing.
-        """
+        """Count everything read at once: counting each message would cost more than packing it."""
         self._silence.heard()
         data = [message for message in messages if not isinstance(message, Keepalive)]
         if data:
@@ -410,15 +412,15 @@ class SlotReader:
     async def _pack_frame(
         self, lsn: int, message: bytes, connection: ReplicationConnection
     ) -> None:
-        """Pack a message that makes a frame full."""
+        """Pack a message that fills a frame."""
         for data in self._sender.add(lsn, message):
             if not await self._send_in_credit(data, connection):
                 return
 
     async def _send_in_credit(self, data: bytes, connection: ReplicationConnection) -> bool:
-        """Send a frame, then wait for credit, since the parts of one message may be many.
+        """Send a frame, then wait for credit, because one message may have many parts.
 
-        False when the epoch is over meanwhile: what is left of the message is void, and nothing may
+        False if the epoch has ended meanwhile: the rest of the message is void, and nothing may
         follow it.
         """
         await self._send(data)
@@ -435,9 +437,7 @@ class SlotReader:
             )
 
     def _tell_who_holds(self, now: float) -> None:
-        """A required archive may keep the slot from going on for ever: that must be seen where it
-        is not.
-        """
+        """A required archive may hold the slot forever: that must be visible in other places too."""
         lsn = max(self._told, self._sender.confirmed_lsn)
         held = self._holding.look(
             now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled
@@ -459,7 +459,7 @@ class SlotReader:
             await self._client.publish(self._frames, self._sender.ping())
 
     async def _tell(self, connection: ReplicationConnection) -> None:
-        """Tell PostgreSQL what is durable: the confirmers' word, and nothing else."""
+        """Confirm to PostgreSQL what the confirmers have made durable, and nothing else."""
         self._told = max(self._told, self._sender.confirmed_lsn)
         self._told_at = time.monotonic()
         failpoint("wal_reader.before_status")
@@ -469,9 +469,9 @@ class SlotReader:
         failpoint("wal_reader.after_status")
 
     async def _drain(self, connection: ReplicationConnection) -> None:
-        """Stop intake, wait for what is in flight to be confirmed, tell PostgreSQL, leave."""
+        """Stop reading, wait for confirmation of data in flight, confirm to PostgreSQL, leave."""
         deadline = time.monotonic() + self._scope.process.shutdown_timeout_s * DRAIN_SHARE
-        with self._scope.waiting_for("what is in flight to be confirmed"):
+        with self._scope.waiting_for("data in flight to be confirmed"):
             while not self._sender.settled and not self._reopen and time.monotonic() < deadline:
                 if self._connected():
                     await self._client.publish(self._frames, self._sender.flush_request())

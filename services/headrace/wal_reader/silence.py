@@ -1,10 +1,9 @@
-"""What silence means, on PostgreSQL's side and on the bus: a connection that is dead without either
-end being told.
+"""Detects half-open connections by silence, on PostgreSQL's side and on the bus.
 
 Promises never to end a walsender that works: decoding a large transaction is silent too, for as
-long as it takes. Only one of this suite that waits idly, though it was asked to answer, or whose
-reader nobody follows, is ended. One of another suite or program is never ended: it may serve a NATS
-that can't be heard here.
+long as it takes. Ends only a walsender of this suite that is idle although it was asked to answer,
+or whose reader nobody follows. Never ends one of another suite or program: it may serve a NATS that
+can't be reached from here.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ APPLICATION = "headrace wal-reader probe"
 ASK_AFTER_S = 3.0
 ANSWER_S = 7.0
 PROBE_INTERVAL_S = 5.0
-# A slot is taken from its walsender when the confirmers ask for frames and get none for so long.
+# A slot is taken from its walsender if confirmers ask for frames and get none for this long.
 STALE_S = 8.0
-# A slot that another suite read is taken only after so long without a reader: that suite may be
+# A slot that another suite read is taken only after this long without a reader: that suite may be
 # restarting.
 FOREIGN_AWAY_S = 60.0
 
 
 class Silence:
-    """When this connection's walsender was heard last, and whether it is still there."""
+    """When this connection's walsender was last heard, and whether it still exists."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -56,7 +55,7 @@ class Silence:
         self._asked_at = None
 
     def ask(self) -> bool:
-        """Whether PostgreSQL is to be asked for a sign of life, which the caller then does."""
+        """Whether the caller should now ask PostgreSQL for a sign of life."""
         now = time.monotonic()
         if now - self._heard_at <= ASK_AFTER_S:
             return False
@@ -64,9 +63,9 @@ class Silence:
         return True
 
     async def check(self, connection: ReplicationConnection) -> None:
-        """Raise when the connection is dead; the walsender that it left behind is ended."""
+        """Raise if the connection is dead; ends the walsender that it left behind."""
         now = time.monotonic()
-        # A process that was asleep has heard nothing, and asked nothing either.
+        # A process that was suspended has heard nothing, and asked nothing either.
         if (
             self._asked_at is None
             or now - self._asked_at < ANSWER_S
@@ -77,7 +76,8 @@ class Silence:
             self._probed_at = time.monotonic()
             return
         raise PostgresUnreachableError(
-            f"the replication connection is dead: nothing came for {now - self._heard_at:.0f} s"
+            "the replication connection is dead: nothing was received for "
+            f"{now - self._heard_at:.0f} s"
         )
 
     async def _is_dead(self, pid: int) -> bool:
@@ -93,18 +93,18 @@ class Silence:
                 finally:
                     probe.close()
         except (HeadraceError, TimeoutError) as error:
-            # A server out of reach says nothing about the connection; it is asked again.
+            # An unreachable server says nothing about the connection; ask again.
             log.info("walsender_not_visible", reason=describe(error))
             return False
 
     def _is_ours(self, reader: SlotReader, pid: int) -> bool:
-        """Restarted meanwhile, PostgreSQL may have given the number to another."""
+        """After a restart, PostgreSQL may have given the pid to another process."""
         return reader.pid == pid and reader.application == self._application
 
 
 class StaleSlot:
-    """Whether the slot may be read: nothing else reads it, or what does has nobody behind it and is
-    ours to end.
+    """Whether the slot may be read: nothing else reads it, or its reader is ours and nobody follows
+    it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -115,18 +115,18 @@ class StaleSlot:
         self._foreign: tuple[SlotReader, float] | None = None
         # Empty with a publisher that is older than the identity.
         self._identity = ""
-        # With a new state bucket a suite gets another one: what this process opened before is not
-        # another suite's.
+        # With a new state bucket a suite gets a new identity: what this process opened before still
+        # belongs to this suite.
         self._known: set[str] = set()
 
     @property
     def application(self) -> str:
-        """The name for a connection that reads the slot."""
+        """The application name of a connection that reads the slot."""
         return application_name(self._identity)
 
     def on_control(self, body: control.Control) -> None:
         """A confirmer that confirms is fed by some wal-reader; one that joins or restarts asks for
-        it.
+        one.
         """
         if isinstance(body, control.Confirm):
             self._fed_at = time.monotonic()
@@ -139,7 +139,7 @@ class StaleSlot:
     async def admit(self, connection: ReplicationConnection) -> None:
         """Raise if another suite or program reads the slot, or did just now.
 
-        A reader of our own suite is ended if confirmers go hungry all the while; else PostgreSQL
+        A reader of this suite is ended if confirmers get no frames all the while; else PostgreSQL
         keeps us waiting.
         """
         reader = await connection.slot_reader(self._slot)
@@ -153,7 +153,7 @@ class StaleSlot:
             await connection.end_backend(reader.pid)
 
     def _leave_to_others(self, reader: SlotReader | None) -> None:
-        """Raise for another suite's reader, also while it may be restarting: taking its slot would
+        """Raise for another suite's reader, even while it may be restarting: taking its slot would
         lose its changes.
         """
         now = time.monotonic()
@@ -171,7 +171,7 @@ class StaleSlot:
             return
         raise SlotBusyError(
             f'replication slot "{self._slot}" was read {now - seen_at:.0f} s ago by {other}, which may be restarting',
-            remedy=f"{REMEDY} It is taken when nothing has read it for {FOREIGN_AWAY_S:.0f} s.",
+            remedy=f"{REMEDY} It is taken when no process has read it for {FOREIGN_AWAY_S:.0f} s.",
         )
 
     def _is_stale(self) -> bool:

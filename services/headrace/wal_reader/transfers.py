@@ -1,5 +1,5 @@
-"""How long the frames that are traced were on the bus: from their sending until a confirmer has
-consumed them.
+"""Measures how long traced frames were on the bus: from sending until a confirmer has consumed
+them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from headrace.bus.frame import frame_name
 from headrace.process.tracing import Span, Traces
 
-# More are never in flight; only a confirmer that is gone leaves them.
+# More are never in flight; only a lost confirmer leaves them behind.
 FRAMES_MAX = 10_000
 
 
@@ -25,7 +25,7 @@ class Transfers:
             self._sent[epoch, seq] = (time.time(), size)
 
     def consumed(self, epoch: int, up_to: int, by: str) -> None:
-        """A confirmer is done with everything up to this frame of the epoch."""
+        """A confirmer has consumed everything up to this frame of the epoch."""
         if not self._sent:
             return
         for key in [key for key in self._sent if key[0] < epoch or key[1] <= up_to]:
