@@ -123,15 +123,13 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         typer.Option(
             "--slot",
             metavar="NAME",
-            help="Replication slot; repeat it for each suite. [HEADRACE_SLOT]",
+            help="Replication slot; repeat for each suite. [HEADRACE_SLOT]",
         ),
     ] = None,
     pub: Annotated[
         list[str] | None,
         typer.Option(
-            "--pub",
-            metavar="NAME",
-            help="Publication to read; repeat it for each suite. [HEADRACE_PUB]",
+            "--pub", metavar="NAME", help="Publication; repeat for each suite. [HEADRACE_PUB]"
         ),
     ] = None,
     port: Annotated[
