@@ -120,11 +120,7 @@ def _add_service(name: str, explain: str) -> None:
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     slot: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slot",
-            metavar="NAME",
-            help="Replication slot; repeat for each suite. [HEADRACE_SLOT]",
-        ),
+        typer.Option("--slot", metavar="NAME", help="Slot; repeat for each suite. [HEADRACE_SLOT]"),
     ] = None,
     pub: Annotated[
         list[str] | None,
@@ -134,10 +130,7 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            "--port",
-            help="Port of the telemetry service. [9090 if free; each further suite adds 10]",
-        ),
+        typer.Option("--port", help="Port of telemetry. [9090 if free; +10 per further suite]"),
     ] = None,
     json: Json = None,
     delivery: Annotated[
@@ -152,17 +145,15 @@ def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
         typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
     ] = None,
     pg_port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0 picks a free one."),
+        int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0: any.")
     ] = 0,
     nats_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0 picks a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0: any.")
     ] = 0,
     archive: Annotated[
         str | None,
         typer.Option(
-            "--archive",
-            help="Also write an archive there: file:///…, s3://… [HEADRACE_ARCHIVE_URL]",
+            "--archive", help="Also keep an archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")] = False,
