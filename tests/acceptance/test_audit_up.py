@@ -133,7 +133,7 @@ async def test_one_command_with_zemis_variables_keeps_a_trail_that_the_commands_
     assert [one["primary_key"] for one in of_user] == ["44", "42"]
     assert "O'Brien" in await running.audit("show", str(of_user[1]["id"]))
     assert '+ name: "O\'Brien"' in await running.audit("diff", str(of_user[1]["id"]))
-    # What a new row was and what a deleted one is are not unknown: there is nothing of them.
+    # A new row has no old values and a deleted one no new ones: they are not unknown.
     made, deleted = (await running.log("--table", "users", "--key", "42"))[::-2]
     assert "\n- " not in await running.audit("diff", str(made["id"]))
     assert "\n+ " not in await running.audit("diff", str(deleted["id"]))

@@ -1,4 +1,4 @@
-"""The order in which several workers take the files: long ones first, so that none is left at the
+"""The order in which several workers take the files: long ones first, so that no worker is left at the
 end with a long file while the others have nothing to do.
 """
 

@@ -3,7 +3,7 @@
     python -m tests.support.spark_classes
 
 makes the archive in build/, which takes as long as two starts, unless it is there. The tests' JVMs
-use it where it is, and a JVM that it is not for starts as ever.
+use it where it is, and a JVM that it is not for starts without it.
 """
 
 from __future__ import annotations
