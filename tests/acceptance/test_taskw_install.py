@@ -59,16 +59,22 @@ class Clone:
         (self.bin / name).chmod(0o755)
 
     def start(self, user: str | None = None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            ["./taskw", "--list"],
-            cwd=self.folder,
-            env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            user=user,
-        )
+        # Where the tests run in the background, SIGINT is ignored, and a shell can't trap what was
+        # ignored when it began. A signal that is handled here is not ignored there.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                ["./taskw", "--list"],
+                cwd=self.folder,
+                env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                user=user,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def fails(self, user: str | None = None) -> str:
         process = self.start(user)
