@@ -134,6 +134,6 @@ class DescribedRelations(dict[int, T]):
         raise ProtocolError(f"a change of relation {relation_id}, which was never described")
 
     def hidden(self, message: bytes) -> frozenset[int]:
-        """The places of the columns that are left out everywhere, of a message of a row."""
+        """The indexes of the excluded columns in a row's message."""
         known = self.get(int.from_bytes(message[1:5], "big"))
         return frozenset() if known is None else known.shape.hidden

@@ -34,8 +34,8 @@ class Relations:
         self._facts = RelationFacts(settings, application_name)
 
     async def describe(self, scope: Scope, relation: Relation, xid: int) -> RelationShape | None:
-        """The relation's shape in transaction `xid`; None when the service stops before the catalog
-        could be asked.
+        """The relation's shape in transaction `xid`; None if the service stops before the catalog
+        answers.
         """
         facts = await self._facts.of(scope, relation, xid)
         if facts is None:
@@ -45,8 +45,8 @@ class Relations:
     async def now(
         self, scope: Scope, relation_ids: Collection[int], xid: int
     ) -> dict[int, RelationNow] | None:
-        """Those of the relations that exist, read after transaction `xid`; None when the service
-        stops before.
+        """The existing ones of these relations, read after transaction `xid`; None if the service
+        stops first.
         """
         return await self._facts.now(scope, relation_ids, xid)
 

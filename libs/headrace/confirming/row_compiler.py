@@ -27,7 +27,7 @@ Write = Callable[[object], bytes]
 QuickRow = Callable[[bytes], tuple[bytes, bytes] | None]
 QuickKeyedRow = Callable[[bytes], tuple[bytes, bytes | None] | None]
 
-# Compiling takes some 0.1 ms a column, which wide tables with few rows would not win back.
+# Compiling takes about 0.1 ms per column, which wide tables with few rows would not win back.
 COLUMNS_MAX = 100
 _HEAD = """
 def read(data):

@@ -1,6 +1,4 @@
-"""The archiver: the second reader of the frames, which keeps the log as numbered files in object
-storage.
-"""
+"""The archiver: the second confirmer of frames, which stores the log as numbered files."""
 
 # Before anything else loads pyarrow.
 from headrace.archiver import pyarrow_memory as pyarrow_memory

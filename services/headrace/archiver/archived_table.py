@@ -49,7 +49,7 @@ def text(row: Values | None) -> bytes | None:
 
 
 def exact(new: Values | None, old: Values | None) -> bytes | None:
-    """PostgreSQL's texts of the values whose JSON is not all of them, as the archive's column has
+    """PostgreSQL's texts of values whose JSON loses information, as the archive's column stores
     them.
     """
     found = {
@@ -88,5 +88,5 @@ def _table_info(shape: RelationShape, key: tuple[str, ...]) -> TableInfo:
 
 def _filled(facts: TableFacts, name: str) -> bool:
     known = facts.columns.get(name)
-    # Where the catalog has moved on, nobody can say any more what adding the column did.
+    # If the catalog has changed since, nobody can say any more what adding the column did.
     return known is None or not known.number or known.filled

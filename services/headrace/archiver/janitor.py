@@ -1,6 +1,4 @@
-"""Garbage collection by the archiver itself, where HEADRACE_ARCHIVE_KEEP_S says for how long files
-are kept.
-"""
+"""Garbage collection by the archiver, if HEADRACE_ARCHIVE_KEEP_S says how long to keep files."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ INTERVAL_S_MAX = 600.0
 
 
 async def run(scope: Scope, store: Store, keep_s: int) -> None:
-    """Remove old files for as long as the service lives; never past a registered reader."""
+    """Remove old files for the service's lifetime; never files that a registered reader needs."""
     while not scope.stopping.is_set():
         try:
             planned = await asyncio.to_thread(collect.plan, store, keep_s)

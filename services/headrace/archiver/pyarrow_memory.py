@@ -1,11 +1,11 @@
-"""A small process: without pandas, which pyarrow loads where it is installed, and with memory that
-goes back.
+"""Keeps the process small: without pandas, which pyarrow loads if installed, and with memory that
+is released.
 
-pyarrow asks pandas of every list that becomes a column whether that is a series, which costs 30 MiB
-and a second. Its own pool of memory keeps what a file needed; malloc gives pieces of that size
-back. Which pool it is, pyarrow asks the environment once, when it is loaded: a pool that is set
-later holds for Python's arrays and not for what writes Parquet. So this is loaded first. For the
-archiver's process alone: whoever reads an archive may want either.
+pyarrow asks pandas about every list that becomes a column whether that is a series, which costs 30
+MiB and a second. Its own memory pool keeps what a file needed; malloc releases blocks of that size.
+pyarrow reads the choice of the pool from the environment once, when it is loaded: a pool that is
+set later applies to Python's arrays and not to the code that writes Parquet. So this is loaded
+first. Only for the archiver's process: readers of an archive may want either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa  # noqa: E402  # behind what it reads
 
 
 class _NotHere:
-    """Says of pandas that it is not installed."""
+    """Reports that pandas is not installed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -36,10 +36,10 @@ class _NotHere:
 
 
 def keep_small() -> None:
-    """Before the first file is made."""
+    """Before the first file is written."""
     sys.meta_path.insert(0, _NotHere())
 
 
 def give_back() -> None:
-    """What a file needed goes back to the system, and not only to malloc's lists."""
+    """Release a file's memory to the system, and not only to malloc's lists."""
     pa.default_memory_pool().release_unused()

@@ -1,8 +1,7 @@
-"""Where the archive ends: read from its last file, and from the mark that says what passed since
-then.
+"""The archive's end: read from its last file, and from a mark in the state bucket.
 
-The last file says all that is needed to go on. The mark, in the state bucket, says how far the log
-was seen to have nothing more for the archive: without it, an idle hour could not be told from a
+The last file contains everything needed to continue. The mark says how far the log was seen to
+contain nothing more for the archive: without it, an idle hour could not be distinguished from a
 lost one.
 """
 
@@ -29,25 +28,24 @@ _TAIL_BYTES = 256 * 1024
 
 
 class ArchiveDivergedError(ArchiveError):
-    """The archive is of another history than this PostgreSQL."""
+    """The archive belongs to another history than this PostgreSQL's."""
 
-    remedy = "Point HEADRACE_ARCHIVE_URL at a new, empty place; the old archive stays as it is."
+    remedy = "Set HEADRACE_ARCHIVE_URL to a new, empty location; the old archive stays as it is."
 
 
 class ArchiveVanishedError(ArchiveError):
-    """The archive had files, and has none: they were removed, or its volume is not mounted."""
+    """The archive had files, and is empty now: they were removed, or its volume is not mounted."""
 
     retry = True
     remedy = (
-        "Mount or restore it: the archiver goes on by itself. Or point HEADRACE_ARCHIVE_URL at a "
-        "new, empty place, "
-        "where an archive begins anew."
+        "Mount or restore it: the archiver then continues automatically. Or set "
+        "HEADRACE_ARCHIVE_URL to a new, empty location to start a new archive."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMark:
-    """What passed up to here without a change since this file; and that this file was there."""
+    """How far the log contained no change since this file; and that this file existed."""
 
     archive: str
     file: int
@@ -74,7 +72,7 @@ class ArchiveEnd:
 
     archive: str
     info: SegmentInfo | None
-    # Everything before is in the archive; 0 where it has not begun.
+    # Everything before is in the archive; 0 if it has not started.
     known_lsn: int
     next_id: int = layout.FIRST_ID
     epoch: int = 1
@@ -85,15 +83,15 @@ class ArchiveEnd:
         return Begun(self.info.last, self.known_lsn, self.info.time_us, self.info.versions)
 
     def gap_before(self, opening: Opening) -> Gap | None:
-        """What the slot no longer has and the archive does not have."""
+        """Changes that neither the slot nor the archive has."""
         begins = self.known_lsn
         if self.info is not None and not self.info.whole:
-            # A part of a transaction: what was committed before it is all there.
+            # A part of a transaction: everything committed before it is there.
             begins = max(begins, self.info.last.lsn)
         return source_identity.gap_before(begins, opening) if self.known_lsn else None
 
     def check_source(self, opening: Opening) -> None:
-        """Refuse to go on where LSNs no longer mean what they meant."""
+        """Refuse to continue if LSNs have changed their meaning."""
         if self.info is None:
             return
         known = SourceIdentity(
@@ -105,7 +103,7 @@ class ArchiveEnd:
 
 
 def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
-    """The last file's own account; `hint` is the id of one that was there."""
+    """The last file's metadata; `hint` is the id of a file that existed."""
     after = layout.file_name(max(hint, layout.FIRST_ID) - 1)
     found: list[ObjectMetadata] = store.ask(Names(after)) or []
     numbered = [number for item in found if (number := layout.file_id(item.location)) is not None]
@@ -120,29 +118,29 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
             fetched = store.ask(Get(layout.file_name(last)))
         if fetched is None:
             raise ArchiveError(
-                f"{layout.described(last)} of the archive vanished while it was read"
+                f"{layout.described(last)} of the archive disappeared while it was read"
             )
         info = segment.info_of(segment.footer_of(fetched.data))
         if fault := name_fault(info, last):
-            # To go on from it would be to go on from another place.
+            # Continuing from it would mean continuing from another position.
             raise WalFileCorruptError(fault)
         return info
 
 
 def resume_point(info: SegmentInfo | None, mark: ArchiveMark, url: str, source: str) -> ArchiveEnd:
-    """Where to go on. The mark counts where it is of this very archive and file."""
+    """Where to continue. The mark counts only if it belongs to this very archive and file."""
     if info is None:
         if mark.url != url:
             return ArchiveEnd(secrets.token_hex(8), None, 0)
         if mark.file:
-            # What else was in them nobody knows: to go on would double it, or leave it out.
+            # The content of the others is unknown: continuing would repeat it, or leave it out.
             raise ArchiveVanishedError(
                 f"the archive {url} had file {mark.file}, and has no files now"
             )
         return ArchiveEnd(mark.archive, None, mark.lsn)
     if info.source != source:
         raise ArchiveDivergedError(
-            f"the archive {url} is of the source {info.source}, not of {source}"
+            f"the archive {url} belongs to the source {info.source}, not to {source}"
         )
     fits = mark.archive == info.archive and mark.file == info.id
     known = max(info.end_lsn, mark.lsn) if fits else info.end_lsn

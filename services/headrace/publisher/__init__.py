@@ -1,1 +1,3 @@
-"""The publisher: frames in, acknowledged JetStream messages out, exactly once and in commit order."""
+"""The publisher: turns frames into acknowledged JetStream messages, exactly once and in commit
+order.
+"""

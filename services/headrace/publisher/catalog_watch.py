@@ -1,9 +1,9 @@
-"""Watching the catalog for what leaves no trace in the stream: DROP, DDL with no rows after it,
-rewrites, membership.
+"""Watches the catalog for changes that leave no trace in the stream.
 
-Reads at intervals, beside the stream; a reading is told only once the stream has passed it
-(`CatalogReading.lsn`), so that a schema event never comes before a row of the old shape. A database
-that can't be asked is asked again later.
+These are DROP, DDL without later rows, rewrites and membership in the publication. Reads at
+intervals, in parallel to the stream; a reading is used only once the stream has passed it
+(`CatalogReading.lsn`), so that a schema event never precedes a row of the old shape. If the
+database is unavailable, it tries again later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logs.logger("publisher")
 
 
 class CatalogWatch:
-    """The newest reading that was not taken yet."""
+    """The newest reading that was not used yet."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -39,11 +39,12 @@ class CatalogWatch:
         self._reading: CatalogReading | None = None
 
     def due(self, passed_lsn: int, reached_lsn: int) -> CatalogReading | None:
-        """A reading that the stream has passed, as of the place where the stream is; each is given
-        out once.
+        """A reading that the stream has passed, at the stream's current position; each is returned
+        once.
 
-        Nothing is due while a replay is behind what the stream has reached: an event of that place
-        would be skipped as already stored, or stand inside a transaction that is stored in part.
+        Nothing is due while a replay is behind what the stream has reached: an event at that
+        position would be skipped as already stored, or be inside a transaction that is stored in
+        part.
         """
         reading = self._reading
         if reading is None or reading.lsn > passed_lsn or reached_lsn >= passed_lsn:
@@ -53,8 +54,7 @@ class CatalogWatch:
 
     async def run(self, scope: Scope) -> None:
         while not scope.stopping.is_set():
-            # One reading waits until the stream has passed it: a newer one would only postpone what
-            # it shows.
+            # One reading waits until the stream has passed it: a newer one would only postpone it.
             if self._reading is None:
                 try:
                     self._reading = await self._read()

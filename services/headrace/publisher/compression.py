@@ -1,9 +1,9 @@
-"""`--zstd-events`: events of rows compressed with a dictionary of their table, trained from the
-table's first events.
+"""`--zstd-events`: compresses events of rows with a dictionary per table, trained from its first
+events.
 
 Promises that a dictionary is in the state bucket before the first message that needs it, and stays
-there longer than the stream keeps messages; a dictionary that fits less well than it did is
-replaced. Until a table has one, and where it does not help, its events stay as they are.
+there longer than the stream keeps messages; a dictionary that fits less well than before is
+replaced. Until a table has one, and if it does not help, its events stay uncompressed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ log = logs.logger("publisher")
 
 SAMPLES = 1000
 PAYLOAD_BYTES_MAX = 4096
-# So many events make a ratio; one that is so much worse than at first asks for another dictionary.
+# This many events make a ratio; one that is worse than the first by this factor asks for another
+# dictionary.
 RATIO_EVENTS = 10_000
 WORSE = 1.3
 _HEADERS = {"Content-Encoding": "zstd"}
@@ -39,19 +40,19 @@ _HEADERS = {"Content-Encoding": "zstd"}
 
 @dataclass(slots=True)
 class _Table:
-    """A table's dictionary, and how well it does."""
+    """A table's dictionary, and how well it compresses."""
 
     compressor: Compressor | None = None
     samples: list[bytes] = field(default_factory=list)
     events: int = 0
     before: int = 0
     after: int = 0
-    # The ratio that its first events had; 0 until there were enough.
+    # The ratio of its first events; 0 until there were enough.
     ratio: float = 0.0
     hopeless: bool = False
 
     def sample(self, payload: bytes) -> bool:
-        """Note an event for the training; whether there are enough."""
+        """Store an event for the training; returns whether there are enough."""
         self.samples.append(payload)
         return len(self.samples) >= SAMPLES
 
@@ -80,7 +81,7 @@ class Compression:
         self._kept: dict[str, Any] = {"tables": {}, "retired": []}
 
     async def open(self) -> None:
-        """Know every dictionary that the stream's messages may need, and go on with the newest."""
+        """Load every dictionary that the stream's messages may need, and continue with the newest."""
         for other in await self._cells():
             theirs = await other.read() or {"tables": {}, "retired": []}
             for dictionary_id in [
@@ -97,7 +98,7 @@ class Compression:
                 self._tables[token] = _Table(Compressor(dictionary))
 
     async def _cells(self) -> list[Cell]:
-        """Those of every source: a stream may be shared."""
+        """Dictionaries of every source: a stream may be shared."""
         try:
             keys = await self._state.keys(filters=["dictionaries.>"])
         except NoKeysError:
@@ -112,7 +113,7 @@ class Compression:
             return None
 
     async def of(self, items: list[Event | Mark]) -> list[Event | Mark]:
-        """The same items, the events of rows compressed where that is wanted and helps."""
+        """The same items, with row events compressed if that is wanted and helps."""
         if not self._wanted:
             return items
         return [
@@ -172,7 +173,7 @@ class Compression:
                 continue
 
     def _is_over(self, retired_at: int, now: int) -> bool:
-        """Whether no message of the stream can need it any more; never, where the stream keeps them
-        for ever.
+        """Whether no message of the stream can need it any more; never, if the stream keeps them
+        forever.
         """
         return bool(self._age_max_s) and now - retired_at > self._age_max_s + LARGE_MARGIN_S

@@ -1,37 +1,36 @@
-"""When an LSN may be confirmed that JetStream has acknowledged: at once, or when its disk has it
-too. Pure.
+"""When an acknowledged LSN may be confirmed: immediately, or once JetStream's disk has it. Pure.
 
 An acknowledgement is not an fsync: nats-server syncs its files every `sync_interval`, and a machine
-that crashes in between loses what it acknowledged. Held back by that interval, PostgreSQL's slot
-still has all of it (docs/durability.md).
+that crashes in between loses acknowledged messages. If LSNs are held back by that interval,
+PostgreSQL's slot still has all of their changes (docs/durability.md).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-# Acknowledgements that close together are held as one: so many steps an interval has.
+# Acknowledgements close to each other are held as one: an interval has this many steps.
 _STEPS = 64
 
 
 class Hold:
-    """Holds LSNs back for `hold_s` from when they were acknowledged; 0 holds nothing."""
+    """Holds LSNs back for `hold_s` after their acknowledgement; 0 holds nothing."""
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        # When each step ends, which is when its LSN is held from; and when it began.
+        # The end of each step, from which its LSN is held; and the start of the current one.
         self._steps: deque[tuple[float, int]] = deque()
         self._began = 0.0
         self._released = 0
 
     def confirmable(self, lsn: int, now: float) -> int:
-        """Everything before `lsn` is acknowledged; what of that may be confirmed."""
+        """Everything before `lsn` is acknowledged; returns the LSN that may be confirmed."""
         if self._hold_s <= 0:
             return lsn
         self._note(lsn, now)
         while self._steps and self._steps[0][0] + self._hold_s <= now:
             self._released = max(self._released, self._steps.popleft()[1])
-        # In a new epoch PostgreSQL begins again: never beyond what has come by since.
+        # In a new epoch PostgreSQL starts again: never go beyond what has come since.
         return min(lsn, self._released)
 
     def _note(self, lsn: int, now: float) -> None:

@@ -1,5 +1,5 @@
-"""A gap that can't be healed, as an event: which stretch of the log is neither in the stream nor in
-the slot. Pure.
+"""A permanent gap as an event: a range of the log that neither the stream nor the slot contains.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The publisher's obedience to `headrace pause`.
+"""Pauses and resumes publishing when `headrace pause` and `headrace resume` request it.
 
-While paused it publishes nothing and gives no credit: what was under way is acknowledged, written
-down and confirmed, then the slot holds the rest. It keeps its lease. Resumed, it begins as after
-any restart, from the stream's tail. Promises: the word is read before the first event is published,
-so a restart does not end a pause; a word that can't be read, or is not signed as it has to be,
-changes nothing.
+While paused it publishes nothing and gives no credit: messages in flight are acknowledged, written
+down and confirmed, then the slot retains the rest. It keeps its lease. When resumed, it starts like
+after any restart, from the stream's tail. Promises: the record is read before the first event is
+published, so a restart does not end a pause; a record that can't be read, or isn't signed as
+required, changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.timing.waits import wait_for
 
 log = logs.logger("publisher")
 
-# The word comes over the bus, which may lose it.
+# The notification comes over the bus, which may lose it.
 LOOK_INTERVAL_S = 5.0
 RETRY_S = 0.5
 
@@ -43,7 +43,7 @@ class Pausing:
         self._going = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the word for as long as the service lives."""
+        """Follow the pause record for the service's lifetime."""
         await self._client.subscribe(subjects.pause(self._settings.source.slot), cb=self._wake)
         while not self._scope.stopping.is_set():
             self._look.clear()
@@ -65,12 +65,13 @@ class Pausing:
         await wait_for(self._look, wait_s)
 
     async def _read(self) -> float:
-        """Read the word once; how long to wait before it is read again unasked."""
+        """Read the record once; returns the time until it is read again without a notification."""
         try:
             found = await pause.read(self._state, self._settings)
         except PauseRefusedError as error:
             log.warning("pause_refused", reason=str(error))
-            # Not known to be paused by anyone who may: where nothing was obeyed yet, it goes on.
+            # Not paused by an authorized record: without an earlier valid one, publishing
+            # continues.
             if not self.paused.is_set():
                 self._going.set()
             return LOOK_INTERVAL_S

@@ -1,8 +1,7 @@
-"""Events of plain rows, put together from bytes that are made once: for a table, and for a
+"""Events of plain rows, assembled from bytes that are prepared once: for a table, and for a
 transaction.
 
-The plain way, a payload encoded whole, is the meaning of these bytes and the oracle of the test.
-Pure.
+Encoding a whole payload defines the meaning of these bytes, and is the oracle of the test. Pure.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from headrace.lsn import ORIGIN
 from headrace.publisher.table_events import Kind, TableEvents
 
 _HOLES = ("msg_id", "data", "lsn", "tx")
-# What an event has around its values takes less: names of 63 bytes, two of them as a subject's
-# token, and up to 32 as the key, of which JSON may escape every byte.
+# What surrounds an event's values takes less: names of 63 bytes, two of them as a subject's token,
+# and up to 32 as the key, of which JSON may escape every byte.
 AROUND_BYTES_MAX = 8192 + 32 * 6 * 64
 
 
 class RowWriter(NamedTuple):
-    """What all events of one relation and kind have in common."""
+    """The common part of all events of one relation and kind."""
 
     read: QuickRow
     subject: str
@@ -35,7 +34,7 @@ class RowWriter(NamedTuple):
 
 
 def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
-    """How the messages begin that can be read quickly: an insert, an update, and one with the whole
+    """The start of messages that can be read quickly: an insert, an update, and one with the whole
     old row.
     """
     relation = struct.pack(">I", relation_id)
@@ -45,10 +44,10 @@ def heads(relation_id: int) -> tuple[bytes, bytes, bytes]:
 def writer(
     table: TableEvents, kind: Kind, source: str, encoding: Encoding, *, with_old: bool
 ) -> dict[bytes, RowWriter]:
-    """A writer by how a message of this kind begins, with an old row or without; none where only
-    the plain way reads.
+    """A writer for messages that start like this, with an old row or without; none if only the slow
+    path can read them.
 
-    Made when there was such a row: compiling takes longer than writing a hundred of them.
+    Created when such a row arrives: compiling takes longer than writing a hundred of them.
     """
     insert, update, update_full = heads(table.shape.relation.relation_id)
     if kind not in (table.insert, table.update) or (with_old and kind is table.insert):
@@ -59,7 +58,7 @@ def writer(
 
 
 def change(table: TableEvents, kind: Kind, source: str) -> Payload:
-    """The payload of a change, without what differs from row to row."""
+    """The payload of a change, without the parts that differ between rows."""
     return events.change(
         subject=kind.subject,
         table=table.shape.relation.name,
@@ -94,7 +93,7 @@ def _writer(
 
 
 class TransactionWriter:
-    """The payload's `tx`, whose values are a transaction's but for `seq` and `last`."""
+    """The payload's `tx`, whose values belong to the transaction except for `seq` and `last`."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._write = write = events.writer(encoding)

@@ -1,10 +1,9 @@
-"""Where the publisher stands: found again after any restart from what is durable in NATS.
+"""The publisher's resume point: found after any restart from what is durable in NATS.
 
-The state bucket keeps (position, stream sequence) of the last message known to be stored; what lies
-in the stream after that sequence says the rest. It holds when the stream is shared with another
-source, when its messages have aged out, when its tail was lost (an acknowledgement is not an
-fsync), and tells when the source itself is not the one that the progress belongs to
-(docs/adr/0005).
+The state bucket contains (position, stream sequence) of the last message known to be stored; the
+messages after that sequence complete it. This works when the stream is shared with another source,
+when its messages have expired, when its tail was lost (an acknowledgement is not an fsync), and
+detects that the source itself is not the one that the progress belongs to (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from headrace.lsn import ORIGIN, Gap, Position, format_lsn
 log = logs.logger("publisher")
 
 FORMAT = 1
-# At an entry a second, as far back as `HEADRACE_DURABILITY=sync` holds confirmations back.
+# At an entry per second, as far back as `HEADRACE_DURABILITY=sync` delays confirmations.
 COMPLETE_MAX = 128
 
 
@@ -36,10 +35,9 @@ class SourceDivergedError(HeadraceError):
     """The source is not the one whose changes are in the stream."""
 
     remedy = (
-        "Its LSNs mean something else than those in the stream, so nothing may be skipped or "
-        "resumed by them. Use a "
-        "new slot name (a new source) and bootstrap consumers again, or run `headrace teardown` "
-        "first."
+        "Its LSNs have another meaning than those in the stream, so nothing can be skipped or "
+        "resumed by them. Use a new slot name (a new source) and bootstrap consumers again, or "
+        "run `headrace teardown` first."
     )
 
 
@@ -105,15 +103,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where to go on: what is at or before `position` is in the stream, so are `ids_after`."""
+    """Where to continue: everything at or before `position` is in the stream, and so are
+    `ids_after`.
+    """
 
     progress: Progress
     ids_after: frozenset[str]
-    # The stream's end as it was read: the chain begins behind it.
+    # The stream's end as it was read: the chain starts after it.
     tail: Tail
     # The LSN that was confirmed in a life of the stream that is partly gone; 0 if nothing is.
     lost_up_to: int = 0
-    # How far single tables go beyond the position, where batches were cut off by a crash.
+    # How far single tables go beyond the position, if a crash interrupted their batches.
     lanes: Mapping[str, Position] = field(default_factory=dict)
 
     @property
@@ -142,7 +142,7 @@ def reader_of(source: str) -> Reader:
                 return None
             position = events.position_of(payload) if events.advances(payload) else None
         except UnknownDictionaryError:
-            # It may be our own: what it says of our position must not be passed over.
+            # It may be ours: its claim about our position must not be skipped.
             raise
         except (DecodeError, AttributeError, IndexError, KeyError, TypeError):
             return None
@@ -152,8 +152,8 @@ def reader_of(source: str) -> Reader:
 
 
 def suspect_of(source: str) -> Suspect:
-    """Recognises what can't be a source's own: its name is in each of its messages, unless they are
-    compressed.
+    """Recognizes messages that can't be a source's own: its name is in each of its messages, unless
+    they are compressed.
     """
     name = source.encode()
 
@@ -164,7 +164,7 @@ def suspect_of(source: str) -> Suspect:
 
 
 def _lane(data: bytes) -> tuple[str, Position] | None:
-    """The table of a batch (or of an event that stands alone among batches), and how far it goes."""
+    """The table of a batch (or of a single event among batches), and its last position."""
     payload = events.decode(data)
     last = payload[-1] if isinstance(payload, list) else payload
     if "tx" not in last:
@@ -175,13 +175,14 @@ def _lane(data: bytes) -> tuple[str, Position] | None:
 
 
 async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
-    """Read progress and the stream's end; the stream wins where they disagree."""
+    """Read progress and the stream's end; the stream takes precedence."""
     progress = Progress.decode(await cell.read())
     now = await tail.state()
     lost = await _tail_was_lost(progress, now, tail)
     found = await tail.after(0 if lost else progress.stream_seq)
     if found.position_seq and (found.position or ORIGIN) >= progress.position:
-        # One of ours that came later is there: what is gone was in the middle, taken out by itself.
+        # A later message of ours exists: the missing one was in the middle, and was removed by
+        # itself.
         lost = False
     found.ids_in_doubt = lost or found.lacks_some_behind(progress.stream_seq)
     here = replace(progress, stream_created=found.created)
@@ -193,7 +194,7 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
             msg_id=found.position_id,
         )
     elif lost:
-        # Unfinished flushes alone say what was before them, and where nothing.
+        # Only unfinished flushes say what was before them, and where nothing was.
         here = replace(here, position=found.position or ORIGIN, stream_seq=0, msg_id="")
     if lost:
         log.error(
@@ -201,7 +202,7 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
             had=str(progress.position),
             has=str(here.position),
             confirmed=format_lsn(progress.confirmed_lsn),
-            remedy="the slot is asked for what is missing; what it no longer has is a gap",
+            remedy="the slot is asked for the missing changes; those that it no longer has are a gap",
         )
     return ResumePoint(
         here,
@@ -213,14 +214,14 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
 
 
 async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:
-    """Whether the stream no longer holds what progress says it did, and not because of age."""
+    """Whether the stream no longer contains what progress says, for another reason than age."""
     if progress.stream_seq == 0:
         return False
     if progress.stream_created != now.created or progress.stream_seq > now.last_seq:
         return True
     if progress.stream_seq < now.first_seq:
         return False
-    # Another source's message may have taken the place of ours: the id decides, whosever it is.
+    # Another source's message may have taken our message's sequence: the id decides.
     there = await tail.id_at(progress.stream_seq)
     if there is not None:
         return there != progress.msg_id
@@ -229,7 +230,7 @@ async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> boo
 
 
 def check_source(found: ResumePoint, opening: Opening) -> None:
-    """Refuse to go on where LSNs no longer mean what they meant."""
+    """Refuse to continue if LSNs have changed their meaning."""
     at = found.progress
     known = SourceIdentity("stream", at.system_id, at.timeline, at.position.lsn)
     diverged = source_identity.divergence(known, opening)
@@ -238,7 +239,7 @@ def check_source(found: ResumePoint, opening: Opening) -> None:
 
 
 def gap_before(found: ResumePoint, opening: Opening) -> Gap | None:
-    """What the slot no longer has and the stream does not have: its tail was lost, or the slot is
+    """Changes that neither the slot nor the stream has: the stream's tail was lost, or the slot is
     another one.
     """
     confirmed = opening.confirmed_lsn

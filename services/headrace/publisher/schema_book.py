@@ -1,9 +1,9 @@
-"""The book of shapes: which shape of each table the stream has told about, so that a change is told
+"""The book of shapes: which shape of each table the stream contains, so that a change is reported
 once. Pure.
 
-An entry holds from a position on. Replays of what lies before it change nothing. Entries are
-written to the state bucket before their schema event is published (`book_shelf`); what the stream
-turns out to lack is told again.
+An entry applies from a position on. Replays of earlier changes modify nothing. Entries are written
+to the state bucket before their schema event is published (`schema_book_store`); events that the
+stream turns out to lack are published again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Entry:
     version: int
     since: Position
     told: bool = True
-    # The schema event's id, by which it is recognised in the stream's tail.
+    # The schema event's id, by which it is recognized in the stream's tail.
     msg_id: str = ""
-    # What the catalog said of the table's storage last: a rewrite leaves no other trace. Empty: not
-    # looked at yet.
+    # The catalog's last word on the table's storage: a rewrite leaves no other trace. Empty: not
+    # read yet.
     storage: str = ""
     # The transaction it came with, until a catalog reading has seen it: one that missed it says
     # nothing.
     xid: int = 0
-    # The place that the catalog was not beyond when `storage` was read, likewise: an earlier
-    # reading says nothing new.
+    # The LSN that the catalog was not beyond when `storage` was read, likewise: an earlier reading
+    # says nothing new.
     read_lsn: int = 0
 
     def encode(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """A published table as the catalog has it."""
+    """A published table in the catalog."""
 
     shape: TableShape
     storage: str
@@ -86,14 +86,14 @@ class CatalogReading:
     # Relations of the book that still exist, published or not.
     existing: frozenset[int]
     snapshot: CatalogSnapshot
-    # The place where it was read, whatever the stream has passed since.
+    # The LSN where it was read, independent of the stream's position.
     read_lsn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A change of a table that must be told before the row at hand, or when the stream has passed a
-    place.
+    """A change of a table to report before the current row, or when the stream has passed a
+    position.
     """
 
     token: str
@@ -105,8 +105,8 @@ class Told:
 
 
 class Looked(NamedTuple):
-    """What a reading of the catalog said of a table's files, the place in the log that it is not
-    beyond, and the number that a transaction would have got next.
+    """A catalog reading's facts about a table's files, the LSN that it is not beyond, and the
+    transaction id that would have come next.
     """
 
     storage: str
@@ -118,7 +118,7 @@ NOT_LOOKED = Looked("", 0, 0)
 
 
 class Heard(NamedTuple):
-    """The place of a message of the event trigger's prefix."""
+    """The position of a message with the event trigger's prefix."""
 
     position: Position
     lsn: int
@@ -129,7 +129,7 @@ class SchemaBook:
     def __init__(self, entries: Iterable[Entry] = (), reached: Position = ORIGIN) -> None:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
         self._reached = reached
-        # Entries that took the catalog's word without anything to tell.
+        # Entries that took facts from the catalog without anything to report.
         self.adopted: set[str] = set()
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
         # Transactions whose TRUNCATE of a relation has its event: it explains a new file.
@@ -139,9 +139,7 @@ class SchemaBook:
         return self._entries.get(token)
 
     def key_of(self, relation_id: int) -> tuple[str, ...] | None:
-        """The relation's primary key as it was told last; None of one that the stream has no rows
-        of.
-        """
+        """The relation's primary key as last reported; None if the stream contains no rows of it."""
         entry = self._entries.get(self._by_relation.get(relation_id, ""))
         return entry.shape.primary_key if entry is not None and entry.shape.columns else None
 
@@ -149,13 +147,13 @@ class SchemaBook:
         return dict(self._entries)
 
     def replays(self, shape: TableShape, position: Position) -> bool:
-        """Whether the stream has this row, and so what had to be told before it: by now the catalog
-        may say more.
+        """Whether the stream contains this row, and so everything reported before it: by now the
+        catalog may say more.
         """
         return position <= self._reached and table_token(shape.schema, shape.name) in self._entries
 
     def truncated(self, relation_id: int, xid: int) -> None:
-        """The stream tells of a TRUNCATE."""
+        """The stream reports a TRUNCATE."""
         if relation_id in self._by_relation:
             self._truncated.setdefault(relation_id, set()).add(xid)
 
@@ -167,16 +165,16 @@ class SchemaBook:
         xid: int,
         catalog: Looked = NOT_LOOKED,
     ) -> Told | None:
-        """What must be told before the row at `position`, which has this shape; None when it is
+        """The change to report before the row at `position`, which has this shape; None if it is
         known.
 
-        `catalog` is what its reading said of the table's files.
+        `catalog` contains the reading's facts about the table's files.
         """
         token = table_token(shape.schema, shape.name)
         known = self._entries.get(token)
         if known is None:
-            # Nobody has to copy a table that is told for the first time: only what was so at this
-            # place is known.
+            # Nobody has to copy a table that is reported for the first time: only facts of this
+            # position are known.
             storage = files.as_of(catalog.storage, xid, catalog.next_xid)
             entry = Entry(
                 shape, 1, position, True, _msg_id(lsn, token), storage, xid, catalog.read_lsn
@@ -198,7 +196,7 @@ class SchemaBook:
     def _first(self, token: str, entry: Entry) -> Told:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
         if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
-            # The event trigger told in its place that the table went on under another name.
+            # The event trigger reported at its position that the table was renamed.
             changes, resync = (
                 [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)],
                 True,
@@ -212,18 +210,18 @@ class SchemaBook:
     def _next(
         self, token: str, known: Entry, entry: Entry, changes: list[Change], *, resync: bool
     ) -> Told:
-        # What exactly was lost with the stream's tail is not known any more: a mirror must not rely
+        # It is no longer known what exactly was lost with the stream's tail: a mirror must not rely
         # on it.
         resync = resync or not known.told
         entry = replace(
             entry,
             version=known.version + 1 if known.told else known.version,
-            # Who copies the table now has all that the catalog showed: it is not told a second
-            # time. Who does not, has yet to be told what happened to its files.
+            # Consumers that copy the table now get everything that the catalog showed: it is not
+            # reported a second time. Others have yet to learn what happened to its files.
             storage=entry.storage if resync or entry.xid == 0 else known.storage,
         )
         if known.told and known.msg_id.startswith(entry.msg_id):
-            # The catalog showed another change at the same place of the log.
+            # The catalog showed another change at the same LSN.
             entry = replace(entry, msg_id=f"{entry.msg_id}-{entry.version}")
         return self._enter(token, entry, changes, resync=resync)
 
@@ -233,8 +231,8 @@ class SchemaBook:
         return Told(token, entry.shape, entry.msg_id, entry.version, changes, resync)
 
     def concerns(self, ddl: Ddl, position: Position) -> set[int]:
-        """The relations of this book that a message of the event trigger's prefix says something
-        new about.
+        """The relations of this book about which a message with the event trigger's prefix says
+        something new.
         """
         if position <= self._reached:
             return set()
@@ -247,10 +245,11 @@ class SchemaBook:
     def hear(
         self, ddl: Ddl, position: Position, lsn: int, xid: int, now: Mapping[int, RelationNow]
     ) -> list[Told]:
-        """What the event trigger wrote at this place: drops, renames and rewrites, in order.
+        """Changes that the event trigger reported at this position: drops, renames and rewrites, in
+        order.
 
-        Anybody may write so. It is believed where the catalog, read after that transaction, agrees
-        (`now`: the relations that exist).
+        Anybody may write such a message. It is believed if the catalog, read after that
+        transaction, agrees (`now`: the relations that exist).
         """
         if position <= self._reached:
             return []
@@ -289,8 +288,8 @@ class SchemaBook:
         return self._next(token, known, gone, [change], resync=False)
 
     def compare(self, reading: CatalogReading) -> list[Told]:
-        """What the catalog shows and no row has told; called when the stream has passed the
-        reading.
+        """Changes that the catalog shows and no row has reported; called when the stream has passed
+        the reading.
         """
         position = Position(reading.lsn, 0)
         self._settle(reading)
@@ -298,8 +297,8 @@ class SchemaBook:
         return [item for item in (*told, *self._gone(reading, position)) if item is not None]
 
     def _settle(self, reading: CatalogReading) -> None:
-        """What one reading saw all later ones see, also when their numbers say nothing about it any
-        more.
+        """All later readings see what one reading saw, even if their numbers no longer say anything
+        about it.
         """
         for token, entry in self._entries.items():
             if entry.xid and reading.snapshot.sees(entry.xid):
@@ -336,14 +335,14 @@ class SchemaBook:
         return None
 
     def _truncates(self, relation_id: int, reading: CatalogReading) -> set[int]:
-        """Those that the reading may show; it is the last one that has to know them."""
+        """Transactions that the reading may show; it is the last one that has to know them."""
         truncated = self._truncated.pop(relation_id, set())
         if later := {xid for xid in truncated if not reading.snapshot.sees(xid)}:
             self._truncated[relation_id] = later
         return truncated
 
     def _adopt(self, token: str, known: Entry, table: CatalogTable) -> None:
-        """Keep what the catalog says, where that is nothing to tell."""
+        """Store the catalog's facts if there is nothing to report."""
         shape = replace(
             known.shape,
             publication=table.shape.publication,
@@ -355,7 +354,7 @@ class SchemaBook:
             self.adopted.add(token)
 
     def _gone(self, reading: CatalogReading, position: Position) -> list[Told]:
-        """Tables that the publication no longer has."""
+        """Tables that the publication no longer contains."""
         there = {table_token(table.shape.schema, table.shape.name) for table in reading.tables}
         renamed = {table.shape.relation_id: table.shape for table in reading.tables}
         gone = []
@@ -380,7 +379,7 @@ def _msg_id(lsn: int, token: str) -> str:
 
 
 def _moved(known: Entry, table: DdlTable, now: RelationNow | None) -> bool:
-    """Whether a table has another name than the stream told, and the one that is claimed."""
+    """Whether a table's name differs from the one in the stream, and is the claimed one."""
     claimed = (table.schema, table.name)
     return (
         claimed != (known.shape.schema, known.shape.name)

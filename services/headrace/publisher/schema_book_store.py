@@ -1,8 +1,8 @@
-"""Where the schema book is kept: one key a table in the state bucket, written by compare-and-set.
+"""Stores the schema book: one key per table in the state bucket, written by compare-and-set.
 
-A shape is kept before its event is published, with those before it: after a crash the book is what
-the stream itself has, whatever of the last shapes was stored. Were it kept later, a replay would
-have to find out again what was told, from a catalog that has moved on.
+A shape is stored before its event is published, with earlier ones: after a crash the book matches
+the stream, whichever of the last shapes were stored. If it were stored later, a replay would have
+to decide again what was reported, from a catalog that has changed since.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.jetstream.state import Cell
 from headrace.lsn import Position
 from headrace.publisher.schema_book import Entry, SchemaBook
 
-# More shapes than this of one table, none of them stored when the publisher dies, end in a
+# More shapes of one table than this, none of them stored when the publisher dies, end in a
 # `resync`.
 HISTORY_MAX = 8
 
@@ -31,7 +31,7 @@ class BookShelf:
         self._histories: dict[str, list[Entry]] = {}
 
     async def load(self, position: Position, ids_after: Collection[str]) -> SchemaBook:
-        """The book as of a stream that has everything up to `position`, and these ids after it."""
+        """The book for a stream that contains everything up to `position`, and these ids after it."""
         watcher = await self._bucket.watch(f"{self._prefix}>", ignore_deletes=True)
         try:
             async for kept in watcher:
@@ -63,8 +63,8 @@ def _decode(value: bytes) -> list[Entry]:
 
 
 def in_stream(history: list[Entry], position: Position, ids_after: Collection[str]) -> list[Entry]:
-    """Those entries whose events the stream has; where it lost them all, the oldest known, not
-    told.
+    """The entries whose events are in the stream; if it lost them all, the oldest known one, not
+    reported.
     """
     stored = [entry for entry in history if entry.since <= position or entry.msg_id in ids_after]
     if stored or not history or history[0].version == 1:

@@ -1,9 +1,8 @@
-"""What two readings of the catalog give away of a table's files: whether its rows changed without
-events. Pure.
+"""Compares two catalog readings of a table's files: whether its rows changed without events. Pure.
 
-A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) give one
-too. What else is new tells them apart: ALTER TABLE writes columns' definitions, or, where it
-rewrites for another reason (UNLOGGED and back), makes the TOAST table again, which the others keep.
+A new file alone says little: TRUNCATE (an event), VACUUM FULL and CLUSTER (the same rows) create
+one too. Other differences distinguish them: ALTER TABLE writes columns' definitions, or, if it
+rewrites for another reason (UNLOGGED and back), recreates the TOAST table, which the others keep.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from headrace.postgres.facts import follows
 
 
 class File(NamedTuple):
-    """A relation's file, the transaction that defined the relation last, and its TOAST table (0: it
-    has none).
+    """A relation's file, the transaction that last defined the relation, and its TOAST table (0:
+    none).
     """
 
     node: int
@@ -27,7 +26,7 @@ class File(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What a reading said; `exposed`: the table, not being published by its own name, may become
+    """A reading's facts; `exposed`: the table, not being published by its own name, may become
     unlogged.
     """
 
@@ -38,8 +37,8 @@ class Storage:
 
     @classmethod
     def parse(cls, text: str) -> Storage | None:
-        """None for what was not read yet, or was kept by an earlier version."""
-        # What an earlier version kept is a checksum of the files.
+        """None if it was not read yet, or was stored by an earlier version."""
+        # An earlier version stored a checksum of the files.
         if text.count("/") != _PARTS - 1 or ":" not in text:
             return None
         files, columns, partitions = text.split("/")
@@ -62,15 +61,15 @@ class Storage:
 
 _PARTS = 3
 _EXPOSED = "u"
-# A file, or a definition of columns, that is no other's.
+# A file, or a definition of columns, that belongs to no other relation.
 _UNKNOWN = -1
 
 
 def as_of(text: str, xid: int, next_xid: int) -> str:
-    """What a reading said, without what a later transaction than `xid` did to files: that has yet
-    to be told.
+    """A reading's facts, without what a later transaction than `xid` did to files: that is yet to
+    be reported.
 
-    `next_xid` was to be given out next when it was read.
+    `next_xid` was to be assigned next when it was read.
     """
     storage = Storage.parse(text)
     if storage is None or not any(
@@ -89,15 +88,13 @@ def as_of(text: str, xid: int, next_xid: int) -> str:
 
 
 def same_files(before: str, now: str) -> bool:
-    """Whether nothing was written anew since; False where nothing is known."""
+    """Whether no file was rewritten since; False if nothing is known."""
     was, is_ = Storage.parse(before), Storage.parse(now)
     return was is not None and is_ is not None and not _replaced(was, is_, ())
 
 
 def rewritten(before: str, now: str, truncated: Collection[int]) -> bool:
-    """Whether rows may have other values, or be others, without events; `truncated` by these
-    transactions' events.
-    """
+    """Whether rows may have changed without events; `truncated` by these transactions' events."""
     was, is_ = Storage.parse(before), Storage.parse(now)
     if was is None or is_ is None or not (replaced := _replaced(was, is_, truncated)):
         return False
@@ -110,7 +107,7 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
     """Whether rows came or went with a partition: it is gone, was a table before, or has another
     file.
 
-    The last may be a TRUNCATE of the partition alone, of which a table published as its root has no
+    The last may be a TRUNCATE of only the partition, for which a table published as its root has no
     event.
     """
     was, is_ = Storage.parse(before), Storage.parse(now)
@@ -127,7 +124,7 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
 
 
 def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tuple[File, File]]:
-    """Files that are others, but for those whose relation's last change was a TRUNCATE that has its
+    """Changed files, except for those whose relation's last change was a TRUNCATE that has its
     event.
     """
     return [
@@ -142,5 +139,5 @@ def _replaced(was: Storage, is_: Storage, truncated: Collection[int]) -> list[tu
 def _may_be_others(old: File, new: File, *, exposed: bool) -> bool:
     if old.toast and new.toast:
         return old.toast != new.toast
-    # Nothing tells UNLOGGED and back from VACUUM FULL here.
+    # Nothing here distinguishes UNLOGGED and back from VACUUM FULL.
     return exposed

@@ -16,7 +16,7 @@ from headrace.publisher.schema_book import NOT_LOOKED, Looked
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What all changes of one kind to one table have in common: an Operation is slow to look up by."""
+    """The common part of all changes of one kind to one table: an Operation is slow to look up by."""
 
     operation: str
     subject: str
@@ -44,19 +44,17 @@ class TableEvents:
     table: TableShape
     # The events' `key`.
     event_key: tuple[str, ...] = ()
-    # What the catalog said of the table's files.
+    # The catalog's facts about the table's files.
     catalog: Looked = NOT_LOOKED
-    # Whether the schema book was asked about this shape since its Relation message came.
+    # Whether the schema book was asked about this shape since its Relation message arrived.
     told: bool = False
-    # Kinds of changes, with an old row and without, that are written the quick way from here on
-    # where they can be.
+    # Kinds of changes, with an old row and without, that use the fast path from here on if
+    # possible.
     quick: set[tuple[str, bool]] = field(default_factory=set)
 
     @classmethod
     def of(cls, shape: RelationShape, known_key: Sequence[str] | None = None) -> TableEvents:
-        """`known_key`: what the stream had as this relation's primary key so far; None: it has not
-        had any row.
-        """
+        """`known_key`: this relation's primary key in the stream so far; None if it has had no row."""
         relation, facts = shape.relation, shape.facts
         token = table_token(relation.schema, relation.name)
         primary_key = _primary_key(relation, facts, known_key)
@@ -94,12 +92,11 @@ def _key(shape: RelationShape, primary_key: Sequence[str]) -> frozenset[str]:
 def _primary_key(
     relation: Relation, facts: TableFacts, known: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The primary key as of this relation's message: the catalog may have moved on to another
-    since.
+    """The primary key as of this relation's message: the catalog may have changed since.
 
-    With the default identity the message flags its columns; then only their order is the catalog's,
-    or the stream's so far. With another identity the message says nothing of it: the catalog is
-    believed unless its key is a later one.
+    With the default identity the message flags its columns; then only their order comes from the
+    catalog, or from the stream so far. With another identity the message doesn't contain it: the
+    catalog is believed unless its key is a later one.
     """
     names = [column.name for column in relation.columns]
     flagged = tuple(column.name for column in relation.columns if column.is_key)
@@ -115,7 +112,9 @@ def _primary_key(
 
 
 def _event_key(shape: RelationShape, primary_key: Sequence[str]) -> tuple[str, ...]:
-    """The columns by which an event's row is the table's; none where not all of them are delivered."""
+    """The columns by which an event's row identifies the table's; none if not all of them are
+    delivered.
+    """
     by_index = shape.relation.replica_identity == "i" and not primary_key
     key = shape.identity if by_index else tuple(primary_key)
     return key if set(key) <= set(shape.shown) else ()
@@ -127,8 +126,8 @@ def _table_shape(
     converters: Mapping[str, Converter | None],
     primary_key: Sequence[str],
 ) -> TableShape:
-    """What a schema event tells: names and types from the stream, the rest from the catalog where
-    it still knows.
+    """The content of a schema event: names and types from the stream, the rest from the catalog if
+    it still has it.
     """
     hidden = {name for name, convert in converters.items() if convert is None}
     return TableShape(
@@ -160,8 +159,8 @@ def _column_shape(column: RelationColumn, facts: TableFacts, convert: Converter)
         base_type=facts.base_types.get(column.type_oid),
     )
     if known is None or not known.number:
-        # The catalog has moved on: nobody can say any more which column this is and what adding it
-        # did.
+        # The catalog has changed since: nobody can say any more which column this is and what
+        # adding it did.
         shape = replace(shape, filled=True)
     if known is None:
         return shape

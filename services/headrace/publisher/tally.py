@@ -1,7 +1,7 @@
-"""Counts what JetStream acknowledged: events, and how many of which table and operation.
+"""Counts acknowledged events, by table and operation.
 
-Called with all that one answer acknowledged, so that nothing is counted message by message where
-answers are few.
+Called with all messages that one answer acknowledged, so that nothing is counted message by message
+if answers are few.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PREFIX = len(CDC) + 1
 def tally(stats: Stats, messages: Sequence[Message]) -> None:
     """These messages are stored."""
     total = len(messages)
-    # Subject by subject, at the speed of C: cdc.{table}.{operation} has the labels' values.
+    # Subject by subject, at the speed of C: cdc.{table}.{operation} contains the label values.
     for subject, number in Counter(map(_SUBJECT, messages)).items():
         events = number
         if subject.endswith(_BATCH):
@@ -33,6 +33,6 @@ def tally(stats: Stats, messages: Sequence[Message]) -> None:
 
 
 def _events(message: Message) -> int:
-    """How many events a batch holds, as its id says."""
+    """The number of events in a batch, according to its id."""
     number = message.msg_id.rpartition("-")[2]
     return int(number) if number.isdigit() else 1

@@ -1,10 +1,10 @@
 """`--delivery transaction`: a PostgreSQL transaction becomes visible in JetStream whole or not at
 all.
 
-Whole transactions are grouped into atomic batches, as many as are at hand and fit. One that is
-larger than the server takes is delivered in several and says so in a header. What of an open
-transaction is held here is void when the wal-reader begins again. An event that ends what it
-belongs to (a transaction's last one, or one that stands outside any) waits for nothing.
+Whole transactions are grouped into atomic batches, as many as are available and fit. One that is
+larger than the server accepts is delivered in several, and a header says so. The part of an open
+transaction that is held here is void when the wal-reader starts a new epoch. An event that
+completes something (a transaction's last one, or one outside any) waits for nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Transactions(Delivery):
     def begin_epoch(self) -> None:
         super().begin_epoch()
         if self._open:
-            # The open transaction comes again from its beginning.
+            # The open transaction comes again from its start.
             self.position = self._before_open
         self._open, self._open_bytes, self._split = [], 0, False
 
@@ -47,7 +47,7 @@ class Transactions(Delivery):
         await super().mark(mark)
 
     async def rest(self, *, more: bool) -> None:
-        # While a group is stored the next one grows.
+        # While a group is being stored the next one grows.
         if not (more and self._atomic.flying):
             await self._atomic.flush()
 
@@ -56,7 +56,7 @@ class Transactions(Delivery):
 
     async def _take(self, event: Event) -> None:
         if self._is_behind_lanes(event):
-            # Of its transaction, or of a later one, some is in the stream.
+            # Part of its transaction, or of a later one, is in the stream.
             await self._atomic.flush()
             self._split = True
             await self._hand_over(SPLIT_HEADER)
@@ -66,7 +66,7 @@ class Transactions(Delivery):
             await self._send(event, SPLIT_HEADER)
             return
         if not self._open:
-            # Where some of it is in the stream already, the rest is a part too.
+            # If part of it is in the stream already, the rest is a part too.
             self._split = self._before.lsn == event.position.lsn
             self._before_open = self._before
         if self._split:
@@ -83,7 +83,7 @@ class Transactions(Delivery):
             await self._close()
 
     async def _take_all(self, events: list[Event]) -> None:
-        """Of a transaction that is open and fits, nothing is asked for each event."""
+        """No event of an open transaction that fits needs a check of its own."""
         at = 0
         while at < len(events):
             self._before, self.position = self.position, events[at].position
@@ -92,7 +92,9 @@ class Transactions(Delivery):
             at += self._take_some(events, at)
 
     def _take_some(self, events: list[Event], at: int) -> int:
-        """Add events to the open transaction, but for its last one, as far as they fit; how many."""
+        """Add events to the open transaction, except for its last one, as far as they fit; returns
+        their number.
+        """
         if not self._open or self._split or at >= len(events):
             return 0
         lsn, size, count = self._open[0].position.lsn, self._open_bytes, len(self._open)
@@ -110,7 +112,7 @@ class Transactions(Delivery):
         return len(some)
 
     async def _close(self) -> None:
-        """The transaction is complete: it joins the group, or begins the next."""
+        """The transaction is complete: it joins the group, or starts the next."""
         if self._split or not self._atomic.fits(len(self._open), self._open_bytes):
             await self._atomic.flush()
         await self._hand_over(None)
