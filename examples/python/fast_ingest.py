@@ -19,7 +19,7 @@ import nats
 from nats.aio.client import Client
 
 from headrace.jetstream.publishing.errors import IngestError
-from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
+from headrace.jetstream.publishing.fast import FastPipe, offers_fast_ingest
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail, TailError, TailMark
@@ -48,7 +48,7 @@ async def publish(client: Client, stream: str, path: Path) -> int:
     tail = StreamTail(js, stream, mark)
     end = await tail.after(0)
     there = (end.position or ORIGIN).lsn
-    ingest = FastIngest(
+    ingest = FastPipe(
         client, tail, {}, Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5)
     )
     await ingest.open(end)

@@ -28,21 +28,21 @@ from headrace.jetstream.publishing.errors import (
     StreamFullError,
     TailLostError,
 )
-from headrace.jetstream.publishing.fast import FastIngest
+from headrace.jetstream.publishing.fast import FastPipe
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position
-from headrace.publisher.chain_pipe import Ingest
+from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.resume_point import Progress, ResumePoint, find_resume_point, reader_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
 
 STREAM = "CHAIN"
-WAYS: dict[str, type[Ingest | FastIngest]] = {"chain": Ingest, "fast": FastIngest}
+WAYS: dict[str, type[ChainPipe | FastPipe]] = {"chain": ChainPipe, "fast": FastPipe}
 # Of the test that runs.
-way: type[Ingest | FastIngest] = Ingest
+way: type[ChainPipe | FastPipe] = ChainPipe
 
 
 @pytest.fixture(autouse=True, params=WAYS)
@@ -59,7 +59,7 @@ class Publisher:
     client: Client
     source: str
     tail: StreamTail
-    ingest: Ingest | FastIngest
+    ingest: ChainPipe | FastPipe
     # Where the source's numbering begins: tables of two sources are disjoint, LSNs need not be.
     next: int = 1
 
@@ -242,7 +242,7 @@ async def test_another_source_in_between_breaks_the_chain_harmlessly(
     async def push(one: Publisher) -> None:
         for number in range(60):
             await one.publish(1 + number % 11)
-            await one.ingest.settle()
+            await one.ingest.catch_up()
             await asyncio.sleep(0.001)
         await one.ingest.drain()
 
@@ -313,7 +313,7 @@ async def test_a_connection_that_was_replaced_ends_the_chain(
         await client.flush()
     # Nothing was on its way; still, what the server knows now has to be read again.
     with pytest.raises(IngestError, match="connection was lost"):
-        await one.ingest.settle()
+        await one.ingest.catch_up()
 
 
 async def with_an_older_store(server: Any, folder: Path, between: Any) -> None:

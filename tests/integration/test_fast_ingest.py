@@ -19,7 +19,7 @@ from nats.js.api import StorageType, StreamConfig
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.publishing.errors import IngestError
-from headrace.jetstream.publishing.fast import FastIngest, offers_fast_ingest
+from headrace.jetstream.publishing.fast import FastPipe, offers_fast_ingest
 from headrace.jetstream.publishing.message import Message, Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
@@ -57,14 +57,14 @@ async def client(own_nats: OwnNats, duplicate_window: float) -> AsyncIterator[Cl
     await connected.close()
 
 
-async def opened(client: Client, *, messages_max: int = 4096) -> FastIngest:
+async def opened(client: Client, *, messages_max: int = 4096) -> FastPipe:
     tail = StreamTail(client.jetstream(), STREAM, reader_of("a"))
-    ingest = FastIngest(client, tail, {}, Window(messages_max, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(client, tail, {}, Window(messages_max, 1 << 23, ack_timeout_s=3))
     await ingest.open(await tail.after(0))
     return ingest
 
 
-async def deliver(ingest: FastIngest, numbered: range) -> None:
+async def deliver(ingest: FastPipe, numbered: range) -> None:
     for number in numbered:
         await ingest.publish(event(number))
     await ingest.drain()
@@ -116,7 +116,7 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
     def on_stored(messages: Sequence[Message]) -> None:
         heard.extend(message.msg_id for message in messages)
 
-    ingest = FastIngest(
+    ingest = FastPipe(
         client, tail, stats, Window(64, 1 << 23, ack_timeout_s=3), on_stored=on_stored
     )
     await ingest.open(await tail.after(0))
@@ -168,7 +168,7 @@ async def test_one_message_alone_is_acknowledged_in_one_round_trip(client: Clien
     ingest = await opened(client)
     await ingest.publish(event(1))
     before = client.stats["in_msgs"]
-    await ingest.settle()
+    await ingest.catch_up()
     await client.flush()
     async with asyncio.timeout(2):
         while not ingest.acked:  # noqa: ASYNC110  # the answer gives no event outside
@@ -190,13 +190,13 @@ async def test_an_open_batch_is_acknowledged_once_nothing_comes(client: Client) 
     ingest = await opened(client)
     for number in range(1, 701):
         await ingest.publish(event(number))
-    await ingest.settle()
+    await ingest.catch_up()
     await client.flush()
     async with asyncio.timeout(2):
         while ingest.acked < 500:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
     assert ingest.acked == 500
-    await ingest.settle()
+    await ingest.catch_up()
     async with asyncio.timeout(2):
         while ingest.acked < 700:  # noqa: ASYNC110  # as above
             await asyncio.sleep(0.001)
@@ -233,7 +233,7 @@ class SlowTail(StreamTail):
 async def test_what_is_read_back_holds_nothing_up(client: Client) -> None:
     """Of all that was taken while one message is read, the last one alone is read."""
     tail = SlowTail(client)
-    ingest = FastIngest(client, tail, {}, Window(8192, 1 << 23, ack_timeout_s=10))
+    ingest = FastPipe(client, tail, {}, Window(8192, 1 << 23, ack_timeout_s=10))
     await ingest.open(await tail.after(0))
     for number in range(1, 4097):
         await ingest.publish(event(number))
@@ -254,7 +254,7 @@ async def test_a_publisher_with_an_open_batch_doubles_nothing_of_its_heirs(clien
     zombie = await opened(client)
     for number in range(1, 1001):
         await zombie.publish(event(number))
-    await zombie.settle()
+    await zombie.catch_up()
     await client.flush()
     await asyncio.sleep(0.2)
     heir = await opened(client)
@@ -276,7 +276,7 @@ async def test_a_batch_that_the_server_has_forgotten_is_an_error_and_no_hole(
     ingest = await opened(client)
     for number in range(1, 701):
         await ingest.publish(event(number))
-    await ingest.settle()
+    await ingest.catch_up()
     # The server forgets a batch in which nothing was sent for ten seconds.
     await asyncio.sleep(11)
     with pytest.raises(IngestError):
@@ -294,7 +294,7 @@ async def test_no_message_is_skipped_whose_place_another_source_took(client: Cli
     cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
     tail = StreamTail(js, STREAM, reader_of("a"))
     place = await find_resume_point(cell, tail)
-    ingest = FastIngest(client, tail, {}, Window(4096, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(client, tail, {}, Window(4096, 1 << 23, ack_timeout_s=3))
     await ingest.open(place.tail)
     for number in range(10):
         await js.publish("fast.other", b"x", headers={"Nats-Msg-Id": f"other-{number}"})

@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 from headrace.bus import control, subjects
 from headrace.bus.frame import Opening
 from headrace.bus.sender import FrameSender
+from headrace.confirming.epoch_follower import EpochFollower
 from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.values import ValueOptions
 from headrace.embedded.nats import EmbeddedNats
@@ -29,8 +30,11 @@ from headrace.pgoutput.messages import Relation
 from headrace.postgres.facts import TableFacts
 from headrace.process.health import Health
 from headrace.process.lifecycle import Scope
-from headrace.publisher.follower import Follower
+from headrace.publisher import pipeline
+from headrace.publisher.doubt import Doubt
+from headrace.publisher.lag import AckLag
 from headrace.publisher.resume_point import SourceDivergedError
+from headrace.publisher.sink import StreamSink
 from headrace.settings import load
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
@@ -134,8 +138,17 @@ async def following(
     await source.open()
     tasks, catalog, watch = asyncio.TaskGroup(), Catalog(), SimpleNamespace(due=lambda *_: None)
     scope = Scope("publisher", settings.process, tasks, Health("publisher"))
-    made = Follower(scope, settings, client, catalog, watch, "session")  # type: ignore[arg-type]  # as much as it takes
-    follower = asyncio.ensure_future(made.run(asyncio.Event()))
+    stats = scope.health.stats
+
+    async def follow() -> None:
+        async with pipeline.opened(client, settings, stats) as line:
+            lag, doubt = AckLag(stats, scope.health.traces), Doubt(lambda: None)
+            sink = StreamSink(scope, line, catalog, watch, lag, doubt)  # type: ignore[arg-type]  # as much as it takes
+            await EpochFollower(
+                scope, settings, client, sink, "publisher", "session", line.suite
+            ).run()
+
+    follower = asyncio.create_task(follow(), name="follower")
     try:
         yield source, follower
     finally:

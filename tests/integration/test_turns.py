@@ -23,7 +23,7 @@ from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.jetstream.publishing import turns as taking_turns
 from headrace.jetstream.publishing.errors import FencedError
-from headrace.jetstream.publishing.fast import FastIngest
+from headrace.jetstream.publishing.fast import FastPipe
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
@@ -53,7 +53,7 @@ def event(source: str, number: int) -> Outgoing:
 class Publisher:
     client: Client
     source: str
-    ingest: FastIngest
+    ingest: FastPipe
     stats: Stats
     next: int = 1
 
@@ -62,7 +62,7 @@ class Publisher:
         for _ in range(0, messages, PART):
             await self.ingest.publish_all([event(self.source, self.next + n) for n in range(PART)])
             self.next += PART
-            await self.ingest.settle()
+            await self.ingest.catch_up()
 
     async def deliver(self) -> None:
         await self.ingest.publish(event(self.source, self.next))
@@ -89,7 +89,7 @@ class Site:
     async def publisher(self, source: str) -> Publisher:
         client, stats = await self.client(), Stats()
         tail = StreamTail(client.jetstream(), STREAM, reader_of(source), suspect_of(source))
-        ingest = FastIngest(
+        ingest = FastPipe(
             client, tail, stats, Window(2048, 1 << 23, 30.0), Turns(client, STREAM, source, stats)
         )
         found = await tail.after(0)

@@ -241,7 +241,7 @@ class Publisher(Confirmer):
             self.confirm()
 
     def write_progress(self) -> None:
-        lsn = self.ledger.settle(self.acked)
+        lsn = self.ledger.confirmable(self.acked)
         jetstream = self.world.jetstream
         if self.acked:
             stored = self.published_ids[self.acked - 1]

@@ -54,8 +54,8 @@ def test_nothing_is_lost_doubled_confirmed_early_or_stuck_in_any_history() -> No
 
 
 def confirm_what_is_published(patch: pytest.MonkeyPatch) -> None:
-    settle = Ledger.settle
-    patch.setattr(Ledger, "settle", lambda self, _: settle(self, 1 << 60))
+    confirmable = Ledger.confirmable
+    patch.setattr(Ledger, "confirmable", lambda self, _: confirmable(self, 1 << 60))
 
 
 def overlook_a_hole(patch: pytest.MonkeyPatch) -> None:

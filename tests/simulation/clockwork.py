@@ -240,7 +240,14 @@ class VirtualLoop(_Loop):
 
 
 def _end(coroutine: Any) -> None:
-    """Close it; what it awaits at its end is of no use to anybody."""
+    """Close it; what it awaits at its end is of no use to anybody.
+
+    The coroutine that it awaits comes first: closed from outside, one that awaits at its end is
+    left halfway, and the interpreter complains when it collects it.
+    """
+    awaited = getattr(coroutine, "cr_await", None)
+    if hasattr(awaited, "cr_await"):
+        _end(awaited)
     for _ in range(50):
         try:
             coroutine.close()

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from headrace.publisher import assembler
-from headrace.publisher.chain_pipe import Ingest
-from headrace.publisher.follower import Follower
+from headrace.publisher.chain_pipe import ChainPipe
+from headrace.publisher.progress_writer import ProgressWriter
 from headrace.publisher.schema_book import SchemaBook
+from headrace.publisher.sink import StreamSink
 
 _Spoil = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,13 +49,13 @@ def _message_ids_of_all_sources_alike(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         assembler, "emitted_message_id", lambda lsn, prefix, _: f"{lsn:x}-_message.{prefix}"
     )
-    without(patch, Ingest, "_stored", 'if answer.get("duplicate"):', "if False:")
+    without(patch, ChainPipe, "_stored", 'if answer.get("duplicate"):', "if False:")
 
 
 def _fork_judged_by_written_progress(patch: pytest.MonkeyPatch) -> None:
     """A new server is compared with the progress written last, not with what was delivered."""
-    delivered = "max(self._progress.position, self._delivery.position)"
-    without(patch, Follower, "_on_opening", delivered, "self._progress.position")
+    delivered = "max(progress.position, self._delivery.position)"
+    without(patch, StreamSink, "on_epoch", delivered, "progress.position")
 
 
 def _files_forgotten_at_a_resync(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def _files_forgotten_at_a_resync(patch: pytest.MonkeyPatch) -> None:
 
 def _source_not_remembered(patch: pytest.MonkeyPatch) -> None:
     """Which server it is, and where its slot began, is written with the first progress only."""
-    without(patch, Follower, "_remember_source", "await self._cell.write(known.encode())", "pass")
+    without(patch, ProgressWriter, "join", "await self._cell.write(known.encode())", "pass")
 
 
 DEFECTS = (

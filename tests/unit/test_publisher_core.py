@@ -17,6 +17,7 @@ from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.errors import DecodeError
 from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Gap, Position
 from headrace.pgoutput.messages import (
@@ -101,15 +102,15 @@ class TestLedger:
         ledger = Ledger()
         ledger.mark(100, 3, whole=True)
         ledger.mark(200, 5, whole=True)
-        assert [ledger.settle(acked) for acked in range(7)] == [0, 0, 0, 100, 100, 200, 200]
+        assert [ledger.confirmable(acked) for acked in range(7)] == [0, 0, 0, 100, 100, 200, 200]
         assert (ledger.waiting, ledger.transactions) == (False, 2)
 
     def test_a_transaction_without_messages_waits_for_those_before_it(self) -> None:
         ledger = Ledger()
         ledger.mark(100, 3, whole=True)
         ledger.mark(110, 3, whole=True)
-        assert ledger.settle(2) == 0
-        assert ledger.settle(3) == 110
+        assert ledger.confirmable(2) == 0
+        assert ledger.confirmable(3) == 110
         assert ledger.transactions == 2
 
     def test_keepalives_in_a_row_are_one_mark_and_none_swallows_a_transaction(self) -> None:
@@ -119,8 +120,8 @@ class TestLedger:
         assert len(ledger._marks) == 1
         ledger.mark(20_000, 1, whole=True)
         ledger.mark(20_001, 2, whole=False)
-        assert ledger.settle(0) == 0
-        assert ledger.settle(1) == 20_000
+        assert ledger.confirmable(0) == 0
+        assert ledger.confirmable(1) == 20_000
         assert ledger.transactions == 1
         assert ledger.waiting
 
@@ -128,7 +129,7 @@ class TestLedger:
         ledger = Ledger()
         ledger.mark(100, 0, whole=True)
         ledger.mark(90, 0, whole=False)
-        assert ledger.settle(0) == 100
+        assert ledger.confirmable(0) == 100
 
 
 class TestAssembler:
@@ -422,7 +423,7 @@ class TestCatalogReading:
         reached = Position(400, 9) if lanes else Position(500, 3)
         found = replace(place(Progress(reached)), lanes=lanes)
         pipe = Sent()
-        delivery = Delivery(pipe, cast("LargeStore", None), found, {}, "slot")
+        delivery = Delivery(cast("Pipe", pipe), cast("LargeStore", None), found, {}, "slot")
         shape = RelationShape.of(relation(1, "orders"), TableFacts(), ValueOptions())
         book = SchemaBook([Entry(TableEvents.of(shape).table, 1, Position(50, 0), told=True)])
         watch = CatalogWatch(Settings())

@@ -147,10 +147,10 @@ def test_a_frame_is_noted_when_all_of_it_is_acknowledged_and_not_before() -> Non
     stats: Stats = {}
     lag = AckLag(stats, Traces())
     lag.handed_over(Frame("e-1", 10, 0.0, 100, 0.0))
-    assert lag.settle(9, 0.0, 500) == []
+    assert lag.acknowledged(9, 0.0, 500) == []
     lag.refresh(stats)
     assert stats["lag_seconds"] != 0
-    assert [frame.name for frame in lag.settle(10, 0.0, 500)] == ["e-1"]
+    assert [frame.name for frame in lag.acknowledged(10, 0.0, 500)] == ["e-1"]
     lag.refresh(stats)
     assert stats["lag_seconds"] == 0
     bytes_lag = stats["ack_lag_bytes"]

@@ -28,12 +28,12 @@ class OpenFile:
 
     async def add(self, rows: pa.Table) -> None:
         """Begin to encode a row group, in a thread."""
-        await self.settle()
+        await self.encoded()
         self._encoding = asyncio.create_task(
             asyncio.to_thread(self._writer.add, rows), name="archive row group"
         )
 
-    async def settle(self) -> None:
+    async def encoded(self) -> None:
         """Wait for the group that is being encoded; raises what went wrong with it."""
         if self._encoding is not None:
             encoding, self._encoding = self._encoding, None
@@ -41,7 +41,7 @@ class OpenFile:
 
     async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         """Add what is left; the file's bytes, and its metadata with the checksum."""
-        await self.settle()
+        await self.encoded()
         return await asyncio.to_thread(self._finish, rest, info)
 
     def _finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from functools import partial
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
@@ -21,11 +20,15 @@ from headrace.archive.errors import ArchiveUnreachableError
 from headrace.archive.store import Store
 from headrace.archiver import janitor
 from headrace.archiver.archived_table import OPTIONS
-from headrace.archiver.follower import Follower
+from headrace.archiver.file_writer import FileWriter, at_the_end
 from headrace.archiver.pyarrow_memory import keep_small
-from headrace.bus import link
+from headrace.archiver.sink import ArchiveSink
+from headrace.confirming.epoch_follower import EpochFollower
+from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations
-from headrace.errors import HeadraceError, SettingError, describe
+from headrace.errors import SettingError, describe
+from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.parking import Parking
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell
 from headrace.metrics.counting import count
@@ -33,12 +36,10 @@ from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.settings import Settings
-from headrace.timing.backoff import Backoff
 
 log = logs.logger("archiver")
 
 SERVICE = "archiver"
-BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
@@ -64,36 +65,31 @@ async def _work(
     if settings.archive.keep_s is not None:
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
     relations = Relations(settings, "headrace archiver", OPTIONS)
+    source, stats = settings.source.slot, scope.health.stats
+    parked = LargeStore(client.jetstream(), settings.streams.parked, client.max_payload)
+    parking = Parking(settings.delivery.poison, parked, source, stats, "archive_parked_messages")
+    cell = Cell(state, f"archive.{source}")
+    writer: FileWriter | None = None
+
+    async def follow() -> None:
+        """From the archive's end as it is now, until the service stops or doubts."""
+        nonlocal writer
+        writer = None
+        writer = await at_the_end(scope, store, cell, source, session)
+        sink = ArchiveSink(scope, settings, relations, parking, writer)
+        try:
+            await EpochFollower(scope, settings, client, sink, SERVICE, session).run()
+        finally:
+            await sink.close()
+
+    async def failed(error: Exception) -> bool:
+        count(stats, "archive_recoveries")
+        part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
+        scope.health.block(part, describe(error))
+        log.warning("archive_recovery", reason=describe(error))
+        return writer is not None and writer.progressed
+
     try:
-        await _archive(scope, settings, client, relations, store, state, session)
+        await follow_on(scope, client, follow, failed)
     finally:
         await relations.close()
-
-
-async def _archive(
-    scope: Scope,
-    settings: Settings,
-    client: Client,
-    relations: Relations,
-    store: Store,
-    state: KeyValue,
-    session: str,
-) -> None:
-    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
-    while not scope.stopping.is_set():
-        cell = Cell(state, f"archive.{settings.source.slot}")
-        follower = Follower(scope, settings, client, relations, store, cell, session)
-        try:
-            await follower.run()
-        except (HeadraceError, NatsError, TimeoutError) as error:
-            if isinstance(error, HeadraceError) and not error.retry:
-                raise
-            if client.is_closed:
-                raise link.BusClosedError("the NATS client gave up") from error
-            count(scope.health.stats, "archive_recoveries")
-            part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
-            scope.health.block(part, describe(error))
-            log.warning("archive_recovery", reason=describe(error))
-            if follower.progressed:
-                backoff.reset()
-            await scope.pause(backoff.pause_s())

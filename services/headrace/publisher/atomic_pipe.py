@@ -150,11 +150,10 @@ class AtomicPipe(Pipe):
             self._flight = asyncio.create_task(self._store(self._flying), name="atomic group")
 
     async def drain(self) -> None:
-        """Wait until everything published is stored."""
         await self.flush()
         await self._land()
 
-    async def settle(self) -> None:
+    async def catch_up(self) -> None:
         """Called when there is nothing to publish: notices a lost connection, and what became of a
         group.
         """

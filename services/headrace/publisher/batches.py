@@ -20,10 +20,11 @@ from headrace.contract import events
 from headrace.contract.naming import MESSAGES, batch_subject
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.message import Outgoing
+from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
 from headrace.metrics.counting import Stats
 from headrace.publisher.assembler import Event, Mark
-from headrace.publisher.delivery import Delivery, Pipe, lane_of
+from headrace.publisher.delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
 
@@ -151,9 +152,9 @@ class Batches(Delivery):
             await self._send(event)
             return
         headers = {**event.headers, **self._header(self._floor_at(event.position))}
-        settles = event.position >= self._lanes_end
+        advances = event.position >= self._lanes_end
         await self._publish(
-            Outgoing(event.subject, event.msg_id, event.payload, headers, settles), event.position
+            Outgoing(event.subject, event.msg_id, event.payload, headers, advances), event.position
         )
         self._floor = self._floor_at(event.position)
 
@@ -172,14 +173,14 @@ class Batches(Delivery):
         for left, (token, batch) in zip(
             range(len(batches) - 1, -1, -1), batches.items(), strict=True
         ):
-            settles = left == 0 and up_to >= self._lanes_end
+            advances = left == 0 and up_to >= self._lanes_end
             if left == 0:
                 self._complete_lsn = self._given_lsn
-            headers = self._header(up_to if settles else self._floor)
+            headers = self._header(up_to if advances else self._floor)
             msg_id = f"{batch.last_id}-batch-{len(batch.payloads)}"
             payload = events.join(batch.payloads, self._encoding)
             await self._publish(
-                Outgoing(batch_subject(token), msg_id, payload, headers, settles), up_to
+                Outgoing(batch_subject(token), msg_id, payload, headers, advances), up_to
             )
         self._floor = self._floor_at(up_to)
         if self._mark is not None:

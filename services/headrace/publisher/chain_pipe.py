@@ -46,7 +46,7 @@ from headrace.process.failpoint import failpoint
 log = logs.logger("ingest")
 
 
-class Ingest(Pipe):
+class ChainPipe(Pipe):
     """One chain of messages, from where the stream's tail is now."""
 
     def __init__(
@@ -111,12 +111,11 @@ class Ingest(Pipe):
             await self.publish(message)
 
     async def drain(self) -> None:
-        """Wait until everything published is stored."""
         while self._pending:
             await self._progress()
         self._raise_failure()
 
-    async def settle(self) -> None:
+    async def catch_up(self) -> None:
         """Called when there is nothing to publish: repairs a broken chain, notices what is missing."""
         self._check_connection()
         if self._broken:
@@ -145,7 +144,7 @@ class Ingest(Pipe):
         if self._unproved and not self._head:
             # Behind a head that is skipped as a duplicate, the server may take this one: the last
             # id that it knows may be of a message that was removed.
-            await self._settled()
+            await self._all_stored()
             if self._broken:
                 return
         headers = {self._id_header(message): message.msg_id, **message.headers}
@@ -235,10 +234,10 @@ class Ingest(Pipe):
             if message.msg_id in self._known:
                 # Without an id of the server's it is nobody's predecessor: the next one names its
                 # sequence.
-                await self._settled()
+                await self._all_stored()
                 self._head = True
 
-    async def _settled(self) -> None:
+    async def _all_stored(self) -> None:
         """Wait until every message that was sent is stored, or one is refused."""
         while self._acked < self._sent and not self._broken:
             await self._answer()

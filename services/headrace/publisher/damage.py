@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
@@ -21,7 +21,7 @@ from headrace import log as logs
 from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.jetstream.holes import Hole, known_holes, merged, within, without
-from headrace.jetstream.publishing.message import Message
+from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import Gap, Position, format_lsn
@@ -39,12 +39,6 @@ class StreamDamagedError(HeadraceError):
     """Messages are missing from the middle of the stream."""
 
     retry = True
-
-
-class _Pipe(Protocol):
-    async def publish(self, message: Message) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class Damage:
         self._spread = False
 
     async def report(
-        self, place: ResumePoint, source: str, encoding: Encoding | None, pipe: _Pipe, stats: Stats
+        self, place: ResumePoint, source: str, encoding: Encoding | None, pipe: Pipe, stats: Stats
     ) -> None:
         """Publish the gaps that were not reported yet, then keep them; no encoding: only keep them."""
         self._gone = place.tail.gone

@@ -2,7 +2,7 @@
 
 A delivery knows how far the stream has been given events (`position`), skips what is there already,
 and tells which LSN may be confirmed. Promises: events of a table never change their order; a mark
-is settled only when every event before it is stored.
+counts only when every event before it is stored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from headrace.contract.events import POSITION_HEADER, position_header
 from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.message import NO_HEADERS, Message, Outgoing
+from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics.counting import Stats, count
 from headrace.process.failpoint import failpoint
@@ -24,32 +25,6 @@ from headrace.publisher.ledger import Ledger
 from headrace.publisher.resume_point import ResumePoint
 
 _LARGE = attrgetter("large")
-
-
-class Pipe(Protocol):
-    """Where messages go: a chain, or atomic batches."""
-
-    @property
-    def acked(self) -> int:
-        """How many messages, counted from the first, are stored."""
-        ...
-
-    @property
-    def published(self) -> int:
-        """How many were handed over."""
-        ...
-
-    async def publish(self, message: Message) -> None:
-        """Hand a message over; waits while too many are under way."""
-        ...
-
-    async def publish_all(self, messages: Sequence[Message]) -> None:
-        """Hand messages over, one behind the other."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until everything handed over is stored."""
-        ...
 
 
 class _Placed(Protocol):
@@ -156,9 +131,9 @@ class Delivery:
         """How many messages there are, with those not handed over yet."""
         return self._pipe.published
 
-    def settle(self) -> int:
+    def confirmable(self) -> int:
         """The LSN that may be confirmed."""
-        lsn = self._ledger.settle(self._pipe.acked)
+        lsn = self._ledger.confirmable(self._pipe.acked)
         self._stats["transactions"] = self._transactions + self._ledger.transactions
         return lsn
 

@@ -41,10 +41,14 @@ class AckLag:
         self._traces = traces
         self._frames: deque[Frame] = deque(maxlen=FRAMES_MAX)
 
+    def forget(self) -> None:
+        """Frames of a run that ended come again."""
+        self._frames.clear()
+
     def handed_over(self, frame: Frame) -> None:
         self._frames.append(frame)
 
-    def settle(self, acked: int, acked_at: float, reached_lsn: int) -> list[Frame]:
+    def acknowledged(self, acked: int, acked_at: float, reached_lsn: int) -> list[Frame]:
         """The first `acked` messages are stored, the last since `acked_at`; the frames that are
         done by it.
         """

@@ -20,7 +20,7 @@ class Ledger:
         else:
             self._marks.append((lsn, published, whole))
 
-    def settle(self, acked: int) -> int:
+    def confirmable(self, acked: int) -> int:
         """The first `acked` messages are stored; the LSN that may be confirmed."""
         while self._marks and self._marks[0][1] <= acked:
             lsn, _, whole = self._marks.popleft()

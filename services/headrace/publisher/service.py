@@ -1,6 +1,6 @@
 """The publisher's process: holds the lease, finds its place, follows one epoch after another.
 
-One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the
+One way of doubt for everything whose outcome is in doubt: forget what is in memory, read the
 stream's tail, ask the wal-reader for a new epoch. Promises: an LSN is confirmed only after every
 event before it is acknowledged by JetStream and the progress is written; what is in the stream
 already is skipped by position.
@@ -8,33 +8,33 @@ already is skipped by position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from nats.aio.client import Client
-from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.bus import link
+from headrace.confirming.epoch_follower import EpochFollower
+from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations, value_options
-from headrace.errors import HeadraceError, describe
+from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counting import count
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
+from headrace.publisher import pipeline
 from headrace.publisher.catalog_watch import CatalogWatch
-from headrace.publisher.follower import Follower
+from headrace.publisher.doubt import Doubt
+from headrace.publisher.lag import AckLag
 from headrace.publisher.pausing import Pausing
+from headrace.publisher.sink import StreamSink
 from headrace.settings import Settings
-from headrace.timing.backoff import Backoff
 
 log = logs.logger("publisher")
 
 SERVICE = "publisher"
-BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
 
 
 async def run(scope: Scope, settings: Settings) -> None:
@@ -53,49 +53,33 @@ async def _work(
     pausing = Pausing(scope, settings, client, state)
     scope.spawn("catalog-watch", watch.run(scope))
     scope.spawn("pausing", pausing.run())
-    try:
-        await _publish(
-            scope,
-            lambda: Follower(scope, settings, client, relations, watch, session),
-            settings,
-            client,
-            pausing,
-        )
-    finally:
-        await relations.close()
+    lag = AckLag(scope.health.stats, scope.health.traces)
+    doubt = Doubt(partial(scope.health.unblock, "publish"))
+    scope.refreshers.append(lag.refresh)
 
-
-async def _publish(
-    scope: Scope, make: Callable[[], Follower], settings: Settings, client: Client, pausing: Pausing
-) -> None:
-    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
-    follower: Follower | None = None
-
-    def refresh(stats: Stats) -> None:
-        if follower is not None:
-            follower.lag.refresh(stats)
-
-    scope.refreshers.append(refresh)
-    while not scope.stopping.is_set():
+    async def follow() -> None:
+        """From the stream's tail as it is now, until the service stops, is paused, or doubts."""
         await pausing.until_going()
         if scope.stopping.is_set():
             return
-        before, follower = follower, make()
-        if before is not None:
-            follower.succeed(before)
-        try:
-            await follower.run(pausing.paused)
-        # A lost race for the progress too: whether this process has to go is the lease's to say.
-        except (HeadraceError, NatsError, TimeoutError) as error:
-            if isinstance(error, HeadraceError) and not error.retry:
-                raise
-            if client.is_closed:
-                raise link.BusClosedError("the NATS client gave up") from error
-            count(scope.health.stats, "recoveries")
-            scope.health.block("publish", describe(error))
-            if follower.progressed:
-                backoff.reset()
-            await scope.pause(backoff.pause_s())
-            if isinstance(error, NotFoundError):
-                # The stream is gone: made again, it is filled with what the slot still has.
-                await ensure_patiently(scope, client.jetstream(), settings.streams)
+        doubt.begin()
+        async with pipeline.opened(client, settings, scope.health.stats) as line:
+            sink = StreamSink(scope, line, relations, watch, lag, doubt)
+            follower = EpochFollower(scope, settings, client, sink, SERVICE, session, line.suite)
+            try:
+                await follower.run(pausing.paused.is_set)
+            finally:
+                await sink.close()
+
+    async def failed(error: Exception) -> bool:
+        count(scope.health.stats, "recoveries")
+        scope.health.block("publish", describe(error))
+        if isinstance(error, NotFoundError):
+            # The stream is gone: created again, it is filled with what the slot still has.
+            await ensure_patiently(scope, client.jetstream(), settings.streams)
+        return doubt.progressed
+
+    try:
+        await follow_on(scope, client, follow, failed)
+    finally:
+        await relations.close()

@@ -6,7 +6,7 @@ by an id. The reply subject says what a message is to its batch:
 and once more when the batch is ended. In the gap mode `fail`, a lost or refused message ends its
 batch, and all messages after it are refused.
 
-Promises the same as `Ingest`: in order, without holes or duplicates, fenced, independent of the
+Promises the same as `ChainPipe`: in order, without holes or duplicates, fenced, independent of the
 duplicate window. Three rules ensure this (docs/adr/0010):
 
 - every message names the stream's last sequence that must precede it, the first one's read from
@@ -17,11 +17,11 @@ duplicate window. Three rules ensure this (docs/adr/0010):
   known and not guessed;
 - a batch's id is never reused.
 
-Messages are sent many at a time, at the latest when the caller signals with `settle` that it has no
-more ready. A few of them form their own batch, acknowledged in one round trip; more of them leave
+Messages are sent many at a time, at the latest when the caller signals with `catch_up` that it has
+no more ready. A few of them form their own batch, acknowledged in one round trip; more of them leave
 the batch open until no more arrive.
 
-Never retries a message whose fate is unknown: that is an `IngestError`, as in `Ingest`.
+Never retries a message whose fate is unknown: that is an `IngestError`, as in `ChainPipe`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FastIngestUnsupportedError(HeadraceError):
     )
 
 
-class FastIngest(Pipe):
+class FastPipe(Pipe):
     """Publishes messages one after the other, from the stream's current tail."""
 
     def __init__(
@@ -133,7 +133,7 @@ class FastIngest(Pipe):
         self._taken = 0
         self._unproved = False
         self._proving: asyncio.Task[None] | None = None
-        self._settled_at = 0
+        self._caught_up_at = 0
         # Until then ids are kept from the server's duplicate window.
         self._doubtful_until = 0.0
 
@@ -231,13 +231,12 @@ class FastIngest(Pipe):
         self._raise_failure()
 
     async def drain(self) -> None:
-        """Wait until everything published is stored."""
         while self._pending:
             await self._send(end=True)
             await self._progress()
         self._raise_failure()
 
-    async def settle(self) -> None:
+    async def catch_up(self) -> None:
         """Called when there is nothing to publish: sends the rest, repairs, detects losses."""
         self._check_connection()
         if self._broken and self._over:
@@ -245,8 +244,8 @@ class FastIngest(Pipe):
         elif self._sent and time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
             self._raise_failure()
-        idle = self.published == self._settled_at
-        self._settled_at = self.published
+        idle = self.published == self._caught_up_at
+        self._caught_up_at = self.published
         small = not self._open and len(self._unsent) <= _SMALL_BATCH
         await self._send(end=idle or small or self._unproved)
 

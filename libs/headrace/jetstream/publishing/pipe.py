@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ class Window:
     ack_timeout_s: float
 
 
-class Pipe:
+class Pipe(ABC):
     """Messages in sequence, starting at the stream's tail."""
 
     def __init__(
@@ -81,6 +82,35 @@ class Pipe:
         self._known: set[str] = set()
         self._failure: IngestError | MessageTooLargeError | None = None
         self._room = asyncio.Event()
+
+    @property
+    @abstractmethod
+    def published(self) -> int:
+        """How many messages were handed over."""
+
+    @abstractmethod
+    async def open(self, tail: Tail) -> None:
+        """Begin behind a tail that was read from the stream just now."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Hear no more answers: the stream shows how messages under way ended."""
+
+    @abstractmethod
+    async def publish(self, message: Message) -> None:
+        """Hand a message over; waits while too many are under way."""
+
+    @abstractmethod
+    async def publish_all(self, messages: Sequence[Message]) -> None:
+        """`publish` for several, one behind the other."""
+
+    @abstractmethod
+    async def catch_up(self) -> None:
+        """Called when nothing is at hand: sends the rest, repairs, notices what is missing."""
+
+    @abstractmethod
+    async def drain(self) -> None:
+        """Wait until everything handed over is stored."""
 
     @property
     def acked(self) -> int:

@@ -1,0 +1,41 @@
+"""The one way of recovery of a confirmer: forget what is in memory, read the store's end, follow
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from headrace.bus import link
+from headrace.errors import HeadraceError
+from headrace.process.lifecycle import Scope
+from headrace.timing.backoff import Backoff
+
+BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+
+
+async def follow_on(
+    scope: Scope,
+    client: Client,
+    follow: Callable[[], Awaitable[None]],
+    failed: Callable[[Exception], Awaitable[bool]],
+) -> None:
+    """Call `follow` until the service stops; `failed` reports an error that another attempt may
+    overcome, and returns whether the attempt stored anything, after which the pauses are short again.
+    """
+    backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
+    while not scope.stopping.is_set():
+        try:
+            await follow()
+        # A lost race for the progress too: whether this process has to go is the lease's to say.
+        except (HeadraceError, NatsError, TimeoutError) as error:
+            if isinstance(error, HeadraceError) and not error.retry:
+                raise
+            if client.is_closed:
+                raise link.BusClosedError("the NATS client gave up") from error
+            if await failed(error):
+                backoff.reset()
+            await scope.pause(backoff.pause_s())

@@ -1,0 +1,67 @@
+"""The port of a sink: the place where changes are stored before they are confirmed. Pure.
+
+A sink is three methods. It holds what it took in memory, makes it durable when it sees fit, and
+returns how far that is each time that it is asked. It raises when the outcome of something is in
+doubt; then a new sink starts from the durable end of its store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from headrace.bus.frame import Entry, Opening
+
+# How soon a sink is asked again when nothing comes, unless it wants to be asked sooner.
+TICK_S = 0.25
+
+
+class Demand(Enum):
+    """How much of what it took a sink is to store."""
+
+    # The next frame is at hand: only what must not wait.
+    LITTLE = "little"
+    # Nothing is at hand.
+    MORE = "more"
+    # The wal-reader or this service is about to stop: everything that is whole, and wait for it.
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How far a sink is: everything before `lsn` is durable, so that PostgreSQL may forget it.
+
+    `lsn` never exceeds what the sink took in this epoch or its store contained before. `waiting`:
+    something was taken that could be confirmed once it is durable. Within `again_s` the sink is
+    asked again, even if nothing comes.
+    """
+
+    lsn: int
+    waiting: bool
+    again_s: float = TICK_S
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The entries of one frame, in the order of the log; none where it only asks how far it is."""
+
+    frame: str
+    entries: Sequence[Entry] = ()
+
+
+class Sink(Protocol):
+    async def on_epoch(self, opening: Opening) -> None:
+        """The log begins again from `opening.confirmed_lsn`: transactions come whole, and changes
+        that the store contains come again. Raises when this is not the source that it was.
+        """
+        ...
+
+    async def take(self, taken: Taken) -> Stored:
+        """Take a frame; entries that the service's stop leaves untaken come again."""
+        ...
+
+    async def store(self, demand: Demand) -> Stored:
+        """Called after each frame and at intervals: make durable what is demanded."""
+        ...

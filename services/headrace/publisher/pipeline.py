@@ -1,0 +1,170 @@
+"""Everything that one run of the publisher consists of, from the stream's tail as it is now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+
+from nats.aio.client import Client
+
+from headrace import log as logs
+from headrace.jetstream.object_store import LargeStore
+from headrace.jetstream.parking import Parking
+from headrace.jetstream.publishing.fast import (
+    FastIngestUnsupportedError,
+    FastPipe,
+    offers_fast_ingest,
+)
+from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe, Window
+from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.turns import Turns
+from headrace.jetstream.state import Cell, bucket, suite_identity
+from headrace.metrics.catalogue import INGEST_MODES
+from headrace.metrics.counting import Stats, one_of
+from headrace.publisher.assembler import Assembler
+from headrace.publisher.atomic_pipe import AtomicPipe
+from headrace.publisher.batches import Batches
+from headrace.publisher.chain_pipe import ChainPipe
+from headrace.publisher.compression import Compression
+from headrace.publisher.damage import Damage
+from headrace.publisher.delivery import Delivery
+from headrace.publisher.progress_writer import ProgressWriter
+from headrace.publisher.resume_point import (
+    ResumePoint,
+    find_resume_point,
+    reader_of,
+    suspect_of,
+)
+from headrace.publisher.schema_book import SchemaBook
+from headrace.publisher.schema_book_store import BookShelf
+from headrace.publisher.tally import tally
+from headrace.publisher.transactions import Transactions
+from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
+
+log = logs.logger("publisher")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """From a change to a stored message; `start` is where the stream was when it was made."""
+
+    settings: Settings
+    start: ResumePoint
+    suite: str
+    progress: ProgressWriter
+    book: SchemaBook
+    shelf: BookShelf
+    compression: Compression
+    parking: Parking
+    pipe: Pipe
+    delivery: Delivery
+    damage: Damage
+    payload_bytes_max: int
+
+    def assembler(self) -> Assembler:
+        """A new one, for an epoch."""
+        form, delivery = self.settings.format, self.settings.delivery
+        return Assembler(
+            self.settings.source.slot,
+            form.encoding,
+            self.book,
+            message_prefixes=frozenset(form.message_prefixes),
+            compat=delivery.compat is Compat.BRIDGE,
+            payload_bytes_max=self.payload_bytes_max,
+            large_bucket=self.settings.streams.large,
+        )
+
+
+@contextlib.asynccontextmanager
+async def opened(client: Client, settings: Settings, stats: Stats) -> AsyncIterator[Pipeline]:
+    """A pipeline whose pipe is open."""
+    js, source, streams = client.jetstream(), settings.source.slot, settings.streams
+    state = await bucket(js, streams.state)
+    suite = await suite_identity(state)
+    tail = StreamTail(js, streams.cdc, reader_of(source), suspect_of(source))
+    compression = Compression(js, state, settings)
+    # Before the tail is read: its messages may need the dictionaries.
+    await compression.open()
+    cell = Cell(state, f"progress.{source}")
+    start = await find_resume_point(cell, tail)
+    shelf = BookShelf(state, source)
+    book = await shelf.load(start.position, start.ids_after)
+    log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
+    parked = LargeStore(js, streams.parked, client.max_payload)
+    pipe = await _pipe(client, settings, stats, tail)
+    made = Pipeline(
+        settings=settings,
+        start=start,
+        suite=suite,
+        progress=ProgressWriter(cell, start.progress),
+        book=book,
+        shelf=shelf,
+        compression=compression,
+        parking=Parking(settings.delivery.poison, parked, source, stats),
+        pipe=pipe,
+        delivery=_delivery(client, settings, stats, pipe, start),
+        damage=Damage(js, streams.cdc, tail, Cell(state, f"damage.{source}")),
+        payload_bytes_max=client.max_payload - HEADERS_BYTES_MAX,
+    )
+    await pipe.open(start.tail)
+    try:
+        await _report_damage(made, stats)
+        async with made.damage.watched():
+            yield made
+    finally:
+        await pipe.close()
+
+
+async def _report_damage(line: Pipeline, stats: Stats) -> None:
+    """Report it before the first event: after one, a lost tail would look like a hole."""
+    settings = line.settings
+    has_gaps = settings.delivery.compat is Compat.NONE
+    encoding = settings.format.encoding if has_gaps else None
+    await line.damage.report(line.start, settings.source.slot, encoding, line.pipe, stats)
+
+
+async def _pipe(client: Client, settings: Settings, stats: Stats, tail: StreamTail) -> Pipe:
+    limits, delivery = settings.publishing, settings.delivery
+    stored = partial(tally, stats)
+    if delivery.mode is DeliveryMode.TRANSACTION:
+        stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
+        window = Window(
+            delivery.atomic_messages_max, delivery.atomic_bytes_max, limits.ack_timeout_s
+        )
+        return AtomicPipe(client, tail, stats, window, stored)
+    fast = await _is_fast(client, settings)
+    mode = "fast" if fast else "chain"
+    stats["ingest_mode"] = one_of(INGEST_MODES, mode)
+    log.info("ingest_chosen", kind=mode)
+    window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
+    if not fast:
+        return ChainPipe(client, tail, stats, window, stored)
+    turns = Turns(client, settings.streams.cdc, settings.source.slot, stats)
+    return FastPipe(client, tail, stats, window, turns, stored)
+
+
+async def _is_fast(client: Client, settings: Settings) -> bool:
+    wanted, stream = settings.delivery.ingest, settings.streams.cdc
+    if wanted is IngestMode.CHAIN:
+        return False
+    offered = await offers_fast_ingest(client.jetstream(), client, stream)
+    if wanted is IngestMode.FAST and not offered:
+        raise FastIngestUnsupportedError(
+            f"the NATS server, or its stream {stream}, doesn't offer fast ingest"
+        )
+    return offered
+
+
+def _delivery(
+    client: Client, settings: Settings, stats: Stats, pipe: Pipe, start: ResumePoint
+) -> Delivery:
+    large = LargeStore(client.jetstream(), settings.streams.large, client.max_payload)
+    source = settings.source.slot
+    if isinstance(pipe, AtomicPipe):
+        return Transactions(pipe, large, start, stats, source)
+    if settings.delivery.mode is DeliveryMode.BATCH:
+        room = client.max_payload - HEADERS_BYTES_MAX
+        return Batches(pipe, large, start, stats, settings, room)
+    return Delivery(pipe, large, start, stats, source)

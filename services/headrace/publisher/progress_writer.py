@@ -1,0 +1,100 @@
+"""Writes progress to the state bucket while events go on flowing.
+
+Promises that one write is under way at most, and that `confirmed_lsn` follows a write that ended:
+only then may PostgreSQL forget it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from headrace import log as logs
+from headrace.bus.frame import Opening
+from headrace.jetstream.state import Cell
+from headrace.lsn import Position
+from headrace.process.failpoint import failpoint
+from headrace.publisher.resume_point import Progress
+
+log = logs.logger("publisher")
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """Progress that is being written, and the LSN that may be confirmed when it is."""
+
+    task: asyncio.Task[None]
+    progress: Progress
+    lsn: int
+
+
+class ProgressWriter:
+    def __init__(self, cell: Cell, progress: Progress) -> None:
+        self._cell = cell
+        # As it was written last, with the source of the epoch.
+        self.progress = progress
+        # Everything before it is durable, of what came in this epoch.
+        self.confirmed_lsn = 0
+        self._write: _Write | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._write is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether a write ended that `finish` was not called for."""
+        return self._write is not None and self._write.task.done()
+
+    async def join(self, opening: Opening) -> None:
+        """An epoch begins, with nothing of it confirmed.
+
+        Which server this is, and where its slot was first, is written before anything of it is
+        delivered: after a crash only that tells a fork from the same history, and a slot that moved
+        from a new one.
+        """
+        self.confirmed_lsn = 0
+        known = self.progress.joined(opening)
+        if known != self.progress:
+            await self._cell.write(known.encode())
+            self.progress = known
+
+    async def pass_gap(self, up_to: int) -> None:
+        self.progress = replace(self.progress, confirmed_lsn=up_to, complete=())
+        await self._cell.write(self.progress.encode())
+
+    def begin(self, lsn: int, position: Position, msg_id: str, stream_seq: int) -> None:
+        """Write that everything before `lsn` is stored, the last event of it at `position`."""
+        if lsn <= self.confirmed_lsn and position == self.progress.position:
+            return
+        progress = replace(
+            self.progress,
+            position=position,
+            stream_seq=stream_seq or self.progress.stream_seq,
+            msg_id=msg_id,
+            confirmed_lsn=max(lsn, self.progress.confirmed_lsn),
+            complete=self.progress.stored(position, lsn),
+        )
+        failpoint("publisher.before_progress")
+        task = asyncio.create_task(self._cell.write(progress.encode()), name="progress")
+        self._write = _Write(task, progress, lsn)
+
+    async def finish(self) -> int | None:
+        """Wait for the write that is under way; the LSN that it was about, None where none was."""
+        write, self._write = self._write, None
+        if write is None:
+            return None
+        await write.task
+        failpoint("publisher.after_progress_before_confirm")
+        self.progress = write.progress
+        self.confirmed_lsn = max(self.confirmed_lsn, write.lsn)
+        return write.lsn
+
+    async def abandon(self) -> None:
+        """The next publisher reads from the state bucket how it ended."""
+        if self._write is not None:
+            task, self._write = self._write.task, None
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and (error := task.exception()):
+                log.debug("progress_not_written", reason=str(error))
