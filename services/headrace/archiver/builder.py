@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
 from headrace.archive.columns import GROUP_ROWS, SCHEMA
 from headrace.archive.metadata import TableInfo
-from headrace.archiver import batch
 from headrace.archiver.archived_table import ArchivedTable, exact, text
+from headrace.archiver.chunk import Chunk, RowKind
 from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.row_compiler import QuickKeyedRow
 from headrace.confirming.transaction_cursor import TransactionCursor
@@ -78,12 +77,16 @@ class Begun:
     versions: Mapping[str, tuple[int, str]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    schema: str | None
-    table: str | None
-    operation: str
-    version: int | None
+@dataclass(slots=True)
+class _Filling:
+    """The open file, without the rows of the chunk at hand."""
+
+    chunks: list[pa.RecordBatch] = field(default_factory=list)
+    chunked_rows: int = 0
+    bytes: int = 0
+    first: Position | None = None
+    tables: dict[tuple[str, str, int], TableInfo] = field(default_factory=dict)
+    kinds: dict[RowKind, int] = field(default_factory=dict)
 
 
 class Builder:
@@ -108,53 +111,37 @@ class Builder:
             Truncate: self._on_truncate,
             Message: self._on_message,
         }
-        self._empty()
-
-    def _empty(self) -> None:
-        self._chunks: list[pa.RecordBatch] = []
-        self._chunked_rows = 0
-        self._bytes = 0
-        self._first: Position | None = None
-        self._tables: dict[tuple[str, str, int], TableInfo] = {}
-        self._kinds_known: dict[_Kind, int] = {}
-        self._kind_of.clear()
-        self._empty_chunk()
+        self._file = _Filling()
+        self._chunk = Chunk()
+        # The next ordinal of the run of positions at hand.
+        self._run_next = -1
+        self._due_bytes = 0
+        self._due_rows = 0
         self._due_from_here()
 
     def _due_from_here(self) -> None:
-        self._due_bytes = min(self._bytes + GROUP_BYTES_MAX, 2 * self._limits.bytes)
-        self._due_rows = min(self._chunked_rows + GROUP_ROWS, 2 * self._limits.rows)
-
-    def _empty_chunk(self) -> None:
-        self._lsns: list[int] = []
-        self._kinds: list[int] = []
-        self._keys: list[bytes | None] = []
-        self._afters: list[bytes | None] = []
-        self._befores: dict[int, bytes] = {}
-        self._exacts: dict[int, bytes] = {}
-        self._unchanged: dict[int, list[str]] = {}
-        # Where in the chunk each run of positions without a step begins, and with what.
-        self._runs: list[tuple[int, int, int, int, int | None]] = []
-        self._run_next = -1
+        self._due_bytes = min(self._file.bytes + GROUP_BYTES_MAX, 2 * self._limits.bytes)
+        self._due_rows = min(self._file.chunked_rows + GROUP_ROWS, 2 * self._limits.rows)
 
     @property
     def rows(self) -> int:
-        return self._chunked_rows + len(self._lsns)
+        return self._file.chunked_rows + len(self._chunk.lsns)
 
     @property
     def full(self) -> bool:
-        return self.rows >= self._limits.rows or self._bytes >= self._limits.bytes
+        return self.rows >= self._limits.rows or self._file.bytes >= self._limits.bytes
 
     @property
     def overfull(self) -> bool:
         """A transaction that no file holds."""
-        return self.rows >= 2 * self._limits.rows or self._bytes >= 2 * self._limits.bytes
+        return self.rows >= 2 * self._limits.rows or self._file.bytes >= 2 * self._limits.bytes
 
     @property
     def due(self) -> bool:
         """Whether a row group is full, or the file overfull; asked after each row."""
         return (
-            self._bytes >= self._due_bytes or self._chunked_rows + len(self._lsns) >= self._due_rows
+            self._file.bytes >= self._due_bytes
+            or self._file.chunked_rows + len(self._chunk.lsns) >= self._due_rows
         )
 
     def learn(self, table: ArchivedTable) -> None:
@@ -188,12 +175,13 @@ class Builder:
             self._run(seq)
         self._run_next = seq + 1
         after, key = row
-        self._lsns.append(lsn)
-        self._kinds.append(kind)
-        self._keys.append(key)
-        self._afters.append(after)
-        self._bytes += len(after) + 32
-        if len(self._lsns) >= CHUNK_ROWS:
+        chunk = self._chunk
+        chunk.lsns.append(lsn)
+        chunk.kinds.append(kind)
+        chunk.keys.append(key)
+        chunk.afters.append(after)
+        self._file.bytes += len(after) + 32
+        if len(chunk.lsns) >= CHUNK_ROWS:
             self._close_chunk()
         return True
 
@@ -222,8 +210,8 @@ class Builder:
     def take_group(self) -> pa.Table:
         """The open file's rows that were not taken so far."""
         self._close_chunk()
-        taken = pa.Table.from_batches(self._chunks, SCHEMA)
-        self._chunks = []
+        taken = pa.Table.from_batches(self._file.chunks, SCHEMA)
+        self._file.chunks = []
         self._due_from_here()
         return taken
 
@@ -232,15 +220,18 @@ class Builder:
         sealed = Sealed(
             self.take_group(),
             self.rows,
-            self._first or self._last,
+            self._file.first or self._last,
             self._last,
             self.complete_lsn,
             self.cursor.transaction is None,
             self._time_us,
-            tuple(self._tables.values()),
+            tuple(self._file.tables.values()),
             dict(self._versions),
         )
-        self._empty()
+        self._file = _Filling()
+        self._kind_of.clear()
+        self._run_next = -1
+        self._due_from_here()
         return sealed
 
     def _on_begin(self, _: int, begin: Begin) -> None:
@@ -292,7 +283,7 @@ class Builder:
         position = self.cursor.emitted(message)
         if message.transactional:
             if position.seq >= self._skip_below:
-                self._put(lsn, self._number(_Kind(None, None, "message", None)), key, body)
+                self._put(lsn, self._number(RowKind(None, None, "message", None)), key, body)
             return
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
@@ -317,24 +308,25 @@ class Builder:
         old: Values | None = None,
     ) -> None:
         self.cursor.advance()
-        place = len(self._lsns)
+        chunk = self._chunk
+        place = len(chunk.lsns)
         before = text(old)
         if before is not None:
-            self._befores[place] = before
-            self._bytes += len(before)
+            chunk.befores[place] = before
+            self._file.bytes += len(before)
         if new is not None and new.unchanged:
-            self._unchanged[place] = new.unchanged
+            chunk.unchanged[place] = new.unchanged
         texts = exact(new, old)
         if texts is not None:
-            self._exacts[place] = texts
-            self._bytes += len(texts)
+            chunk.exacts[place] = texts
+            self._file.bytes += len(texts)
         of = table.shape.relation.relation_id.to_bytes(4, "big"), operation
         if of not in self._kind_of:
             self._kind_of[of] = self._number(self._kind(table, operation))
         after = None if new is None else orjson.dumps(new.native)
         self._put(lsn, self._kind_of[of], table.key_of(new, old), after)
 
-    def _kind(self, table: ArchivedTable, operation: str) -> _Kind:
+    def _kind(self, table: ArchivedTable, operation: str) -> RowKind:
         """What rows of this kind have in common; a shape not seen before is a new version of its
         table.
         """
@@ -348,11 +340,11 @@ class Builder:
         if known != shape:
             version += 1
             self._versions[name] = (version, shape)
-        self._tables[info.schema, info.table, version] = replace(info, version=version)
-        return _Kind(info.schema, info.table, operation, version)
+        self._file.tables[info.schema, info.table, version] = replace(info, version=version)
+        return RowKind(info.schema, info.table, operation, version)
 
-    def _number(self, kind: _Kind) -> int:
-        return self._kinds_known.setdefault(kind, len(self._kinds_known))
+    def _number(self, kind: RowKind) -> int:
+        return self._file.kinds.setdefault(kind, len(self._file.kinds))
 
     def _put(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
         """A row at the change's place."""
@@ -366,19 +358,20 @@ class Builder:
         self, lsn: int, operation: str, position: Position, key: bytes | None, after: bytes
     ) -> None:
         """A row outside any transaction, at a place of its own."""
-        self._runs.append((len(self._lsns), position.lsn, position.seq, 0, None))
+        self._chunk.runs.append((len(self._chunk.lsns), position.lsn, position.seq, 0, None))
         self._run_next = -1
         self._last = position
-        self._first = self._first or position
-        self._add(lsn, self._number(_Kind(None, None, operation, None)), key, after)
+        self._file.first = self._file.first or position
+        self._add(lsn, self._number(RowKind(None, None, operation, None)), key, after)
 
     def _add(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
-        self._lsns.append(lsn)
-        self._kinds.append(kind)
-        self._keys.append(key)
-        self._afters.append(after)
-        self._bytes += (len(after) if after else 0) + 32
-        if len(self._lsns) >= CHUNK_ROWS:
+        chunk = self._chunk
+        chunk.lsns.append(lsn)
+        chunk.kinds.append(kind)
+        chunk.keys.append(key)
+        chunk.afters.append(after)
+        self._file.bytes += (len(after) if after else 0) + 32
+        if len(chunk.lsns) >= CHUNK_ROWS:
             self._close_chunk()
 
     def _run(self, seq: int) -> None:
@@ -386,46 +379,19 @@ class Builder:
         begin = self.cursor.current
         time_us = begin.commit_ts_us + _PG_EPOCH_US
         self._time_us = max(self._time_us, time_us)
-        self._runs.append((len(self._lsns), begin.final_lsn, seq, begin.xid, time_us))
-        self._first = self._first or Position(begin.final_lsn, seq)
+        self._chunk.runs.append((len(self._chunk.lsns), begin.final_lsn, seq, begin.xid, time_us))
+        self._file.first = self._file.first or Position(begin.final_lsn, seq)
 
     def _close_chunk(self) -> None:
         """Rows so far as Arrow has them, which takes a fraction of the memory."""
         self._note_last()
-        count = len(self._lsns)
+        count = len(self._chunk.lsns)
         if not count:
             return
-        starts = np.array([run[0] for run in self._runs])
-        lengths = np.diff(np.append(starts, count))
-        ordinals = np.arange(count) + np.repeat(
-            np.array([run[2] for run in self._runs]) - starts, lengths
-        )
-        kinds = self._kinds
-        columns: dict[str, Any] = {
-            "commit_lsn": batch.numbers(
-                np.repeat(np.array([run[1] for run in self._runs]), lengths)
-            ),
-            "ordinal": batch.numbers(ordinals),
-            "lsn": self._lsns,
-            "xid": batch.numbers(np.repeat(np.array([run[3] for run in self._runs]), lengths)),
-            "commit_time": batch.times([run[4] for run in self._runs], lengths),
-            "schema": batch.chosen([kind.schema for kind in self._kinds_known], kinds, pa.string()),
-            "table": batch.chosen([kind.table for kind in self._kinds_known], kinds, pa.string()),
-            "operation": batch.chosen(
-                [kind.operation for kind in self._kinds_known], kinds, pa.string()
-            ),
-            "key": self._keys,
-            "before": batch.sparse(self._befores, count, pa.string()),
-            "after": self._afters,
-            "unchanged": batch.sparse(self._unchanged, count, pa.list_(pa.string())),
-            "schema_version": batch.chosen(
-                [kind.version for kind in self._kinds_known], kinds, pa.int32()
-            ),
-            "exact": batch.sparse(self._exacts, count, pa.string()),
-        }
-        self._chunks.append(batch.batch(columns))
-        self._chunked_rows += count
-        self._empty_chunk()
+        self._file.chunks.append(self._chunk.batch(list(self._file.kinds)))
+        self._file.chunked_rows += count
+        self._chunk = Chunk()
+        self._run_next = -1
 
 
 def _content(content: bytes) -> str:

@@ -261,21 +261,8 @@ class Assembler:
             )
             if type(held) is tuple:
                 place, of, named, before, behind = held
-                put(
-                    _new(
-                        Event,
-                        (
-                            of,
-                            named,
-                            before + not_last + behind,
-                            NO_HEADERS,
-                            True,
-                            place,
-                            False,
-                            None,
-                        ),
-                    )
-                )
+                written = before + not_last + behind
+                put(_new(Event, (of, named, written, NO_HEADERS, True, place, False, None)))
             elif held is not None:
                 put(self._release(last=False))
             held = (_new(Position, (commit, seq)), subject, msg_id, body, rest)
