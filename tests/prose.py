@@ -173,7 +173,7 @@ class Block:
         return self.lines[bisect.bisect_right(self.starts, offset) - 1]
 
 
-SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\"]*\s+(?=[A-Z`*(\"“\[])")
+SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\"]*\s+(?=[A-Z·`*(\"“\[])")
 CODE_SPAN = re.compile(r"(`+).+?\1")
 LINK = re.compile(r"\]\([^)\s]*\)")
 TAG = re.compile(r"<!--.*?-->|<[^>\s][^>]*>")

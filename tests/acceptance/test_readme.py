@@ -1,9 +1,8 @@
-"""Every block of commands of the README runs as it is printed, in the order of the page, in one
-shell.
+"""Every block of commands in the README runs as printed, in the order of the page, in one shell.
 
-Commands that follow something are ended as a reader ends them, with Ctrl-C, when they have shown
-what they promise. `./taskw up`, which needs a clone of its own, is `headrace up` here; the block
-about servers of one's own has names of servers that nobody has.
+Commands that follow something are stopped with Ctrl-C once their output shows what the page
+promises. `headrace up` replaces `./taskw up`, which needs a separate clone. In the block about the
+user's own servers, existing servers replace the named ones.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PATIENCE_S = 300
 FIRST = ("./taskw up", "./taskw test")
-# What a command that follows something has shown when a reader ends it.
+# The output after which a reader stops a command that keeps following.
 SHOWN = {
     "headrace tail --from-start": r"INSERT +headrace_demo",
     "headrace tail orders --from-start": r'INSERT +orders +id=1 what="a boat"',
@@ -42,7 +41,7 @@ SHOWN = {
     "headrace audit up": r"Audit page: http",
     "headrace top": r"publisher",
 }
-# What a command that ends by itself has to say.
+# The output of a command that ends on its own.
 SAID = {
     "headrace snapshot orders": r"1 row",
     "headrace verify --to sqlite:///local.db": r"orders",
@@ -52,12 +51,12 @@ SAID = {
     "headrace replay --into sqlite:///again.db": r"replayed",
 }
 
-# The doctor finds, before anything was made, that it is not; and nobody answers a question here.
+# Before `init`, the doctor reports failures; and nobody answers a question here.
 UNATTENDED = {"headrace doctor": " || test $? = 1", "headrace teardown": " --yes"}
 
 
 def lines_of(block: str) -> list[str]:
-    """The commands of a block, without comments; one that goes on in the next line is one."""
+    """The commands of a block, without comments; continuation lines are joined."""
     joined = block.replace("\\\n", " ")
     return [
         line
@@ -67,7 +66,7 @@ def lines_of(block: str) -> list[str]:
 
 
 class Shell:
-    """One bash, as somebody types into it."""
+    """A bash that receives commands as if typed."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
@@ -98,7 +97,7 @@ class Shell:
         await self._reader
 
     async def run(self, line: str, shown: str | None = None) -> str:
-        """What a line says; one that follows something is ended when it has shown that."""
+        """Run a line and return its output; stop it with Ctrl-C once it has shown `shown`."""
         mark, start = uuid.uuid4().hex, len(self._output)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\necho ended:$?:{mark}\n".encode())
@@ -181,7 +180,7 @@ async def test_every_block_runs_as_it_is_printed_in_order_in_one_shell(
                     await up.says(r"Up after [\d.]+ s")
                     continue
                 if line.startswith("helm ") and not Path(sys.executable).with_name("helm").exists():
-                    # Locked for Linux on x86-64 alone, as the page says.
+                    # Locked only for Linux on x86-64, as the page says.
                     continue
                 said = await shell.run(line, SHOWN.get(line))
                 assert re.search(SAID.get(line, ""), said), f"{line}\n{said}"

@@ -61,15 +61,28 @@ def test_the_credit_is_the_settings_default() -> None:
     assert int(mebibytes) * 1024 * 1024 == BusSettings().in_flight_bytes_max
 
 
-def test_every_file_that_the_page_points_to_is_there() -> None:
-    answers = PAGE.split("| question | file |")[1]
-    pointed = re.findall(r"`([\w/]+\.py)`", answers)
-    assert len(pointed) > 20
-    roots = (
-        ROOT / "libs/headrace",
-        ROOT / "services/headrace",
-    )
-    assert [name for name in pointed if not any((root / name).is_file() for root in roots)] == []
+def is_source(name: str) -> bool:
+    roots = (ROOT / "libs/headrace", ROOT / "services/headrace")
+    return any((root / name).is_file() for root in roots)
+
+
+def test_every_file_that_the_page_names_is_there() -> None:
+    named = set(re.findall(r"`([\w/]+\.py)`", PAGE))
+    assert len(named) > 60
+    assert [name for name in sorted(named) if not is_source(name)] == []
+
+
+def test_each_walk_names_files_in_steps() -> None:
+    walks = PAGE.split("## Three walks")[1].split("\n## ")[0].split("\n### ")[1:]
+    assert [walk.splitlines()[0] for walk in walks] == [
+        "One change",
+        "One snapshot request",
+        "One mirror",
+    ]
+    for walk in walks:
+        steps = re.split(r"^\d+\. ", walk, flags=re.MULTILINE)[1:]
+        assert len(steps) >= 6
+        assert [step for step in steps if not re.search(r"`[\w/]+\.py`", step)] == []
 
 
 def subject(node: ast.JoinedStr) -> str:
