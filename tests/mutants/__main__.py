@@ -3,32 +3,33 @@ that reach them run.
 
     python -m tests.mutants --count 300 --seed 7
 
-Prints each survivor with its place, and the share that was killed; ends with 1 below `--least`. A
-survivor is read: it gets a test, or a line with its reason in `accepted.txt`.
+Unit and property tests try each mutant first, in a fork of one process. Then, without `--quick`, the
+integration tests of its package run on a copy of the sources. Prints each survivor with its place,
+and the figures of each package; ends with 1 below `--least`. A survivor is read: it gets a test, or a
+line with its reason in `accepted.txt`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import queue
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.mutations import Mutation, mutations
+import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.mutants.forked import ROOT, Forked, Mutant, Outcome
+from tests.mutants.mutations import mutations
+
 ACCEPTED = Path(__file__).with_name("accepted.txt")
-# What the suite's promises rest on: pure cores, and what confirms, mirrors, archives and audits.
+# The suite's promises rest on these: the pure cores, the confirmers, mirrors, archive and audit.
 MODULES = (
     "libs/headrace/bus/*.py",
     "libs/headrace/pgoutput/*.py",
@@ -41,8 +42,7 @@ MODULES = (
     "services/headrace/wal_reader/*.py",
 )
 QUICK = ("tests/unit", "tests/property")
-# Where a part's own process does the work, these run if nothing quick has noticed; the first that
-# fails is enough.
+# Tests of each package with its real process, for mutants that no quick test kills.
 REAL = {
     "libs/headrace/mirror/": (
         "tests/integration/test_mirror.py",
@@ -72,33 +72,7 @@ REAL = {
         "tests/integration/test_line_faults.py",
     ),
 }
-# Of the tests that reach a function, the quickest.
-TESTS_MAX = 40
-QUICK_TIMEOUT_S, REAL_TIMEOUT_S = 120.0, 420.0
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A fault, and where it is."""
-
-    path: str
-    mutation: Mutation
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}:{self.mutation.line} {self.mutation.function}: {self.mutation.what}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Which quick tests reach which function, and how long each takes."""
-
-    tests: dict[str, list[str]]
-    took: dict[str, float]
-
-    def of(self, mutant: Mutant) -> list[str]:
-        found = self.tests.get(f"{mutant.path}:{mutant.mutation.first_line}", [])
-        return sorted(found, key=lambda test: self.took.get(test, 0.0))[:TESTS_MAX]
+REAL_TIMEOUT_S = 420.0
 
 
 def main() -> int:
@@ -110,25 +84,29 @@ def main() -> int:
     parser.add_argument("--only", default="", help="modules whose path contains this")
     parser.add_argument("--least", type=float, default=0.9, help="share that must be killed")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="unit and property tests alone")
+    parser.add_argument("--quick", action="store_true", help="only unit and property tests")
     options = parser.parse_args()
     chosen = _chosen(options.only, options.count, random.Random(options.seed))
+    accepted = _accepted()
+    wanted = [mutant for mutant in chosen if mutant.accepted_as not in accepted]
     print(f"mutants: {len(chosen)} with --seed {options.seed}", flush=True)
-    reach = _reach()
-    survivors = _run(chosen, reach, workers=options.workers, quick=options.quick)
-    killed = len(chosen) - len(survivors)
-    print(f"{killed} of {len(chosen)} killed ({killed / len(chosen):.0%})")
-    for mutant in survivors:
-        print(f"SURVIVED {mutant.name}")
-    return 0 if killed >= options.least * len(chosen) else 1
+    outcomes = _tried(wanted, options.workers)
+    if not options.quick:
+        outcomes.update(_really(outcomes))
+    _report(chosen, outcomes)
+    killed = sum(outcome is not Outcome.SURVIVED for outcome in outcomes.values())
+    return 0 if killed + len(chosen) - len(wanted) >= options.least * len(chosen) else 1
 
 
-def _chosen(only: str, count: int, chance: random.Random) -> list[Mutant]:
-    accepted = {
+def _accepted() -> set[str]:
+    return {
         line.partition(" # ")[0]
         for line in ACCEPTED.read_text().splitlines()
         if line and line[0] != "#"
     }
+
+
+def _chosen(only: str, count: int, chance: random.Random) -> list[Mutant]:
     paths = sorted({path for pattern in MODULES for path in ROOT.glob(pattern)})
     every = [
         Mutant(str(path.relative_to(ROOT)), mutation)
@@ -136,71 +114,45 @@ def _chosen(only: str, count: int, chance: random.Random) -> list[Mutant]:
         if only in str(path)
         for mutation in mutations(path.read_text())
     ]
-    wanted = [
-        mutant
-        for mutant in every
-        if f"{mutant.path} {mutant.mutation.function}: {mutant.mutation.what}" not in accepted
-    ]
-    return chance.sample(wanted, min(count, len(wanted)))
+    return chance.sample(every, min(count, len(every)))
 
 
-def _reach() -> Reach:
-    """Run the quick tests once on the code as it is; they must pass."""
-    with tempfile.TemporaryDirectory() as folder:
-        note = Path(folder) / "reached.json"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "mutants.reached",
-            "-m",
-            "not slow and not spark",
-            *QUICK,
-        ]
-        environment = {
-            **os.environ,
-            "HEADRACE_REACHED": str(note),
-            "PYTHONPATH": str(ROOT / "tests"),
-        }
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            sys.exit(f"the tests fail without any mutant:\n{done.stdout[-3000:]}")
-        found = json.loads(note.read_text())
-    return Reach(found["tests"], found["took"])
+def _tried(mutants: Sequence[Mutant], workers: int) -> dict[Mutant, Outcome]:
+    """On the quick tests, which must pass on the code as it is."""
+    plugin = Forked(mutants, workers)
+    options = ["-qq", "-s", "--no-summary", "--timeout", "0", "-m", "not slow and not spark"]
+    pytest.main([*options, *QUICK], plugins=[plugin])
+    if len(plugin.outcomes) != len(mutants):
+        sys.exit("pytest did not run the quick tests")
+    if plugin.failed:
+        print(f"left out, since they fail without any mutant: {', '.join(plugin.failed)}")
+    return {mutant: outcome for mutant, (outcome, _) in plugin.outcomes.items()}
 
 
-def _run(chosen: Sequence[Mutant], reach: Reach, *, workers: int, quick: bool) -> list[Mutant]:
-    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+def _really(outcomes: dict[Mutant, Outcome]) -> dict[Mutant, Outcome]:
+    """On the integration tests of their packages, what the quick tests let through."""
+    found: dict[Mutant, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        place = _overlay(Path(folder))
+        for mutant, outcome in outcomes.items():
+            if outcome is Outcome.SURVIVED and (killer := _killer(mutant, place)):
+                found[mutant] = Outcome.KILLED
+                print(f"{Outcome.KILLED:9} {mutant.name}  {killer}", flush=True)
+    return found
+
+
+def _report(chosen: Sequence[Mutant], outcomes: dict[Mutant, Outcome]) -> None:
+    figures: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant in chosen:
-        waiting.put(mutant)
-    survivors: list[Mutant] = []
-
-    def work() -> None:
-        with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-            place = _overlay(Path(folder))
-            while True:
-                try:
-                    mutant = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                killed_by = _killed(mutant, reach, place, quick=quick)
-                print(
-                    f"{'killed' if killed_by else 'SURVIVED':8} {mutant.name}  {killed_by}",
-                    flush=True,
-                )
-                if not killed_by:
-                    survivors.append(mutant)
-
-    threads = [threading.Thread(target=work, name=f"mutants {number}") for number in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sorted(survivors, key=lambda mutant: mutant.name)
+        outcome = str(outcomes.get(mutant, "accepted"))
+        for package in (str(Path(mutant.path).parent), "all"):
+            figures[package][outcome] += 1
+    for mutant in sorted(outcomes, key=lambda mutant: mutant.name):
+        if outcomes[mutant] is Outcome.SURVIVED:
+            print(f"SURVIVED {mutant.name}")
+    for package, counts in sorted(figures.items(), key=lambda pair: (pair[0] == "all", pair[0])):
+        shown = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
+        print(f"{package}: {counts.total()} mutants, {shown}")
 
 
 def _overlay(folder: Path) -> Path:
@@ -209,28 +161,20 @@ def _overlay(folder: Path) -> Path:
     return folder
 
 
-def _killed(mutant: Mutant, reach: Reach, place: Path, *, quick: bool) -> str:
+def _killer(mutant: Mutant, place: Path) -> str:
     """The test that noticed, or nothing."""
-    there, source = place / mutant.path, (ROOT / mutant.path).read_text()
+    there = place / mutant.path
+    source = there.read_text()
     there.write_text(mutant.mutation.apply(source))
     try:
-        tests = reach.of(mutant)
-        if tests and (found := _failing(tests, place, QUICK_TIMEOUT_S)):
-            return found
         real = next((tests for prefix, tests in REAL.items() if mutant.path.startswith(prefix)), ())
-        return (
-            ""
-            if quick
-            else next(
-                (found for test in real if (found := _failing([test], place, REAL_TIMEOUT_S))), ""
-            )
-        )
+        return next((found for test in real if (found := _failing(test, place))), "")
     finally:
         there.write_text(source)
 
 
-def _failing(tests: Sequence[str], place: Path, timeout_s: float) -> str:
-    """The first of these that fails with the mutant in the way of the real code."""
+def _failing(test: str, place: Path) -> str:
+    """The first of a file's tests that fails with the mutant in the way of the real code."""
     environment = {
         **os.environ,
         "PYTHONPATH": f"{place / 'libs'}:{place / 'services'}",
@@ -246,7 +190,7 @@ def _failing(tests: Sequence[str], place: Path, timeout_s: float) -> str:
         "not spark",
         "--timeout",
         "100",
-        *tests,
+        test,
     ]
     process = subprocess.Popen(
         command,
@@ -258,7 +202,7 @@ def _failing(tests: Sequence[str], place: Path, timeout_s: float) -> str:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        output, _ = process.communicate(timeout=REAL_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()

@@ -93,6 +93,8 @@ def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 def _is_words(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
+    if isinstance(node, ast.Expr):
+        return _is_words(node.value)
     if not isinstance(node, ast.Call):
         return False
     called = node.func

@@ -1,0 +1,32 @@
+"""The faults that `tests.mutants` puts into code."""
+
+from __future__ import annotations
+
+from tests.mutants.mutations import mutations
+
+SOURCE = '''
+def f(x):
+    """A docstring with 1 == 1."""
+    log.info("1 and 2", number=3)
+    failpoint("here")
+    save(x)
+    if x > 1 and not x:
+        raise ValueError(f"{x + 1}")
+    return x
+'''
+
+
+def test_each_fault_changes_one_place_of_the_code_and_no_words() -> None:
+    found = mutations(SOURCE)
+    assert {one.what for one in found} == {
+        "left out: save(x)",
+        "joined by or",
+        "> became >=",
+        "1 became 2",
+        "not was lost",
+    }
+    for one in found:
+        mutated = one.apply(SOURCE)
+        assert mutated != SOURCE
+        compile(mutated, "mutant", "exec")
+        assert 'log.info("1 and 2", number=3)' in mutated
