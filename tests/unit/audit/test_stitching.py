@@ -132,7 +132,7 @@ def test_a_late_only_context_is_given_to_the_rows_that_were_written_before() -> 
     assert shown(first) == [("row1.0", {})]
     second = fed(stitcher, event(1, 1, said=A), event(1, 2))
     assert second.open == Open(1, A, 1)
-    # A restart goes on with what was remembered.
+    # A restart continues with what was remembered.
     again = Stitcher(1, 1 << 20, second.open)
     third = fed(again, event(1, 3, last=True))
     assert shown(third) == [("row1.3", {"a": 1})]

@@ -18,7 +18,7 @@ from headrace.lsn import Position
 from headrace.publisher import batches
 from headrace.publisher.assembler import Event, Mark
 from headrace.publisher.batches import Batches
-from headrace.publisher.progress import Place, Progress
+from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.settings import load
 
 
@@ -60,7 +60,7 @@ def delivery(
     return Batches(
         pipe,
         cast("Any", None),
-        Place(Progress(), frozenset(), Tail(1, 0, ""), **place),
+        ResumePoint(Progress(), frozenset(), Tail(1, 0, ""), **place),
         {},
         replace(settings, delivery=limits),
         payload_max,

@@ -24,7 +24,7 @@ def shape(relation_id: int = 1, name: str = "t", membership: int = 1) -> TableSh
 
 
 def book(storage: str = OLD) -> SchemaBook:
-    """One that has told of the table t at 10."""
+    """One in which the table t was reported at 10."""
     return SchemaBook([Entry(shape(), 1, Position(10, 0), True, "a-t-schema", storage)])
 
 
