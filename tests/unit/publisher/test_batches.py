@@ -58,7 +58,7 @@ def delivery(
     settings = load({})
     limits = replace(settings.delivery, batch_events_max=events_max, batch_bytes_max=bytes_max)
     return Batches(
-        pipe,
+        cast("Any", pipe),
         cast("Any", None),
         ResumePoint(Progress(), frozenset(), Tail(1, 0, ""), **place),
         {},
@@ -135,7 +135,7 @@ async def test_a_flush_sends_the_arrays_of_all_tables_and_the_last_carries_the_f
     for at, table in ((1, "a"), (2, "b"), (3, "a")):
         await taken.event(event(at, table))
     await taken.mark(Mark(40, whole=True))
-    assert (taken.waiting, taken.settle()) == (True, 0)
+    assert (taken.waiting, taken.confirmable()) == (True, 0)
     await taken.flush()
     assert pipe.arrays() == [("cdc.a.batch", [1, 3]), ("cdc.b.batch", [2])]
     first, last = pipe.messages
@@ -143,7 +143,7 @@ async def test_a_flush_sends_the_arrays_of_all_tables_and_the_last_carries_the_f
     assert first.headers[POSITION_HEADER] != last.headers[POSITION_HEADER]
     assert COMPLETE_HEADER not in first.headers
     assert last.headers[COMPLETE_HEADER] == "40"
-    assert (taken.waiting, taken.settle()) == (True, 40)
+    assert (taken.waiting, taken.confirmable()) == (True, 40)
 
 
 async def test_an_older_mark_after_a_new_beginning_takes_nothing_back() -> None:
