@@ -22,6 +22,14 @@ TESTING = Path("libs/headrace/testing")
 COLUMNS_MAX = 100
 # Class names that stand twice on purpose, with the reason.
 TWICE: dict[str, str] = {}
+# Attributes that a library's class creates and our subclass of it assigns, with their owner.
+OF_A_LIBRARY: dict[str, tuple[str, frozenset[str]]] = {
+    "BulkParser": (
+        "nats-py's Parser.reset, which Parser.__init__ calls",
+        frozenset({"buf", "header_needed", "msg_arg", "needed", "state"}),
+    ),
+    "_Client": ("nats-py's Client.__init__", frozenset({"_transport"})),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +154,53 @@ def homonyms(source: list[Module]) -> dict[str, list[str]]:
 
 def late(source: list[Module]) -> Iterator[str]:
     """Attributes that an object gets only after its creation."""
+    classes = {
+        node.name: node
+        for module in source
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef)
+    }
     for module in source:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
-                yield from (f"{module.path} {node.name}.{name}" for name in sorted(born_late(node)))
+                born = born_late(node) - inherited(node, classes)
+                yield from (f"{module.path} {node.name}.{name}" for name in sorted(born))
 
 
 def born_late(node: ast.ClassDef) -> set[str]:
-    declared = {
-        part.target.id
-        for part in node.body
-        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)
-    }
-    first: dict[bool, set[str]] = {True: set(), False: set()}
+    early = created(node)
+    late = set()
     for part in node.body:
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
-            first[part.name in ("__init__", "__post_init__")] |= set(set_in(part))
-    has_own_init = bool(first[True]) or bool(declared)
-    return first[False] - first[True] - declared if has_own_init else set()
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and not is_init(part):
+            late |= set(set_in(part))
+    return late - early if early else set()
+
+
+def inherited(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
+    """What the classes that it extends create: ours, and those of libraries."""
+    found: set[str] = set()
+    if node.name in OF_A_LIBRARY:
+        found |= OF_A_LIBRARY[node.name][1]
+    for base in node.bases:
+        known = classes.get(base.id) if isinstance(base, ast.Name) else None
+        if known is not None and known is not node:
+            found |= created(known) | inherited(known, classes)
+    return found
+
+
+def created(node: ast.ClassDef) -> set[str]:
+    """The attributes that a class declares, or sets in `__init__`."""
+    found = set()
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            found.add(part.target.id)
+        elif isinstance(part, ast.FunctionDef) and is_init(part):
+            found |= set(set_in(part))
+    return found
+
+
+def is_init(part: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return part.name in ("__init__", "__post_init__")
 
 
 def set_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

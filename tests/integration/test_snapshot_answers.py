@@ -32,7 +32,9 @@ from tests.support.hastened import hastened
 RESPONDER = "snapshot-responder"
 PATIENCE_S = 60.0
 PAIRING_PATIENCE_S = 1.5
-HASTENED = hastened({"headrace.snapshot_responder.requests.PAIRING_PATIENCE_S": PAIRING_PATIENCE_S})
+HASTENED = hastened(
+    {"headrace.snapshot_responder.answering.PAIRING_PATIENCE_S": PAIRING_PATIENCE_S}
+)
 
 
 @dataclass

@@ -15,12 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.postgres.connection import PostgresUnreachableError
-from headrace.postgres.replication import (
-    Keepalive,
-    SlotBusyError,
-    SlotState,
-    SystemIdentity,
-)
+from headrace.postgres.replication import Keepalive, SlotState, SystemIdentity
+from headrace.postgres.replication_errors import SlotBusyError
 from headrace.postgres.slot_reader import SlotReader
 from tests.simulation.catalog import Table
 

@@ -78,9 +78,19 @@ class BulkParser(Parser):
     """Replaces nats-py's parser, and passes on to it everything but some subscriptions."""
 
     def __init__(self, client: Client, before: Parser) -> None:
+        # By subscription id: these messages never reach nats-py.
         self.listeners: dict[bytes, Listener] = {}
+        # The number of connections so far: `_parse` compares it to notice that a command it passed
+        # on has ended the connection.
         self._life = 0
+        # The pieces of a command that has not arrived completely, and the size at which parsing it
+        # is worth another try.
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._wanted = 0
+        # Calls `reset`, which must find everything above.
         super().__init__(client)
+        # nats-py's own parser, until the next bytes arrive: it may be in the middle of a message.
         self._before: Parser | None = before
 
     def reset(self) -> None:
@@ -88,9 +98,7 @@ class BulkParser(Parser):
         super().reset()
         self._before = None
         self._life += 1
-        # The pieces of a command that has not arrived completely, and the size at which parsing it
-        # is worth another try.
-        self._pieces: list[bytes] = []
+        self._pieces = []
         self._held = 0
         self._wanted = 0
 

@@ -7,9 +7,8 @@ for every source and every way of delivery; events that the stream dropped are a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from nats.aio.client import Client
@@ -22,11 +21,19 @@ from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
 from headrace.metrics.counting import Stats, count
 from headrace.mirror.ahead import Ahead
-from headrace.mirror.assembly import Assembly, is_outside
+from headrace.mirror.assembly import is_outside
 from headrace.mirror.bootstrap import Streams
 from headrace.mirror.changes import DIVERGED, Changes, CopyWantedError
 from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.reach import READ_S, Reach
+from headrace.mirror.session import (
+    LOOK_S,
+    FollowSession,
+    StepRefusedError,
+    TableRefusedError,
+    TornError,
+    refusals,
+)
 from headrace.mirror.table import Marks, Phase, TableState
 from headrace.mirror.target import (
     CommitRefusedError,
@@ -44,44 +51,11 @@ COMMIT_EVENTS = 1000
 SPILL_EVENTS = 5000
 SPILL_BYTES = 32 * 1024 * 1024
 IDLE_S = 1.0
-# How soon to look for the end of a transaction that may be of tables not followed; longer each time
-# in vain.
-LOOK_S = 0.002
 LOOK_S_MAX = 0.25
 HOLD_LOOK_S = 0.2
 # While a loaded table waits for the others to reach its snapshot.
 LOADED_LOOK_S = 0.1
 KEEP_SEEN_S = 5.0
-
-
-class TornError(Exception):
-    """The target's open transaction contains a part of one that will never be complete."""
-
-
-class StepRefusedError(Exception):
-    """The target refuses something of what was written together."""
-
-
-class TableRefusedError(Exception):
-    """The target refuses a change of this table, or to replace the table by its copy."""
-
-    def __init__(self, token: str, error: TargetError) -> None:
-        super().__init__(str(error))
-        self.token = token
-        self.error = error
-
-
-@contextlib.contextmanager
-def _refusals(token: str) -> Iterator[None]:
-    """Name the table that the target refuses. A temporary error, or one that a copy repairs, stays
-    as it is.
-    """
-    try:
-        yield
-    except (TargetAwayError, TakenOverError, RowMissingError):
-        raise
-    except TargetError as error:
-        raise TableRefusedError(token, error) from error
 
 
 class Follower:
@@ -107,23 +81,17 @@ class Follower:
         self._kept_at = 0.0
         # The target refused something up to here: apply single steps to find the table.
         self._suspect_seq = 0
-        self._begin()
+        self._session = self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self) -> FollowSession:
         """Start from the committed state."""
-        self._assembly = Assembly()
-        self._ready: list[Event] = []
-        self._large_bytes = 0
-        self._writing = False
-        # Of the target's open transaction: the unfinished transaction of each source in it; and how
-        # far each source is in it.
-        self._spilled: dict[str, int] = {}
-        self._lanes: Marks = dict(self._book.lanes)
-        self._look_s = LOOK_S
-        self._reach = Reach(self._client.jetstream(timeout=READ_S), self._streams.state)
         tokens = frozenset(self._book.tables)
         dictionaries = DictionaryReader(self._client.jetstream(), self._streams.state)
-        self._ahead = Ahead(self._client, self._streams.cdc, dictionaries, tokens)
+        return FollowSession(
+            lanes=dict(self._book.lanes),
+            reach=Reach(self._client.jetstream(timeout=READ_S), self._streams.state),
+            ahead=Ahead(self._client, self._streams.cdc, dictionaries, tokens),
+        )
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow until told to stop."""
@@ -156,7 +124,7 @@ class Follower:
         """Discard the target's open transaction, and bootstrap these tables again from where
         readers are.
         """
-        if not self._writing:
+        if not self._session.writing:
             await self._book.lock.acquire()
         try:
             await self._book.roll_back()
@@ -168,11 +136,11 @@ class Follower:
                     )
                 await self._book.commit()
         finally:
-            self._writing = False
+            self._session.writing = False
             self._book.lock.release()
 
     async def _follow(self, stopping: asyncio.Event) -> None:
-        self._begin()
+        self._session = self._begin()
         filters = self._filters()
         durable = f"mirror-{self._book.identity}"
         start_seq = self._book.seen_seq + 1
@@ -192,12 +160,16 @@ class Follower:
             while not stopping.is_set():
                 heed_cancellation()
                 await self._turn(consumer)
-                if not self._ready and not self._writing and self._filters() != filters:
+                if (
+                    not self._session.ready
+                    and not self._session.writing
+                    and self._filters() != filters
+                ):
                     return
-                if self._changes.diverged and not self._writing:
+                if self._changes.diverged and not self._session.writing:
                     await self._drop_lanes()
                     return
-                if self._book.stands and not self._writing:
+                if self._book.stands and not self._session.writing:
                     return
             await self._flush(consumer)
 
@@ -225,40 +197,42 @@ class Follower:
 
     async def _turn(self, consumer: Consumer) -> None:
         waiting = self._book.loaded
-        looks = not self._every_table and (bool(waiting) or self._assembly.first_seq is not None)
+        looks = not self._every_table and (
+            bool(waiting) or self._session.assembly.first_seq is not None
+        )
         event = await consumer.peek(self._patience_s(looks=looks, waits=bool(waiting)))
         if event is not None:
-            self._assembly.precede(event)
+            self._session.assembly.precede(event)
         elif looks:
             await self._look_ahead(consumer.given_seq)
-        self._ready += self._assembly.ready(self._bound)
+        self._session.ready += self._session.assembly.ready(self._bound)
         if self._must_wait(event):
             await self._flush(consumer)
             await self._hold.wait(HOLD_LOOK_S)
         elif event is None:
             await self._flush(consumer)
         else:
-            self._look_s = LOOK_S
+            self._session.look_s = LOOK_S
             await self._take(consumer, event)
 
     def _patience_s(self, *, looks: bool, waits: bool) -> float:
         if looks:
-            return self._look_s
+            return self._session.look_s
         if waits:
             return LOADED_LOOK_S
         return IDLE_S
 
     async def _look_ahead(self, given_seq: int) -> None:
         """Find the end of a transaction among messages that are not for this mirror."""
-        before = self._ahead.at
-        async for events in self._ahead.read(given_seq):
+        before = self._session.ahead.at
+        async for events in self._session.ahead.read(given_seq):
             for event in events:
-                self._assembly.precede(event)
-                self._assembly.follow(event)
-        if self._ahead.at > before:
-            self._look_s = LOOK_S
+                self._session.assembly.precede(event)
+                self._session.assembly.follow(event)
+        if self._session.ahead.at > before:
+            self._session.look_s = LOOK_S
         else:
-            self._look_s = min(2 * self._look_s, LOOK_S_MAX)
+            self._session.look_s = min(2 * self._session.look_s, LOOK_S_MAX)
 
     @property
     def _bound(self) -> int | None:
@@ -266,7 +240,7 @@ class Follower:
         shown yet continue.
         """
         lsn = self._hold.lsn
-        if lsn is None or self._spilled or self._book.awaited:
+        if lsn is None or self._session.spilled or self._book.awaited:
             return None
         if self._hold.stops(lsn):
             return lsn
@@ -276,12 +250,12 @@ class Follower:
         bound = self._bound
         if bound is None:
             return False
-        if event is None or bound == 0 or self._assembly.size >= SPILL_EVENTS:
+        if event is None or bound == 0 or self._session.assembly.size >= SPILL_EVENTS:
             return True
         if event.lane != event.source:
             # Arrays of other tables, from before the LSN, may follow.
             return False
-        return event.position.lsn >= bound or self._assembly.waits(event.source, bound)
+        return event.position.lsn >= bound or self._session.assembly.waits(event.source, bound)
 
     async def _take(self, consumer: Consumer, seen: Event) -> None:
         event = await consumer.next()
@@ -293,13 +267,15 @@ class Follower:
             await self._tear(event)
         if is_outside(event) or (event.source, event.position.lsn) not in self._torn:
             reference = seen.payload.get("reference")
-            self._large_bytes += int(reference["bytes"]) if reference else 0
-            self._assembly.take(event)
-        self._ready += self._assembly.ready(self._bound)
-        is_large = self._large_bytes >= SPILL_BYTES
-        if self._ready and (is_large or len(self._ready) >= COMMIT_EVENTS or not consumer.has_more):
+            self._session.large_bytes += int(reference["bytes"]) if reference else 0
+            self._session.assembly.take(event)
+        self._session.ready += self._session.assembly.ready(self._bound)
+        is_large = self._session.large_bytes >= SPILL_BYTES
+        if self._session.ready and (
+            is_large or len(self._session.ready) >= COMMIT_EVENTS or not consumer.has_more
+        ):
             await self._flush(consumer)
-        elif self._bound is None and (is_large or self._assembly.size >= SPILL_EVENTS):
+        elif self._bound is None and (is_large or self._session.assembly.size >= SPILL_EVENTS):
             await self._spill()
 
     async def _tear(self, gap: Event) -> None:
@@ -310,42 +286,44 @@ class Follower:
             lsn = None
         else:
             lsn = parse_lsn(str(gap.payload["up_to"]))
-        self._assembly.tear(gap.source, lsn)
-        spilled = self._spilled.get(gap.source)
+        self._session.assembly.tear(gap.source, lsn)
+        spilled = self._session.spilled.get(gap.source)
         if spilled is not None and (lsn is None or spilled < lsn):
             self._torn.add((gap.source, spilled))
             raise TornError(f"a gap cuts off a transaction of {gap.source}")
 
     async def _spill(self) -> None:
         """Write a part of a large transaction, and keep the target's transaction open for the rest."""
-        await self._write(self._ready)
-        self._ready = []
-        part = self._assembly.part()
-        self._large_bytes = 0
+        await self._write(self._session.ready)
+        self._session.ready = []
+        part = self._session.assembly.part()
+        self._session.large_bytes = 0
         source = part[0].source
         lsn = part[0].position.lsn
         # Arrays of several tables may bring an earlier transaction after a later one.
-        self._spilled[source] = max(lsn, self._spilled.get(source, 0))
+        self._session.spilled[source] = max(lsn, self._session.spilled.get(source, 0))
         await self._write(part)
 
     async def _write(self, events: Sequence[Event]) -> None:
-        if not self._writing:
+        if not self._session.writing:
             await self._book.lock.acquire()
-            self._writing = True
+            self._session.writing = True
         await self._do(self._changes.of(events), max((e.stream_seq for e in events), default=0))
         count(self._stats, "mirror_events", len(events))
         for event in events:
-            mark = self._lanes.get(event.source, Watermark())
+            mark = self._session.lanes.get(event.source, Watermark())
             if is_outside(event):
                 position = mark.position
             else:
                 position = max(mark.position, event.position)
-            self._lanes[event.source] = Watermark(position, max(mark.stream_seq, event.stream_seq))
+            self._session.lanes[event.source] = Watermark(
+                position, max(mark.stream_seq, event.stream_seq)
+            )
 
     async def _do(self, steps: Sequence[Step], last_seq: int) -> None:
         if self._book.seen_seq < self._suspect_seq:
             for step in steps:
-                with _refusals(step.table.token):
+                with refusals(step.table.token):
                     await self._book.write([step])
             return
         try:
@@ -358,31 +336,39 @@ class Follower:
 
     async def _flush(self, consumer: Consumer) -> None:
         """Commit all transactions that are complete, together with the position."""
-        first = self._assembly.first_seq
+        first = self._session.assembly.first_seq
         if first is None:
             seen_seq = consumer.seen_seq
         else:
             seen_seq = min(consumer.seen_seq, first - 1)
-        idle = not self._ready and not self._writing and not await self._to_show(consumer)
+        idle = (
+            not self._session.ready
+            and not self._session.writing
+            and not await self._to_show(consumer)
+        )
         if idle and (
             time.monotonic() - self._kept_at < KEEP_SEEN_S or seen_seq <= self._book.seen_seq
         ):
             return
-        events = self._ready
-        self._ready = []
+        events = self._session.ready
+        self._session.ready = []
         await self._write(events)
-        self._spilled = {
-            one: lsn for one, lsn in self._spilled.items() if not self._assembly.is_whole(one, lsn)
+        self._session.spilled = {
+            one: lsn
+            for one, lsn in self._session.spilled.items()
+            if not self._session.assembly.is_whole(one, lsn)
         }
         shown = await self._to_show(consumer)
-        if self._spilled or shown is None:
+        if self._session.spilled or shown is None:
             return
         for state in shown:
             await self._show(state)
-        self._large_bytes = 0
-        self._book.keep_lanes(self._settled({**self._lanes, SEEN: Watermark(stream_seq=seen_seq)}))
+        self._session.large_bytes = 0
+        self._book.keep_lanes(
+            self._settled({**self._session.lanes, SEEN: Watermark(stream_seq=seen_seq)})
+        )
         await self._commit()
-        self._writing = False
+        self._session.writing = False
         self._book.lock.release()
         self._kept_at = time.monotonic()
         self._stats["mirror_stream_seq"] = seen_seq
@@ -403,7 +389,7 @@ class Follower:
 
     async def _show(self, state: TableState) -> None:
         """Replace a table by its copy; if the target refuses that, park the table."""
-        with _refusals(state.token):
+        with refusals(state.token):
             await self._book.write([self._book.show(state)])
 
     async def _to_show(self, consumer: Consumer) -> list[TableState] | None:
@@ -424,16 +410,16 @@ class Follower:
         if state.diverged_seq:
             # The source as it was sends nothing more, and LSNs mean nothing: the gap itself must be
             # applied.
-            return self._lanes.get(run.source, Watermark()).stream_seq >= state.diverged_seq
-        if self._assembly.lacks(run.source, run.lsn):
+            return self._session.lanes.get(run.source, Watermark()).stream_seq >= state.diverged_seq
+        if self._session.assembly.lacks(run.source, run.lsn):
             # Including complete transactions that are held back.
             return False
-        if self._assembly.is_whole(run.source, run.lsn - 1):
+        if self._session.assembly.is_whole(run.source, run.lsn - 1):
             return True
-        if self._lanes.get(run.source, Watermark()).position.lsn >= run.lsn:
+        if self._session.lanes.get(run.source, Watermark()).position.lsn >= run.lsn:
             return True
-        seen_seq = max(consumer.seen_seq, self._ahead.at)
-        return await self._reach.is_behind(run.source, run.lsn, seen_seq)
+        seen_seq = max(consumer.seen_seq, self._session.ahead.at)
+        return await self._session.reach.is_behind(run.source, run.lsn, seen_seq)
 
     @staticmethod
     def _settled(lanes: Marks) -> Marks:

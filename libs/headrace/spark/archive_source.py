@@ -93,15 +93,13 @@ class SourceOptions:
             raise ArchiveError(
                 f"an archive has no column {unknown[0]}", remedy=f"It has {', '.join(NAMES)}."
             )
-        lsn = options.get("fromlsn")
-        moment = options.get("fromtime")
         return cls(
             options["path"],
             WalReaderOptions(tables=tables, raise_at_gap=gaps == "fail", store_options=store),
             ReadingStart(
                 _number(options, "fromid"),
-                None if lsn is None else (parse_lsn(lsn) if "/" in lsn else int(lsn)),
-                None if moment is None else datetime.fromisoformat(moment),
+                _lsn(options),
+                _moment(options),
             ),
             _number(options, "toid"),
             _number(options, "filespertask") or FILES_PER_TASK,
@@ -121,6 +119,23 @@ class SourceOptions:
 
 def _listed(options: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in options.get(name, "").split(",") if item.strip())
+
+
+def _lsn(options: Mapping[str, str]) -> int | None:
+    """`fromlsn`, as PostgreSQL writes LSNs or as a number."""
+    text = options.get("fromlsn")
+    if text is None:
+        return None
+    if "/" in text:
+        return parse_lsn(text)
+    return int(text)
+
+
+def _moment(options: Mapping[str, str]) -> datetime | None:
+    text = options.get("fromtime")
+    if text is None:
+        return None
+    return datetime.fromisoformat(text)
 
 
 def _number(options: Mapping[str, str], name: str) -> int | None:

@@ -30,11 +30,8 @@ from headrace.postgres.connection import (
 )
 from headrace.postgres.facts import PublishedTable
 from headrace.postgres.quoting import quote_literal, quote_name, quote_table
-from headrace.postgres.replication import (
-    ExportedSnapshot,
-    ReplicationConnection,
-    SnapshotTooLargeError,
-)
+from headrace.postgres.replication import ExportedSnapshot, ReplicationConnection
+from headrace.postgres.replication_errors import SnapshotTooLargeError
 from headrace.settings import Settings
 from headrace.spark.plan import PlannedColumn
 from headrace.spark.ranges import TableStorage

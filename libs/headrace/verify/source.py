@@ -22,7 +22,7 @@ from headrace.postgres.connection import (
     has_transaction_timeout,
 )
 from headrace.postgres.quoting import quote_literal
-from headrace.postgres.replication import refusal
+from headrace.postgres.replication_errors import refusal
 from headrace.settings import Settings
 from headrace.spark.session import HOLDER_SESSION
 from headrace.spark.source import HeldSnapshot

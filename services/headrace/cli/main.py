@@ -116,50 +116,60 @@ def _add_service(name: str, explain: str) -> None:
     app.command(name, help=explain, rich_help_panel=panel, context_settings=passed_on)(command)
 
 
+Slots = Annotated[
+    list[str] | None,
+    typer.Option("--slot", metavar="NAME", help="Slot; repeat for each suite. [HEADRACE_SLOT]"),
+]
+Pubs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pub", metavar="NAME", help="Publication; repeat for each suite. [HEADRACE_PUB]"
+    ),
+]
+UpPort = Annotated[
+    int | None,
+    typer.Option("--port", help="Port of telemetry. [9090 if free; +10 per further suite]"),
+]
+Delivery = Annotated[
+    DeliveryMode | None,
+    typer.Option(
+        "--delivery", help="Contents of a message, or of an atomic group. [HEADRACE_DELIVERY]"
+    ),
+]
+ZstdEvents = Annotated[
+    bool | None,
+    typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
+]
+PgPort = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0: any.")
+]
+NatsPort = Annotated[int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0: any.")]
+Archive = Annotated[
+    str | None,
+    typer.Option(
+        "--archive", help="Also keep an archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
+    ),
+]
+Once = Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
+]
+
+
 @app.command("up", rich_help_panel="Trying it out")
 def up(  # noqa: PLR0917  # typer makes options of them, whatever their place
-    slot: Annotated[
-        list[str] | None,
-        typer.Option("--slot", metavar="NAME", help="Slot; repeat for each suite. [HEADRACE_SLOT]"),
-    ] = None,
-    pub: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pub", metavar="NAME", help="Publication; repeat for each suite. [HEADRACE_PUB]"
-        ),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", help="Port of telemetry. [9090 if free; +10 per further suite]"),
-    ] = None,
+    slot: Slots = None,
+    pub: Pubs = None,
+    port: UpPort = None,
     json: Json = None,
-    delivery: Annotated[
-        DeliveryMode | None,
-        typer.Option(
-            "--delivery", help="Contents of a message, or of an atomic group. [HEADRACE_DELIVERY]"
-        ),
-    ] = None,
+    delivery: Delivery = None,
     zstd: Zstd = None,
-    zstd_events: Annotated[
-        bool | None,
-        typer.Option("--zstd-events", help="Compress single events. [HEADRACE_ZSTD_EVENTS]"),
-    ] = None,
-    pg_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded PostgreSQL; 0: any.")
-    ] = 0,
-    nats_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the embedded NATS; 0: any.")
-    ] = 0,
-    archive: Annotated[
-        str | None,
-        typer.Option(
-            "--archive", help="Also keep an archive: file:///…, s3://… [HEADRACE_ARCHIVE_URL]"
-        ),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Start, show the result, stop.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show every log line of every service.")
-    ] = False,
+    zstd_events: ZstdEvents = None,
+    pg_port: PgPort = 0,
+    nats_port: NatsPort = 0,
+    archive: Archive = None,
+    once: Once = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run the whole suite on this machine and show changes flowing. Ctrl-C stops it.
 

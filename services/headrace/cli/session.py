@@ -21,7 +21,7 @@ from headrace.jetstream.connection import NatsForbiddenError, NatsUnreachableErr
 from headrace.jetstream.errors import NO_JETSTREAM_REMEDY, JetStreamError, MissingObjectError
 from headrace.jetstream.state import bucket, known_identity
 from headrace.postgres import connection
-from headrace.postgres.replication import refusal
+from headrace.postgres.replication_errors import refusal
 from headrace.settings import Settings
 
 _DENIED = "42501"

@@ -19,11 +19,10 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.errors import NotFoundError
 from nats.js.kv import KeyValue
 
 from headrace import log as logs
-from headrace.contract.events import REPLY_HEADER, decode, encode
+from headrace.contract.events import decode
 from headrace.contract.naming import (
     PUBLIC,
     SNAPSHOT,
@@ -39,10 +38,12 @@ from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
+from headrace.snapshot_responder import answering
+from headrace.snapshot_responder.answering import RequestAnswers, token_of
 from headrace.snapshot_responder.chunk_permits import Throttle
 from headrace.snapshot_responder.driver_process import SparkDriver
 from headrace.snapshot_responder.other_suites import Neighbours
-from headrace.snapshot_responder.request_pairing import Answer, Pairing, View, may_be_told
+from headrace.snapshot_responder.request_pairing import Answer
 from headrace.snapshot_responder.results import Results
 from headrace.snapshot_responder.snapshot import Snapshot
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, SnapshotRequest, parse_request
@@ -51,12 +52,10 @@ from headrace.timing.backoff import Backoff
 
 log = logs.logger("snapshot-responder")
 
-PAIRING_PATIENCE_S = 5.0
 RETRY_S = 0.5
 RETRY_S_MAX = 10.0
 ACK_TIMEOUT_S = 5.0
 CANCEL_TIMEOUT_S = 30.0
-_JUDGED_MAX = 4096
 _CANCELLED = "cancelled"
 
 
@@ -102,10 +101,7 @@ class Desk:
         self._results = Results(client, settings)
         self._neighbours = Neighbours(client, settings)
         self._throttle = Throttle(settings.snapshot.rate_bytes_s_max)
-        self._pairing: Pairing[Answer] = Pairing(PAIRING_PATIENCE_S)
-        # Requests up to here may have arrived before we subscribed to their reply subjects.
-        self._deaf_until = 0
-        self._judged: dict[int, None] = {}
+        self._answers = RequestAnswers(client, settings, self._neighbours)
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancellations: set[asyncio.Task[None]] = set()
@@ -119,11 +115,10 @@ class Desk:
 
     async def open(self) -> None:
         """Subscribe to reply subjects and cancellations, which don't come through the work queue."""
-        await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self.seen)
+        await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self._answers.seen)
         await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
         await self._client.flush()
-        info = await self._client.jetstream().stream_info(self._settings.streams.requests)
-        self._deaf_until = info.state.last_seq
+        await self._answers.open()
 
     def refresh(self, stats: Stats) -> None:
         """Refresh the metrics of running snapshots."""
@@ -144,19 +139,6 @@ class Desk:
         stats["spark_state"] = one_of(SPARK_STATES, self._driver.state)
         stats["spark_losses"] = logs.told.get("warning spark_lost", 0)
 
-    async def seen(self, message: Msg) -> None:
-        """A request as the core subscription sees it: with its reply subject."""
-        inbox = _inbox(message)
-        if inbox and message.reply in {"", inbox}:
-            # Its stored copy contains everything needed.
-            return
-        await self._seen(_view(message), message.reply)
-
-    async def _seen(self, view: View, reply: str) -> None:
-        answer = self._pairing.seen(view, reply, time.monotonic())
-        if answer is not None:
-            await self._tell(reply, answer.to_a_late_view())
-
     async def take(self, message: Msg) -> None:
         """A request from the work queue."""
         sequence = message.metadata.sequence.stream
@@ -167,62 +149,19 @@ class Desk:
                 return
         answer = await self._judge(message, sequence)
         if answer is not None:
-            await self._answer(message, sequence, answer)
-
-    async def _answer(self, message: Msg, sequence: int, answer: Answer) -> None:
-        """Answer where its other view says, if that was seen; else where the stored request says.
-
-        Only a reply subject works across accounts; the inbox in the header doesn't.
-        """
-        again = sequence in self._judged
-        self._judged[sequence] = None
-        if len(self._judged) > _JUDGED_MAX:
-            del self._judged[next(iter(self._judged))]
-        inbox = _inbox(message)
-        keep = sequence > self._deaf_until
-        if inbox or not again:
-            reply = self._pairing.decided(
-                _view(message), answer, time.monotonic(), keep=keep and not inbox
-            )
-            await self._tell(reply or inbox, answer)
+            await self._answers.answer(message, sequence, answer)
 
     async def keep(self) -> None:
         """Keep held requests from being redelivered, and answer those that were never stored."""
         while True:
-            for view, reply in self._pairing.expire(time.monotonic()):
-                await self._tell_unstored(view, reply)
+            await self._answers.expire()
             for running in list(self._running.values()):
                 for message in running.requests.values():
                     with contextlib.suppress(NatsError):
                         await message.in_progress()
-            await asyncio.sleep(min(self._settings.snapshot.ack_wait_s / 4, PAIRING_PATIENCE_S))
-
-    async def _tell_unstored(self, view: View, reply: str) -> None:
-        with contextlib.suppress(NatsError, TimeoutError):
-            if await self._neighbours.have(_token(view[0])):
-                return
-            if await self._are_queued(view[0]):
-                await self._seen(view, reply)
-            else:
-                await self._tell(
-                    reply, Answer("", "rejected", "the request could not be stored; send it again")
-                )
-
-    async def _are_queued(self, subject: str) -> bool:
-        """Whether a request for the subject is still in the queue, because earlier ones take their
-        time.
-        """
-        js = self._client.jetstream()
-        sequence = 0
-        with contextlib.suppress(NotFoundError):
-            while True:
-                message = await js.get_msg(
-                    self._settings.streams.requests, sequence + 1, subject=subject, next=True
-                )
-                sequence = int(message.seq or 0)
-                if sequence not in self._judged:
-                    return True
-        return False
+            await asyncio.sleep(
+                min(self._settings.snapshot.ack_wait_s / 4, answering.PAIRING_PATIENCE_S)
+            )
 
     async def close(self) -> None:
         """Return every unfinished request to the work queue."""
@@ -236,15 +175,6 @@ class Desk:
                 with contextlib.suppress(NatsError):
                     await message.nak()
 
-    async def _tell(self, reply: str, answer: Answer) -> None:
-        await self._send(reply, answer.body())
-
-    async def _send(self, reply: str, body: dict[str, Any]) -> None:
-        if not reply or not may_be_told(reply):
-            return
-        with contextlib.suppress(NatsError):
-            await self._client.publish(reply, encode(body, self._settings.format.encoding))
-
     async def _cancellation(self, message: Msg) -> None:
         """Not in the callback: a slow cancellation must not hold up the next."""
         task = asyncio.create_task(self._cancel(message), name="snapshot-cancellation")
@@ -255,7 +185,7 @@ class Desk:
         """End the token's snapshots, or the one that is named; the answer comes when nothing of
         them comes any more.
         """
-        token = _token(message.subject)
+        token = token_of(message.subject)
         wanted = _named(message.data)
         found = [
             running
@@ -272,7 +202,7 @@ class Desk:
             )
         with contextlib.suppress(NatsError, TimeoutError):
             if found or not await self._neighbours.have(token):
-                await self._send(
+                await self._answers.send(
                     message.reply, {"cancelled": [r.snapshot_id for r in found if r.cancelled]}
                 )
 
@@ -490,20 +420,6 @@ def _noted(running: Running) -> dict[str, Any]:
 
 async def _note(running: Running, *, running_now: bool) -> None:
     await running.cell.write({**_noted(running), "running": running_now})
-
-
-def _inbox(message: Msg) -> str:
-    """The inbox that a stored request names."""
-    return (message.headers or {}).get(REPLY_HEADER, "")
-
-
-def _view(message: Msg) -> View:
-    """The common key of its two views; an inbox belongs to exactly one request."""
-    return message.subject, message.data + _inbox(message).encode()
-
-
-def _token(subject: str) -> str:
-    return subject.split(".", 2)[2]
 
 
 def _named(payload: bytes) -> str | None:

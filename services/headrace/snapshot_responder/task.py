@@ -188,11 +188,11 @@ class RangeCopy:
         self._begun = 0
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._deadlines: dict[int, float] = {}
+        self._sends = asyncio.TaskGroup()
 
     async def run(self, connection: asyncpg.Connection) -> None:
         try:
-            async with asyncio.TaskGroup() as sends:
-                self._sends = sends
+            async with self._sends:
                 await self._copy(connection)
         except BaseExceptionGroup as group:
             # One cause: what else failed was cancelled by it, or failed for the same reason.
@@ -288,10 +288,12 @@ class RangeCopy:
         stored the same rows.
         """
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
-        headers = {
+        headers: dict[str, str] = {
             Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0",
-        } | ({"Content-Encoding": "zstd"} if self._plan.zstd else {})
+        }
+        if self._plan.zstd:
+            headers["Content-Encoding"] = "zstd"
         deadline = self._deadlines.setdefault(number, time.monotonic() + PUBLISH_PATIENCE_S)
         try:
             failpoint("snapshot_task.before_chunk")

@@ -29,13 +29,15 @@ from headrace.postgres.replication import (
     Keepalive,
     Message,
     ReplicationConnection,
+    SlotState,
+    SystemIdentity,
+)
+from headrace.postgres.replication_errors import (
     ReplicationRefusedError,
     SlotBusyError,
     SlotLostError,
     SlotMissingError,
-    SlotState,
     StandbyError,
-    SystemIdentity,
 )
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope

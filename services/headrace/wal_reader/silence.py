@@ -15,7 +15,8 @@ from headrace import log as logs
 from headrace.bus import control
 from headrace.errors import HeadraceError, describe
 from headrace.postgres.connection import PostgresUnreachableError
-from headrace.postgres.replication import ReplicationConnection, SlotBusyError
+from headrace.postgres.replication import ReplicationConnection
+from headrace.postgres.replication_errors import SlotBusyError
 from headrace.postgres.slot_reader import IDENTITY, REMEDY, SlotReader, application_name
 from headrace.settings import Settings
 

@@ -35,6 +35,7 @@ from collections.abc import Sequence
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
@@ -109,6 +110,7 @@ class FastPipe(Pipe):
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
         self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
         self._inbox = client.new_inbox()
+        self._subscription: Subscription | None = None
         self._life = secrets.token_hex(8)
         self._unsent: list[Message] = []
         self._sent: deque[Message] = deque()
@@ -171,7 +173,7 @@ class FastPipe(Pipe):
             await asyncio.wait({self._proving})
         if self._turns is not None:
             await self._turns.close()
-        if not self._client.is_closed:
+        if self._subscription is not None and not self._client.is_closed:
             try:
                 await self._subscription.unsubscribe()
             except NatsError as error:

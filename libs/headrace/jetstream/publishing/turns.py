@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from headrace.bus import subjects
@@ -62,6 +63,11 @@ class _Waiting:
     ready: bool
 
 
+def _never() -> bool:
+    """Before `open`, a publisher has nothing in flight."""
+    return False
+
+
 class Turns:
     """One publisher among those of its stream."""
 
@@ -71,6 +77,8 @@ class Turns:
         self._source = source
         self._stats = stats
         self._me = secrets.token_hex(8)
+        self._subscription: Subscription | None = None
+        self._is_writing: Callable[[], bool] = _never
         self._waiting: dict[str, _Waiting] = {}
         # Who else writes, and until when that is believed.
         self._writer = ""
@@ -95,7 +103,7 @@ class Turns:
         if self._resting is not None:
             self._resting.cancel()
             await asyncio.wait({self._resting})
-        if not self._client.is_closed:
+        if self._subscription is not None and not self._client.is_closed:
             with contextlib.suppress(NatsError):
                 await self._subscription.unsubscribe()
 
@@ -160,7 +168,10 @@ class Turns:
         try:
             await asyncio.sleep(_REST_S)
             if not self._is_writing() and not self._waits_since:
-                await self._say(_PASS, self._writer if self._pass() else "")
+                heir = ""
+                if self._pass():
+                    heir = self._writer
+                await self._say(_PASS, heir)
         finally:
             self._resting = None
 
@@ -207,7 +218,12 @@ class Turns:
         known = self._waiting.get(by)
         if known is None and len(self._waiting) >= _OTHERS_MAX:
             return
-        self._waiting[by] = _Waiting(known.since if known else now, now, ready)
+        if known is None:
+            since = now
+        else:
+            # Announcing again must not lose the place in the queue.
+            since = known.since
+        self._waiting[by] = _Waiting(since, now, ready)
         if by == self._writer:
             self._writer = ""
         if known is None and self._is_writing():

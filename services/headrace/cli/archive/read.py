@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -13,9 +13,10 @@ from urllib.request import url2pathname
 import orjson
 from rich.table import Table
 
-from headrace.archive import RowEntry, WalReader, WalReaderOptions
+from headrace.archive import ListedFile, RowEntry, WalReader, WalReaderOptions
 from headrace.archive import check as checking
 from headrace.archive import collect as collecting
+from headrace.archive.metadata import SegmentInfo
 from headrace.archive.registry import registered
 from headrace.archive.store import Store
 from headrace.cli.terminal import Console
@@ -103,12 +104,34 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
     """The files, or the last ones if there is a limit."""
     reader = WalReader(url)
     listed = reader.list()
-    shown = listed[-limit:] if limit else listed
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    if limit:
+        shown = listed[-limit:]
+    else:
+        shown = listed
+    if as_json:
+        _print_documents(reader, shown)
+        return
     console = Console()
-    wanted = [
-        heading for heading in _HEADINGS if console.width >= _WIDE or heading not in _FOR_WIDE
-    ]
+    if shown:
+        console.print(_table(reader, shown, console.width))
+    console.print(
+        f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _print_documents(reader: WalReader, shown: Sequence[ListedFile]) -> None:
+    for file_id, item in shown:
+        file = reader.get(file_id)
+        if file is not None:
+            more = {"bytes": item.size, "location": item.location}
+            print(orjson.dumps({**_account(file.info), **more}).decode())
+
+
+def _table(reader: WalReader, shown: Sequence[ListedFile], width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    wanted = [heading for heading in _HEADINGS if width >= _WIDE or heading not in _FOR_WIDE]
     for heading in wanted:
         table.add_column(
             heading, justify="right" if heading in _NUMBERS else "left", no_wrap=heading != "tables"
@@ -117,33 +140,7 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
         file = reader.get(file_id)
         if file is None:
             continue
-        info = file.info
-        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
-        if as_json:
-            print(
-                orjson.dumps(
-                    {**_account(info), "bytes": item.size, "location": item.location}
-                ).decode()
-            )
-            continue
-        names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
-        if info.gap:
-            told = f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}"
-        else:
-            told = ""
-        end = format_lsn(info.end_lsn)
-        cells = (
-            info.id,
-            info.rows,
-            item.size,
-            info.first,
-            info.last,
-            end,
-            f"{moment:%F %T}",
-            info.epoch,
-            names,
-            told,
-        )
+        cells = _cells(file.info, item.size)
         table.add_row(
             *(
                 str(cell)
@@ -151,14 +148,28 @@ def ls(url: str, *, as_json: bool, limit: int | None) -> None:
                 if heading in wanted
             )
         )
-    if as_json:
-        return
-    if shown:
-        console.print(table)
-    console.print(
-        f"{len(listed):,} file{'' if len(listed) == 1 else 's'} in {url}",
-        style="dim",
-        soft_wrap=True,
+    return table
+
+
+def _cells(info: SegmentInfo, size: int) -> tuple[object, ...]:
+    """What is shown of a file, in the order of `_HEADINGS`."""
+    moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=info.time_us)
+    names = ", ".join(sorted({f"{known.schema}.{known.table}" for known in info.tables}))
+    if info.gap:
+        gap = f"gap {format_lsn(info.gap.after)} to {format_lsn(info.gap.up_to)}"
+    else:
+        gap = ""
+    return (
+        info.id,
+        info.rows,
+        size,
+        info.first,
+        info.last,
+        format_lsn(info.end_lsn),
+        f"{moment:%F %T}",
+        info.epoch,
+        names,
+        gap,
     )
 
 

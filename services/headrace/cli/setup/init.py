@@ -25,7 +25,7 @@ from headrace.jetstream.provisioning import declared, ensure
 from headrace.postgres import catalog, ddl_trigger
 from headrace.postgres.connection import PostgresRefusedError, where
 from headrace.postgres.quoting import quote_literal, quote_name, quote_table
-from headrace.postgres.replication import ReplicationRefusedError
+from headrace.postgres.replication_errors import ReplicationRefusedError
 from headrace.settings import Settings
 
 _DENIED_REMEDY = (

@@ -107,10 +107,16 @@ def _head(past: Past, trouble: str) -> Text:
     body = past.now
     connected = bool(body["is_connected"])
     paused = figures(body, "publisher").get("paused")
-    state = "paused" if paused else str(body["status"])
+    state = str(body["status"])
+    style = "red"
+    if paused:
+        state = "paused"
+        style = "yellow"
+    elif connected:
+        style = "green"
     text = Text.assemble(
         (f"{body['source']} ", "bold"),
-        (state, "yellow" if paused else "green" if connected else "red"),
+        (state, style),
         (f"   up {span(body['uptime_seconds'])}   LSN {body['current_lsn']}", "dim"),
     )
     if trouble:

@@ -1,0 +1,77 @@
+"""One session of a mirror's follower: what it knows since it started from the committed state, and
+the errors that end a session.
+
+A session is discarded whole: after a rollback nothing in it is true any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headrace.consumer import Event
+from headrace.mirror.ahead import Ahead
+from headrace.mirror.assembly import Assembly
+from headrace.mirror.reach import Reach
+from headrace.mirror.table import Marks
+from headrace.mirror.target import RowMissingError, TakenOverError, TargetAwayError, TargetError
+
+# How soon to look for the end of a transaction that may be of tables not followed; longer each time
+# in vain.
+LOOK_S = 0.002
+
+
+@dataclass(slots=True)
+class FollowSession:
+    """The state between the committed one and what was read."""
+
+    # How far each source is in the target's open transaction; the book's own lanes say how far it
+    # is in the committed state.
+    lanes: Marks
+    reach: Reach
+    ahead: Ahead
+    assembly: Assembly = field(default_factory=Assembly)
+    # Whole transactions that are not written to the target yet.
+    ready: list[Event] = field(default_factory=list)
+    # The size of the referenced objects among the events taken since the last write: a few large
+    # values may fill the memory long before there are many events.
+    large_bytes: int = 0
+    # Whether the target has an open transaction of ours. Then this session holds the book's lock:
+    # a bootstrap that committed in between would commit half of it.
+    writing: bool = False
+    # By source: the LSN of its unfinished transaction in the target's open transaction. Until it
+    # ends, nothing may be committed.
+    spilled: dict[str, int] = field(default_factory=dict)
+    # The pause before the next look ahead; doubled while looking finds nothing.
+    look_s: float = LOOK_S
+
+
+class TornError(Exception):
+    """The target's open transaction contains a part of one that will never be complete."""
+
+
+class StepRefusedError(Exception):
+    """The target refuses something of what was written together."""
+
+
+class TableRefusedError(Exception):
+    """The target refuses a change of this table, or to replace the table by its copy."""
+
+    def __init__(self, token: str, error: TargetError) -> None:
+        super().__init__(str(error))
+        self.token = token
+        self.error = error
+
+
+@contextlib.contextmanager
+def refusals(token: str) -> Iterator[None]:
+    """Name the table that the target refuses. A temporary error, or one that a copy repairs, stays
+    as it is.
+    """
+    try:
+        yield
+    except (TargetAwayError, TakenOverError, RowMissingError):
+        raise
+    except TargetError as error:
+        raise TableRefusedError(token, error) from error
