@@ -42,9 +42,16 @@ class Action(Enum):
 
 @dataclass(slots=True)
 class _Confirmer:
+    # A random id of the confirmer's process: a restarted one has forgotten the epoch that it
+    # followed.
     session: str
+    # The last frame of this epoch that it has taken: this returns credit, and says nothing about
+    # what is durable.
     consumed_seq: int = 0
+    # Everything before this LSN is durable with it; 0 until it confirms something in this epoch.
     confirmed_lsn: int = 0
+    # Whether it has made durable all that it consumed. Its LSN can't show that, because the last
+    # frames may contain nothing to confirm.
     settled: bool = False
 
 
@@ -73,22 +80,36 @@ class FrameSender:
         self._required = required
         self._optional = optional
         self._patience_s = patience_s
+        # The confirmers that credit and the confirmed LSN wait for; an optional one may drop out.
         self._awaited = set(required | optional)
         self._holds = {name: _Hold() for name in optional}
         self._ticked_at = 0.0
+        # What was confirmed in this epoch while an optional confirmer wasn't awaited. PostgreSQL
+        # may have removed that WAL, so the confirmed LSN must not fall behind it when the confirmer
+        # is awaited again.
         self._floor_lsn = 0
         self._life = life & ((1 << LIFE_BITS) - 1)
         self._frame_bytes_max = frame_bytes_max
         self._in_flight_bytes_max = in_flight_bytes_max
+        # By name, those that have joined. An entry outlives the epoch, its counters don't.
         self._confirmers: dict[str, _Confirmer] = {}
+        # The number and size of each frame that some awaited confirmer has not consumed yet, oldest
+        # first.
         self._sent: deque[tuple[int, int]] = deque()
+        # The frame that is being filled: heads and messages alternate.
         self._entries: list[bytes] = []
         self._entries_bytes = 0
+        # The highest epoch that this wal-reader has used or any confirmer has named.
         self._highest_epoch = 0
         self._opened_at = 0.0
+        # The total size of `_sent`: what credit is measured by.
         self.in_flight_bytes = 0
         self.epoch = 0
+        # The number of the last frame. Confirmers recognize a loss by a jump, so every frame with
+        # content takes a number; PING and FLUSH repeat it.
         self.seq = 0
+        # Between two epochs nothing may be packed: its bytes would belong to the stream that has
+        # ended.
         self.open = False
 
     @property
@@ -113,6 +134,8 @@ class FrameSender:
         known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
         least = min(known.values())
         late = [name for name, lsn in known.items() if lsn == least]
+        # With a single confirmer there is nothing to compare with: a slow publisher is normal
+        # operation.
         if len(late) == 1 < len(known):
             return late[0]
         return None
@@ -132,6 +155,8 @@ class FrameSender:
 
     def begin(self, opening: Opening, *, clock_ns: int, now: float) -> bytes:
         """Begin a new epoch, above every one that anyone has named; the OPEN frame to send first."""
+        # A confirmer ignores every frame below the epoch that it follows. Without a higher number
+        # it would never hear this one.
         self.epoch = self._next_epoch(clock_ns)
         self._highest_epoch = self.epoch
         self.seq = 0
@@ -139,11 +164,16 @@ class FrameSender:
         self._sent.clear()
         self._entries.clear()
         self._entries_bytes = 0
+        # A late Confirm of the epoch before must not count here: the same numbers mean other
+        # frames.
         for confirmer in self._confirmers.values():
             confirmer.consumed_seq = 0
             confirmer.confirmed_lsn = 0
             confirmer.settled = False
         self._floor_lsn = 0
+        # PostgreSQL replays from the slot's confirmed LSN, so every confirmer starts from nothing.
+        # The credit that an optional one has used up is kept: otherwise each of its restarts would
+        # grant it new patience.
         for hold in self._holds.values():
             hold.slot_s = 0.0
             hold.left_lsn = 0
@@ -153,6 +183,8 @@ class FrameSender:
 
     def _next_epoch(self, clock_ns: int) -> int:
         least = max(clock_ns, self._highest_epoch + 1)
+        # The low bits identify this run, so no other wal-reader opens an epoch of the same number,
+        # even if its clock is behind.
         epoch = (least >> LIFE_BITS << LIFE_BITS) | self._life
         if epoch >= least:
             return epoch
@@ -215,7 +247,10 @@ class FrameSender:
 
     def on_control(self, message: Control, now: float) -> Action:
         """Process a control message; OPEN asks the driver for a new epoch."""
+        # Also from strangers: any named epoch has been used by some wal-reader, perhaps one whose
+        # clock is ahead of ours.
         self._highest_epoch = max(self._highest_epoch, message.epoch)
+        # An archiver that is no longer configured may still be running; it has no vote.
         if message.confirmer not in self._required | self._optional:
             return Action.NONE
         match message:
@@ -235,6 +270,10 @@ class FrameSender:
         for name in sorted(self._awaited - self._required):
             hold = self._holds[name]
             slot, credit = self._holds_up(name)
+            # The slot advances with every transaction, so one moment without delay proves that the
+            # confirmer keeps up. Credit comes and goes within milliseconds: its time is paid back
+            # at the rate at which it was used, so that a confirmer that blocks half of the time is
+            # never dropped for it.
             hold.slot_s = hold.slot_s + since if slot else 0.0
             hold.credit_s = max(0.0, hold.credit_s + (since if credit else -since))
             if max(hold.slot_s, hold.credit_s) > self._patience_s:
@@ -246,9 +285,13 @@ class FrameSender:
         """Whether it is the only one that holds up the slot, and the credit."""
         confirmer = self._confirmers.get(name)
         if confirmer is None:
+            # An absent confirmer holds the slot. It can't hold the credit: without it, no epoch is
+            # open.
             return True, False
         if not self.open:
             return False, False
+        # Optional confirmers aren't compared with each other: two slow ones must not excuse one
+        # another.
         others = [self._confirmers[other] for other in self._required]
         slot = confirmer.confirmed_lsn < min(other.confirmed_lsn for other in others)
         credit = not self.has_credit and confirmer.consumed_seq < min(
@@ -258,14 +301,20 @@ class FrameSender:
 
     def _let_go(self, name: str) -> None:
         known = self._confirmers.get(name)
+        # It must get beyond this LSN to be awaited again. Otherwise a confirmer that is stuck would
+        # return with its first repeated Confirm, and hold up the slot for another full patience,
+        # forever.
         self._holds[name] = _Hold(left_lsn=known.confirmed_lsn if known else 0)
         self._awaited.discard(name)
+        # Its unconsumed frames may be all that keeps the credit used up.
         if self.open:
             self._release()
 
     def _await(self, name: str) -> None:
         """From now on it is awaited; what was confirmed without it stays confirmed."""
         if name not in self._awaited:
+            # Read before the confirmer is added, because from then on the minimum includes its
+            # older LSN.
             self._floor_lsn = self.confirmed_lsn
             self._holds[name] = _Hold()
             self._awaited.add(name)
@@ -288,6 +337,8 @@ class FrameSender:
             if self.missing:
                 return Action.NONE
             return Action.OPEN
+        # A Join of a known session means that its OPEN was lost, unless the two crossed on the
+        # wire.
         follows = not self.open or join.epoch == self.epoch or now - self._opened_at < JOIN_GRACE_S
         if follows or self.missing or not self._may_interrupt(join.confirmer, now):
             return Action.NONE
@@ -299,12 +350,16 @@ class FrameSender:
             return self._on_join(Join(restart.confirmer, restart.session, restart.epoch), now)
         if not self._may_interrupt(restart.confirmer, now):
             return Action.NONE
+        # A Restart for an earlier epoch was answered when this one opened; it arrived late, or
+        # twice.
         if self.open and restart.epoch >= self.epoch:
             return Action.OPEN
         return Action.NONE
 
     def _on_confirm(self, confirm: Confirm) -> None:
         known = self._confirmers.get(confirm.confirmer)
+        # Only the session that this epoch was opened with may confirm: a predecessor's Confirm,
+        # still on its way, speaks about messages that its successor may not have.
         if (
             known is None
             or known.session != confirm.session
@@ -312,11 +367,16 @@ class FrameSender:
             or not self.open
         ):
             return
+        # Control messages may be reordered or repeated, so everything is cumulative. A frame that
+        # was never sent can't be consumed: a forged or damaged number must not grant unlimited
+        # credit.
         known.consumed_seq = max(known.consumed_seq, min(confirm.consumed_seq, self.seq))
         if confirm.confirmed_lsn > known.confirmed_lsn:
             known.confirmed_lsn = confirm.confirmed_lsn
             if confirm.confirmer in self._holds:
+                # Progress counts, even if it is slow: patience is for confirmers that stand still.
                 self._holds[confirm.confirmer].slot_s = 0.0
+        # `settled` isn't cumulative, so an older Confirm that arrives late must not overwrite it.
         if confirm.consumed_seq >= known.consumed_seq:
             known.settled = confirm.settled
         if confirm.confirmer not in self._awaited and self._has_caught_up(confirm.confirmer, known):
@@ -324,6 +384,8 @@ class FrameSender:
         self._release()
 
     def _has_caught_up(self, name: str, known: _Confirmer) -> bool:
+        # Both are needed: frames alone may be consumed into memory, and an LSN alone may be far
+        # behind.
         consumed = known.consumed_seq >= min(
             self._confirmers[other].consumed_seq for other in self._required
         )

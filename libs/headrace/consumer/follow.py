@@ -33,8 +33,10 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import ORIGIN
 
 FETCH_WAIT_S = 1.0
+# How long a discarded message may go unnoticed on a quiet stream.
 GAP_CHECK_S = 5.0
 ACK_MESSAGES = 100
+# Two readers that open the same name at the same moment may each delete the other's consumer.
 OPENINGS = 3
 
 
@@ -75,6 +77,7 @@ class Consumer:
     # read, None if it started with the first available message and none has arrived.
     _seen_seq: int
     _read_seq: int | None
+    # Messages that have arrived and are not decoded; events of decoded ones that are not returned.
     _unread: deque[Delivered] = field(default_factory=deque)
     _ready: deque[Event] = field(default_factory=deque)
     # A message that the server delivers again, to check that it is the one that was read; and how
@@ -83,7 +86,9 @@ class Consumer:
     _begun: int = 0
     # Returned and not done.
     _current: Event | None = None
+    # The number of messages that are done since the last acknowledgement.
     _unacknowledged: int = 0
+    # The last message that was decoded; when the stream was last checked for losses.
     _given_seq: int = 0
     _checked_at: float = 0.0
     _dictionaries: DictionaryReader = field(init=False)
@@ -141,6 +146,8 @@ class Consumer:
         while ready:
             if not self._applied(ready[0]):
                 return ready[0]
+            # A skipped event counts as done: otherwise the acknowledgement, and with it the visible
+            # lag, would stop at a range that was applied in an earlier run.
             await self._close(ready.popleft())
         return None
 
@@ -171,10 +178,14 @@ class Consumer:
         done = (event, *reversed(with_those_before))
         advancing = next((one for one in done if one.advances), None)
         if advancing is not None:
+            # A message may contain several events: its sequence is passed only with the last one.
+            # Until then the position distinguishes the events that are done.
             mark = Watermark(
                 advancing.position, event.stream_seq if event.closes else self._seen_seq
             )
             self._marks[advancing.lane] = mark
+            # Saved before the acknowledgement: after a crash in between, the message is delivered
+            # again and skipped.
             await self._store.save(advancing.lane, mark)
         self._current = None
         await self._close(event)
@@ -211,6 +222,8 @@ class Consumer:
             unread += [] if unread else await self._pull.read(wait_s)
         readable = len(unread)
         if unread:
+            # Before anything is decoded: an event after a loss must not be returned as if nothing
+            # were missing.
             readable = await self._check_between(unread)
         elif time.monotonic() - self._checked_at > GAP_CHECK_S:
             await self._check_idle()
@@ -266,9 +279,12 @@ class Consumer:
         at = first - 1 if self._read_seq is None else self._read_seq
         if last <= at:
             return len(messages)
+        # No sequence is skipped, by far the usual case: it costs no request to the server.
         if last - at == len(messages):
             self._read_seq = last
             return len(messages)
+        # A skipped sequence is a message that no filter matches, or one that was discarded. Only
+        # the stream knows.
         info = await self._js.stream_info(self._subscription.stream)
         self._checked_at = time.monotonic()
         gone = await self._gone(info, jumps([seq for seq, *_ in messages if seq > at], at))
@@ -287,6 +303,8 @@ class Consumer:
         self._checked_at = time.monotonic()
         info = await self._js.stream_info(self._subscription.stream)
         state = info.state
+        # Asked after the stream's state: what is stored in between is outstanding, and nothing is
+        # concluded.
         left = await self._pull.outstanding()
         if left is None:
             return
@@ -302,8 +320,11 @@ class Consumer:
     async def _gone(self, info: StreamInfo, passed: Sequence[Hole]) -> RetentionGapError | None:
         """The first skipped messages that are gone; no filter wants the others."""
         for first, last in passed:
+            # Retention removes from the front, so everything before the first message is gone.
             if info.state.first_seq > first:
                 return RetentionGapError(first, min(last, info.state.first_seq - 1))
+        # A stream that keeps one message per subject, for example, removes from the middle as a
+        # rule.
         if not passed or not keeps_all(info.config):
             return None
         gone = list(passed)
@@ -399,6 +420,8 @@ async def _opened(
             await pull.close()
             if subscription.durable is None or opening == OPENINGS - 1:
                 raise
+            # The name exists with another configuration: the other reader created it since ours was
+            # deleted. Opening a name takes it over, so the later one wins.
             await client.jetstream().delete_consumer(subscription.stream, subscription.durable)
         else:
             return pull

@@ -32,6 +32,8 @@ from headrace.timing.waits import wait_for
 
 log = logs.logger("consumer")
 
+# Requested and unread messages together: what bounds the memory of a reader that is slower than the
+# server.
 MESSAGES_MAX = 4000
 BYTES_MAX = 4 << 20
 # What is read at a time.
@@ -39,16 +41,21 @@ READ_MESSAGES = 500
 READ_BYTES = 1 << 20
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
+# Two heartbeats are missing: one may be late on a busy machine.
 SILENCE_S = 2.5 * HEARTBEAT_S
 LOOK_S = 1.0
 RETRY_S = 0.1
 RETRY_S_MAX = 2.0
+# A server that is unavailable for longer is reported to the caller instead of being waited for.
 TROUBLE_S = 10.0
+# The server deletes an ephemeral consumer that nobody asks for this long.
 INACTIVE_S = 60.0
 ACK_WAIT_S = 300.0
 # More messages than any transaction that is read whole.
 ACK_PENDING_MAX = 250_000
+# What the server counts beyond the payload: subject, reply subject and headers.
 _OVERHEAD_BYTES = 64 * 1024
+# The consumer's metadata names the reader that created it, by which a takeover is recognized.
 _READER = "headrace_reader"
 
 
@@ -119,6 +126,7 @@ class Pull:
     _name: str = ""
     _inbox: str = ""
     _listening: bulk.Listening | None = None
+    # When the stream was created, to recognize another stream of the same name.
     _created: object = None
     _held: deque[Delivered] = field(default_factory=deque)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,10 +140,14 @@ class Pull:
     # Of the current consumer: its number of delivered messages, and the inbox of acknowledgements.
     _given: int = 0
     _replies: deque[tuple[int, bytes]] = field(default_factory=deque)
+    # Why the current consumer is no longer trusted, None while it is; whether the stream was found
+    # to contain another message where the last one was read.
     _doubt: str | None = None
     _rewritten: bool = False
+    # The client's number of reconnects when the consumer was created.
     _reconnects: int = 0
     _heard_at: float = 0.0
+    # Since when creating a new consumer has failed, and when to try again.
     _trouble_since: float | None = None
     _retry_at: float = 0.0
     _backoff: Backoff = field(default_factory=lambda: Backoff(RETRY_S, RETRY_S_MAX))
@@ -177,6 +189,7 @@ class Pull:
         held = self._held
         size = 0
         found: list[Delivered] = []
+        # In parts, so that the next request is sent while the first messages are processed.
         while held and len(found) < READ_MESSAGES and size < READ_BYTES:
             found.append(held.popleft())
             size += len(found[-1][2])
@@ -195,6 +208,7 @@ class Pull:
         """All messages up to this one may be acknowledged."""
         self._done = stream_seq
         reply = b""
+        # With AckPolicy.ALL, one acknowledgement covers all earlier messages.
         while self._replies and self._replies[0][0] <= stream_seq:
             reply = self._replies.popleft()[1]
         if reply:
@@ -214,6 +228,8 @@ class Pull:
             info = await self._js.consumer_info(self.stream, self._name)
         except NotFoundError:
             return None
+        # Only if everything delivered has arrived and was read does `num_pending` count what is
+        # left.
         given = info.delivered.consumer_seq if info.delivered else 0
         if given == self._given and not self._held:
             return int(info.num_pending or 0)
@@ -228,6 +244,7 @@ class Pull:
                 return
             self._news.clear()
             await wait_for(self._news, left)
+            # Heartbeats come only while a request is open.
             if self._room.asked and time.monotonic() - self._heard_at > SILENCE_S:
                 self._suspect("nothing was received, not even a heartbeat")
 
@@ -246,6 +263,8 @@ class Pull:
     async def _attend(self) -> None:
         """Repair what can be repaired now."""
         self._check_connection()
+        # Raised here and not where it was found: the listener runs inside nats-py's parser, and
+        # must not raise.
         if self._rewritten:
             raise RetentionGapError(self._received, self._received, rewritten=True)
         if self._doubt is None:
@@ -257,6 +276,9 @@ class Pull:
         """A new consumer, from where the last one was."""
         log.info("consumer_again", stream=self.stream, reason=why, stream_seq=self._received)
         try:
+            # The order matters: stop listening, so that nothing of the old consumer arrives any
+            # more; check the stream while `_received` is final; delete the old consumer, because a
+            # durable name must be free.
             await self._leave()
             await self._check_stream()
             await self._give_up()
@@ -285,6 +307,7 @@ class Pull:
             raise RetentionGapError(
                 min(self._received, info.state.last_seq) + 1, self._received, rewritten=True
             )
+        # Messages that no filter matches may be discarded without a loss.
         at = max(self._received, self._passed)
         if (self.start_seq is not None or self._stored) and info.state.first_seq > at + 1:
             raise RetentionGapError(at + 1, info.state.first_seq - 1)
@@ -298,6 +321,8 @@ class Pull:
             info = await self._js.consumer_info(self.stream, self._name)
         except NotFoundError:
             return
+        # Another reader follows under this name now. Taking it back would make both take turns
+        # forever.
         if (info.config.metadata or {}).get(_READER) != self._inbox:
             raise ReaderTakenOverError(
                 f"{self._name} of stream {self.stream} is another reader's now"
@@ -322,9 +347,11 @@ class Pull:
         """
         self._inbox = self.client.new_inbox()
         self._name = self.durable or secrets.token_hex(11)
+        # Noted first: a reconnect during the following steps must cast doubt on the new consumer.
         self._reconnects = self.client.stats["reconnects"]
         self._listening = await bulk.listen(self.client, self._inbox, self._hear)
         await self._js.add_consumer(self.stream, config=self._config())
+        # The new consumer counts from one.
         self._given = 0
         self._doubt = None
         self._replies.clear()
@@ -354,6 +381,8 @@ class Pull:
         if not self._stored:
             return self.start_seq or 0
         if self.durable:
+            # Unacknowledged messages must be delivered again, since only this consumer can
+            # acknowledge them.
             return min(self._done + 1, self._received)
         return self._received
 
@@ -388,6 +417,7 @@ class Pull:
         size = 0
         try:
             for subject, reply, header, payload in arrivals:
+                # The rest belongs to a consumer in which a message is missing.
                 if self._doubt is not None:
                     break
                 if reply:
@@ -395,6 +425,7 @@ class Pull:
                     size += len(payload) + len(header) + len(subject) + len(reply)
                     self._take(subject, reply, payload, header)
                 else:
+                    # A status ends its request: the messages before it must be subtracted first.
                     self._room.arrived(self._given - came, size)
                     came = self._given
                     size = 0
@@ -407,6 +438,8 @@ class Pull:
 
     def _take(self, subject: bytes, reply: bytes, payload: bytes, header: bytes) -> None:
         stream_seq, number, stored = place(reply)
+        # The consumer numbers its deliveries without gaps, whatever its filters, so a jump is a
+        # lost message.
         if number != self._given + 1:
             self._suspect(f"message {number} of the consumer arrived, expected {self._given + 1}")
             return
@@ -428,6 +461,8 @@ class Pull:
         """A status message of the server about a request."""
         said = status(header)
         if said is not None and said.is_heartbeat:
+            # The last message before a quiet period leaves no later number behind: only a heartbeat
+            # reveals its loss.
             if said.given is not None and said.given > self._given:
                 self._suspect(
                     f"the consumer has delivered {said.given} messages, and {self._given} arrived"

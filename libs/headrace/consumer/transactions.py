@@ -20,6 +20,7 @@ from headrace.consumer.follow import FETCH_WAIT_S, Consumer
 from headrace.contract.events import GAP
 from headrace.errors import HeadraceError
 
+# What bounds the memory: no transaction is larger in one piece.
 EVENTS_MAX = 100_000
 
 
@@ -57,6 +58,7 @@ class Transactions:
 
     consumer: Consumer
     events_max: int = EVENTS_MAX
+    # Events of the transaction that has not ended yet, all of the same source.
     _open: list[Event] = field(default_factory=list)
 
     async def __aiter__(self) -> AsyncIterator[Transaction]:
@@ -66,6 +68,9 @@ class Transactions:
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Transaction | None:
         """The next whole transaction; None if nothing arrived for `wait_s` before it was complete."""
+        # An event is only looked at first. If it belongs to another transaction, it must stay in
+        # the consumer: taking it would make it the consumer's current event, which is the one that
+        # `done` must name.
         while (event := await self.consumer.peek(wait_s)) is not None:
             if self._open and _of_another(event, self._open[0]):
                 return self._take(ends=True)
@@ -90,8 +95,12 @@ class Transactions:
     async def _add(self) -> None:
         event = await self.consumer.next()
         assert event is not None, "an event that was available can be taken"
+        # Arrays contain one table's events of several transactions: no order of messages restores
+        # them.
         if event.lane != event.source:
             raise MixedError(f"{event.subject} contains arrays of one table's events")
+        # Sources have independent transactions; with single events they may be interleaved in a
+        # shared stream.
         if self._open and event.source != self._open[0].source:
             raise MixedError(
                 f"events of {event.source} are inside a transaction of {self._open[0].source}"

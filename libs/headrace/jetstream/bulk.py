@@ -44,6 +44,8 @@ class Listening:
 
     async def end(self) -> None:
         """Stop listening now; unsubscribe if the server is connected."""
+        # Before unsubscribing, which waits: messages that arrive meanwhile would still reach the
+        # listener.
         parser = _parser(self._client)
         parser.listeners.pop(_sid(self._subscription), None)
         if not self._client.is_closed and not self._client.is_draining:
@@ -52,6 +54,8 @@ class Listening:
 
 async def listen(client: Client, subject: str, listener: Listener) -> Listening:
     """Subscribe; from now on, and across reconnects, the listener receives the messages."""
+    # nats-py repeats its subscriptions after a reconnect, with the same id: the listener keeps
+    # working.
     subscription = await client.subscribe(subject)
     _parser(client).listeners[_sid(subscription)] = listener
     return Listening(client, subscription)
@@ -96,6 +100,7 @@ class BulkParser(Parser):
     def reset(self) -> None:
         """A new connection: nothing of the old one is left."""
         super().reset()
+        # The unused bytes of the old connection must not be joined to the first ones of the next.
         self._before = None
         self._life += 1
         self._pieces = []
@@ -104,6 +109,7 @@ class BulkParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Bytes that the connection has read."""
+        # The previous parser may have stopped in the middle of a command; its bytes come first.
         if self._before is not None:
             data = self._take_over(self._before) + data
         if self.state != AWAITING_CONTROL_LINE:
@@ -111,6 +117,9 @@ class BulkParser(Parser):
             rest = self.needed + len(_CRLF) - len(self.buf)
             data, begun = data[rest:], data[:rest]
             await super().parse(begun)
+        # A large message arrives in many reads. Joining and scanning them for each read would take
+        # quadratic time, so nothing is parsed until enough bytes have arrived for the command to be
+        # complete.
         self._pieces.append(data)
         self._held += len(data)
         if self._held < self._wanted:
@@ -123,6 +132,8 @@ class BulkParser(Parser):
         try:
             await self._parse(data)
         except (ValueError, IndexError) as error:
+            # nats-py reconnects after a ProtocolError; any other error would end its reading task
+            # silently.
             raise ProtocolError("nats: malformed MSG") from error
 
     def _take_over(self, before: Parser) -> bytes:
@@ -145,6 +156,8 @@ class BulkParser(Parser):
             at = self._hear(data, at)
             if at == len(data):
                 return
+            # One whole command at a time: nats-py's parser then never keeps a part, so its state
+            # stays clean.
             end = _end(data, at)
             if end > len(data):
                 self._pieces = [data[at:]]
@@ -169,12 +182,17 @@ class BulkParser(Parser):
         of = b""
         while (line := find(_CRLF, at)) >= 0:
             words = data[at:line].split()
+            # MSG <subject> <sid> [reply] <size>, and HMSG <subject> <sid> [reply] <header size>
+            # <size>.
             if len(words) < 4 or words[2] not in listeners or words[0] not in _MESSAGES:
                 break
             begin = line + 2
             end = begin + int(words[-1])
+            # The message is incomplete; its CRLF counts too.
             if end + 2 > size:
                 break
+            # Messages are passed on in the order of the connection, so a change of subscription
+            # ends a batch.
             if words[2] != of:
                 self._give(of, heard)
                 heard = []
@@ -194,6 +212,7 @@ class BulkParser(Parser):
 
     def _give(self, sid: bytes, heard: list[Arrival]) -> None:
         if heard:
+            # nats-py's own figures would otherwise not include these messages.
             self.nc.stats["in_msgs"] += len(heard)
             self.nc.stats["in_bytes"] += sum([len(payload) for *_, payload in heard])
             self.listeners[sid](heard)

@@ -80,6 +80,7 @@ def servers(settings: NatsSettings) -> list[str]:
 
 def _checked(url: str) -> str:
     """The URL, if it is a server's address; else an error that hides what may be a password."""
+    # urlsplit raises ValueError for a port that is not a number.
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in _SCHEMES and parts.hostname and (parts.port is None or parts.port > 0):
@@ -159,9 +160,11 @@ class _Client(Client):
     def _connect_command(self) -> bytes:
         """Called on every connection, right before the first bytes are sent."""
         server = self._current_server
+        # A WebSocket is encrypted before NATS's first line, which then asks for no TLS.
         encrypted = self._server_info.get("tls_required") or (
             server is not None and server.uri.scheme == "wss"
         )
+        # Raised before CONNECT is written, which would contain the password.
         if self._tls_wanted and not encrypted:
             raise NatsError("nats: the server offers no TLS")
         return bytes(super()._connect_command())
@@ -170,6 +173,7 @@ class _Client(Client):
         if self._transport or s.uri.scheme in ("ws", "wss"):
             await super()._connect_to_server(s)
             return
+        # What nats-py's own method does, except for the transport.
         s.last_attempt = time.monotonic()
         transport = _Transport()
         await transport.connect(
@@ -244,6 +248,8 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
     once = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0.05, "allow_reconnect": False}
     probe = chosen | silent | once
     try:
+        # A first connection without reconnecting, whose failure is reported; then the one that is
+        # used.
         await (await _connect(settings, probe)).close()
         return await _connect(settings, chosen)
     except (NatsError, OSError) as error:
@@ -253,6 +259,7 @@ async def connect_once(settings: NatsSettings, name: str, **callbacks: Any) -> C
 def _explained(settings: NatsSettings, seen: list[Exception]) -> HeadraceError:
     """The suite's error for a connection that failed."""
     at = f"NATS at {shown(settings)}"
+    # nats-py reports the cause to its error callback, and raises only that no server is available.
     if any("authorization" in str(e).lower() or isinstance(e, AuthorizationError) for e in seen):
         return NatsRefusedError(f"{at} refuses these credentials")
     tls = next((e for e in seen if isinstance(e, ssl.SSLError) or "TLS" in str(e)), None)
@@ -273,6 +280,7 @@ async def connected(scope: Scope, settings: NatsSettings) -> AsyncIterator[Clien
     finally:
         closing.set()
         with contextlib.suppress(Exception):
+            # A server that doesn't answer must not delay the end of the process.
             async with asyncio.timeout(2):
                 await client.close()
 

@@ -94,6 +94,8 @@ class Room:
     # Nothing has arrived of the last request: if it ends like that, its first message is too large
     # for it.
     _nothing_came: bool = True
+    # The next request must be for a single message without a limit in bytes; such a request is
+    # running.
     _one_of_any_size: bool = False
     _is_alone: bool = False
 
@@ -101,6 +103,8 @@ class Room:
         """What to request now, in messages and bytes (0: any size); None while half of the limit is
         in use.
         """
+        # Only once nothing else is requested or held: its size is unknown, and it must not share
+        # the memory.
         if self._one_of_any_size:
             if self.asked or self.held:
                 return None
@@ -113,6 +117,7 @@ class Room:
         self._is_alone = False
         messages = self.messages_max - self.asked - self.held
         size = self.bytes_max - self.asked_bytes - self.held_bytes
+        # One request for half of the limit instead of one for each message read.
         if 2 * messages < self.messages_max or 2 * size < self.bytes_max:
             return None
         self.asked += messages
@@ -149,6 +154,7 @@ class Room:
         self._is_alone = False
 
     def _less(self, messages: int, size: int) -> None:
+        # A request's end and its last messages may be counted in either order.
         self.asked = max(0, self.asked - messages)
         # Bytes are promised with messages: where none is to come, neither are they.
         if self.asked:

@@ -23,6 +23,7 @@ from headrace.jetstream import bulk
 from headrace.jetstream.pull_budget import place, status
 from headrace.timing.waits import wait_for
 
+# Of one request: what bounds the memory.
 _MESSAGES_MAX = 1000
 _BYTES_MAX = 4 << 20
 _PATIENCE_S = 2.0
@@ -102,7 +103,10 @@ class Stretch:
             deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
             opt_start_seq=self.first_seq,
             ack_policy=AckPolicy.NONE,
+            # The server deletes the consumer of a reader that died.
             inactive_threshold=30.0,
+            # Nothing of it needs to survive its reader: it is not worth a write to the disk, or a
+            # replica.
             mem_storage=True,
             num_replicas=1,
         )
@@ -119,10 +123,12 @@ class Stretch:
         self._too_small = False
         self._news.clear()
         self._requests += 1
+        # An inbox for each request, since a late status of an earlier one must not end this one.
         self._reply = f"{self._inbox}.{self._requests}".encode()
         body = orjson.dumps({**request, "expires": int(_PATIENCE_S * 1e9)})
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self.stream}.{self._name}"
         await self.client.publish(subject, body, reply=self._reply.decode())
+        # The server ends the request itself after the patience; the rest is for its answer.
         await wait_for(self._news, 2 * _PATIENCE_S)
 
     def _taken(self, last_seq: int) -> list[Found]:
@@ -130,9 +136,12 @@ class Stretch:
         found: list[Found] = []
         for _, reply, header, payload in self._came:
             seq, number, _ = place(reply)
+            # What comes after this is left for the next range.
             if seq > last_seq:
                 self.at = last_seq
                 break
+            # The consumer counts its messages, whatever their sequence: removed ones leave a jump
+            # in the sequences, but none in this count. A jump here is a loss.
             self._given += 1
             if number != self._given:
                 # What the server sent into a lost connection is not sent again.
@@ -144,6 +153,8 @@ class Stretch:
 
     def _hear(self, arrivals: list[bulk.Arrival]) -> None:
         for arrival in arrivals:
+            # Messages have an acknowledgement subject as their reply; statuses come to the
+            # request's inbox.
             if arrival[1].startswith(b"$JS.ACK."):
                 self._came.append(arrival)
             elif arrival[0] == self._reply and (said := status(arrival[2])) is not None:

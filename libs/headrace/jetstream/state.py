@@ -77,6 +77,8 @@ class Cell:
         try:
             value = msgpack.unpackb(data)
         except (ValueError, msgpack.UnpackException) as error:
+            # Never repaired by overwriting: it may be the state of another program that uses the
+            # bucket.
             raise ForeignStateError(
                 f"{self.key} of the state bucket was not written by the suite"
             ) from error
@@ -88,6 +90,8 @@ class Cell:
 
     async def write(self, value: Mapping[str, Any]) -> None:
         try:
+            # The bucket refuses the write if anyone has written since `revision` was read. This
+            # holds also for a process that was suspended in between.
             self.revision = await self.bucket.update(
                 self.key, bytes(msgpack.packb(dict(value))), last=self.revision
             )
@@ -154,7 +158,8 @@ class Lease:
         self._cell = cell
         self._holder = holder
         self._ttl_s = ttl_s
-        # The holder's last sign of life as seen here.
+        # The revision seen last, and since when it hasn't changed, by the local monotonic clock:
+        # holders' clocks are never compared. -1 stands for no observation.
         self._revision = -1
         self._since = 0.0
 
@@ -179,9 +184,11 @@ class Lease:
     async def _try(self) -> bool:
         """Take the lease if it is free, or its holder was silent for the whole time to live."""
         current = await self._cell.read()
+        # The holder renews by writing, so a new revision is a sign of life.
         if self._cell.revision != self._revision:
             self._revision = self._cell.revision
             self._since = time.monotonic()
+        # An acquisition whose answer was lost is ours already, and needs no wait for its expiry.
         ours = current is not None and current.get("holder") == self._holder
         if current is not None and not ours and time.monotonic() - self._since < self._ttl_s:
             return False
@@ -196,14 +203,16 @@ class Lease:
         took it.
         """
         while not scope.stopping.is_set():
+            # A third, so that one failed renewal and its repetition still fit into the time to
+            # live.
             await scope.pause(self._ttl_s / 3)
             if scope.stopping.is_set():
                 return
             try:
                 async with asyncio.timeout(self._ttl_s / 3):
                     await self._cell.write({"holder": self._holder})
-            # The write that won the race may be our own, if its answer was lost.
             except (NatsError, TimeoutError, LostRaceError) as error:
+                # The write that won the race may be our own, if its answer was lost.
                 log.warning("lease_renewal_failed", key=self._cell.key, reason=str(error))
                 await self._resync()
 

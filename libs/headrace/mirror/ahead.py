@@ -33,6 +33,8 @@ class Ahead:
         self._js = client.jetstream()
         self._stream = stream
         self._dictionaries = dictionaries
+        # By token: the mirror's consumer delivers the events of these tables, so reading ahead must
+        # stop there.
         self._followed = followed
         # Every message up to here was read, if the mirror didn't receive it, or no filter matches
         # it.
@@ -56,8 +58,12 @@ class Ahead:
             return
 
     async def _next(self) -> list[Event]:
+        # One request for each message: it is answered immediately, also at the stream's end, while
+        # a consumer would wait. A transaction rarely has more than a few foreign events left.
         message = await self._js.get_msg(self._stream, self.at + 1, subject=CDC_SUBJECTS, next=True)
         seq = int(message.seq or 0)
+        # A skipped sequence may have been an event for the mirror. If it was discarded, nothing
+        # behind it may end a transaction.
         if seq > self.at + 1 and await self._discarded():
             return []
         header = "".join(f"{name}: {value}\r\n" for name, value in (message.headers or {}).items())
@@ -95,6 +101,7 @@ class Ahead:
         return events
 
     def _is_ours(self, event: Event) -> bool:
+        # A gap concerns every table; the follower must process it itself, in order.
         return event.operation == GAP or bool(
             event.table and table_token(event.schema, event.table) in self._followed
         )

@@ -14,9 +14,12 @@ from headrace.contract.events import GAP
 
 class Assembly:
     def __init__(self) -> None:
+        # By source: events of transactions that have not ended. Sources are independent, so one
+        # that waits must not hold up the others.
         self._pending: dict[str, list[Event]] = {}
         # By source: every transaction that committed before this LSN is complete here.
         self._whole: dict[str, int] = {}
+        # The number of events in `_pending`.
         self.size = 0
         # Whether `ready` may find more than at its last call, and its argument then.
         self._changed = False
@@ -40,6 +43,8 @@ class Assembly:
 
     def follow(self, event: Event) -> None:
         """What an event says about its own transaction, whether it is taken or not."""
+        # The publisher states in an array before which LSN everything is in the stream: it knows,
+        # because it flushes all tables together (docs/adr/0020).
         if event.complete:
             self._end(event.source, event.complete)
         if event.lane == event.source and event.payload["tx"]["last"] and not is_outside(event):
@@ -49,6 +54,7 @@ class Assembly:
         self.precede(event)
         self._pending.setdefault(event.source, []).append(event)
         self.size += 1
+        # An event outside transactions is ready immediately; any other only once `_end` moves.
         self._changed = self._changed or is_outside(event)
         self.follow(event)
 
@@ -83,6 +89,8 @@ class Assembly:
         """Take out a part of an unfinished transaction that fills the buffer: the oldest of the
         fullest source.
         """
+        # The fullest source fills the buffer; of its transactions the oldest ends first, so its
+        # part is needed first.
         source = max(self._pending, key=lambda one: len(self._pending[one]))
         events = self._pending[source]
         lsn = min(event.position.lsn for event in events)
@@ -97,6 +105,8 @@ class Assembly:
         )
 
     def _end(self, source: str, lsn: int) -> None:
+        # Never backward: statements about the same source may arrive out of order (arrays of
+        # several tables).
         if lsn > self._whole.get(source, 0):
             self._whole[source] = lsn
             self._changed = True

@@ -56,6 +56,7 @@ from headrace.timing.backoff import Backoff
 log = logs.logger("mirror")
 
 CATCH_UP_EVENTS = 1000
+# How long to wait for another event before trying to hand over the table.
 PEEK_S = 0.2
 PAUSE_S = 0.5
 PAUSE_S_MAX = 15.0
@@ -96,7 +97,11 @@ class Bootstrap:
         self._snapshots = Snapshots(client, streams.cdc, streams.init, streams.state)
         self._token = token
         self._progress = progress
+        # The bootstrap that this object stands for. If the book's number changes, the follower has
+        # ordered another one, and everything here is void.
         self._number = book.run_of(token)
+        # The number of times that the stream had reported the table when the source was last
+        # queried.
         self._told_of = book.told_of(token)
         # The end of the stream when the source was queried.
         self._asked_seq = 0
@@ -110,6 +115,7 @@ class Bootstrap:
             except OvertakenError:
                 return
             except (TargetAwayError, TakenOverError):
+                # They concern the whole mirror, not this table.
                 raise
             except (AgainError, SnapshotError, RowMissingError, RetentionGapError) as error:
                 log.warning("bootstrap_again", table=self._token, reason=str(error))
@@ -133,15 +139,23 @@ class Bootstrap:
         stream tells of it.
         """
         async with self._book.lock:
+            # Checked while holding the lock: the follower may have ordered another bootstrap in the
+            # meantime.
             if self._book.run_of(self._token) != self._number:
                 return
             state = self._book.tables[self._token]
+            # Named by the user, and never seen: a mistake in the settings, which must not pass
+            # silently.
             if state.why == NEW:
                 raise error
+            # The table came back after the refusal; forgetting it now would lose it until the next
+            # schema event.
             if self._book.told_of(self._token) != self._told_of:
                 raise AgainError("the stream reported the table while it was refused")
             log.warning("bootstrap_refused", table=self._token, reason=str(error))
             await self._book.write([DropTable(state.live)] if state.live else [])
+            # Events of the table up to here are from before the refusal, so they don't show that it
+            # exists again.
             self._book.forget(state, self._asked_seq)
             await self._book.commit()
 
@@ -175,6 +189,7 @@ class Bootstrap:
         await self._catch_up(run)
 
     async def _obtain(self) -> BootstrapRun:
+        # Before the source is queried: whatever is in the stream by then is older than the answer.
         self._asked_seq = int((await self._js.stream_info(self._streams.cdc)).state.last_seq)
         snapshot = await self._snapshots.take(self._token, self._progress)
         place = await self._snapshots.place(snapshot)
@@ -206,12 +221,16 @@ class Bootstrap:
         """
         known = [await self._told(), await self._in_bucket()]
         accounts = [account for account in known if account is not None]
+        # Neither is always the newer one: the bucket may lag behind the stream, and the stream
+        # forgets.
         accounts.sort(key=lambda account: int(account["version"]), reverse=True)
         if not accounts:
             raise SnapshotError(
                 f"neither the stream nor the bucket {self._streams.schemas} knows the columns "
                 f"of {self._token}"
             )
+        # The rows decide: their columns are those of the snapshot's moment, and the newest schema
+        # may be from after it.
         fitting = [
             account
             for account in accounts
@@ -271,6 +290,7 @@ class Bootstrap:
             run.source,
             note=None,
         )
+        # Rows and `chunks` are committed together, so a crash resumes with the next chunk.
         while run.chunks < run.batch_count:
             rows = await self._snapshots.chunk(snapshot, run.chunks)
             run = replace(run, chunks=run.chunks + 1, rows=run.rows + len(rows))
@@ -311,6 +331,8 @@ class Bootstrap:
     async def _is_waiting(self, run: BootstrapRun) -> bool:
         """Let the follower go on; whether it is the follower that is waited for."""
         await asyncio.sleep(PEEK_S)
+        # A table that the follower's subscription doesn't include yet, or one with nothing left to
+        # read, waits for the follower. Only otherwise is this reader stuck.
         return not self._can_join or await self._nothing_left(run)
 
     @property
@@ -322,6 +344,8 @@ class Bootstrap:
         events: list[Event] = []
         while len(events) < CATCH_UP_EVENTS:
             event = await consumer.peek(PEEK_S)
+            # Never beyond the follower: events that it hasn't passed yet are for it to apply, in
+            # the transactions of all tables.
             if event is None or not self._book.passed(event):
                 break
             taken = await consumer.next()
@@ -341,6 +365,7 @@ class Bootstrap:
             steps += found[0]
             run = found[1]
         if any(e.closes for e in events):
+            # A message may contain several events: it is passed only with its last one.
             last = max(event.stream_seq for event in events if event.closes)
         else:
             last = 0

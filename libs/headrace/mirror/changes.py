@@ -48,6 +48,7 @@ class Changes:
         if event.operation == GAP:
             self._gap(event)
             return []
+        # Messages emitted with pg_logical_emit_message concern no table.
         if not event.table:
             return []
         state = self._book.tables.get(table_token(event.schema, event.table))
@@ -61,6 +62,8 @@ class Changes:
     def _row(self, event: Event, state: TableState) -> list[Step]:
         if state.phase is Phase.LOADED:
             return self._staged(event, state)
+        # The copy contains everything from before `since`. In other phases a copy is on its way,
+        # which will contain the event or be caught up with it.
         if (
             state.phase is not Phase.FOLLOWING
             or state.live is None
@@ -88,6 +91,8 @@ class Changes:
     def _copy(
         self, states: Sequence[TableState], why: str, event: Event, diverged_seq: int = 0
     ) -> None:
+        # The rows that readers see must stay at the last commit until the copy is loaded, so the
+        # open transaction, which is ahead of it, can't be committed (docs/adr/0020).
         if not self._book.fresh and any(self._is_shown(state) for state in states):
             raise CopyWantedError(
                 [(state.schema, state.name) for state in states], why, diverged_seq
@@ -112,18 +117,22 @@ class Changes:
             if state is None:
                 return []
             steps = self._gone(event, state)
+            # A renamed table continues under its new name, if the mirror follows that name.
             if went.now is not None and steps is not None:
                 self._follow_name(event, state, *went.now)
             return steps or []
         if state is None:
             self._unknown(event)
             return []
+        # The source was asked after this message, and had no such table: the message is older than
+        # the answer.
         if state.phase is Phase.GONE and event.stream_seq <= state.outdated_seq:
             return []
         self._book.tell_of(state.token)
         if state.phase is Phase.GONE:
             self._book.want(state.schema, state.name, "it exists again")
         elif state.phase is Phase.PARKED and int(event.payload["version"]) > state.version:
+            # The same shape would be refused again.
             self._book.want(state.schema, state.name, "its shape changed since it was parked")
         if state.phase is Phase.LOADED:
             return self._staged(event, state)
@@ -191,6 +200,7 @@ class Changes:
                 is_older = event.stream_seq > state.diverged_seq
             else:
                 is_older = reached < up_to
+            # A table that is only wanted will be copied anyway, after the gap.
             if state.phase in _FILLED and source == event.source and is_older:
                 concerned.append(state)
         self._copy(concerned, "a gap in the stream", event, event.stream_seq if diverged else 0)
@@ -199,6 +209,8 @@ class Changes:
 def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], BootstrapRun] | Resync:
     """What an event does to a table that readers don't see yet."""
     table = run.staged
+    # The snapshot contains it. A schema event is an exception: it shows whether the table was
+    # created with the columns of the snapshot's moment.
     if event.position.lsn < run.lsn:
         if (
             event.operation == SCHEMA

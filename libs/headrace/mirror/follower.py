@@ -47,7 +47,10 @@ from headrace.mirror.verify_hold import VerifyHold
 
 log = logs.logger("mirror")
 
+# A commit costs the target about the same for one event as for many: whole transactions are
+# collected up to this number, while more are available.
 COMMIT_EVENTS = 1000
+# A transaction larger than this is written in parts, to bound the memory; it is committed as one.
 SPILL_EVENTS = 5000
 SPILL_BYTES = 32 * 1024 * 1024
 IDLE_S = 1.0
@@ -55,6 +58,8 @@ LOOK_S_MAX = 0.25
 HOLD_LOOK_S = 0.2
 # While a loaded table waits for the others to reach its snapshot.
 LOADED_LOOK_S = 0.1
+# How often an idle mirror stores how far it has seen the stream. After a restart it reads again
+# from there, and retention must not overtake what it has seen.
 KEEP_SEEN_S = 5.0
 
 
@@ -78,6 +83,7 @@ class Follower:
         self._changes = Changes(book, every_table=every_table)
         # Transactions that a gap cut off, by source and LSN: they never end.
         self._torn: set[tuple[str, int]] = set()
+        # When the position was last committed.
         self._kept_at = 0.0
         # The target refused something up to here: apply single steps to find the table.
         self._suspect_seq = 0
@@ -96,12 +102,16 @@ class Follower:
     async def run(self, stopping: asyncio.Event) -> None:
         """Follow until told to stop."""
         while not stopping.is_set():
+            # Readers see a table whose copy is not loaded yet: applying events would show a state
+            # that the source never had (docs/adr/0020).
             if self._book.stands:
                 await self._stand(stopping)
                 continue
             try:
                 await self._follow(stopping)
             except (TornError, StepRefusedError) as error:
+                # Neither names a table: from the committed state the same events are applied again,
+                # without the torn transaction, or one step at a time.
                 log.warning("rolled_back", reason=str(error))
                 await self._roll_back()
             except CopyWantedError as wanted:
@@ -124,6 +134,8 @@ class Follower:
         """Discard the target's open transaction, and bootstrap these tables again from where
         readers are.
         """
+        # The rollback needs the lock, even if nothing was written: a bootstrap may be in the middle
+        # of its own transaction of the same target.
         if not self._session.writing:
             await self._book.lock.acquire()
         try:
@@ -178,6 +190,8 @@ class Follower:
         marks = MemoryWatermarks()
         seen_seq = self._book.seen_seq
         for lane, mark in self._book.lanes.items():
+            # A source may be applied further than the stream was seen. Reading starts at what was
+            # seen; the positions then skip the events that are applied.
             capped = Watermark(mark.position, min(mark.stream_seq, seen_seq))
             await marks.save(lane, capped)
             if lane and "/" not in lane and mark.position > ORIGIN:
@@ -197,6 +211,7 @@ class Follower:
 
     async def _turn(self, consumer: Consumer) -> None:
         waiting = self._book.loaded
+        # A mirror of all tables receives every event itself, so there is nothing to find ahead.
         looks = not self._every_table and (
             bool(waiting) or self._session.assembly.first_seq is not None
         )
@@ -240,6 +255,9 @@ class Follower:
         shown yet continue.
         """
         lsn = self._hold.lsn
+        # A verification waits for a moment at which both sides can be compared. A transaction that
+        # is already partly written can't be held back: the target could only show it by committing
+        # a part.
         if lsn is None or self._session.spilled or self._book.awaited:
             return None
         if self._hold.stops(lsn):
@@ -250,6 +268,8 @@ class Follower:
         bound = self._bound
         if bound is None:
             return False
+        # Reading on completes nothing earlier: nothing is left to read, everything is held back, or
+        # the buffer is full.
         if event is None or bound == 0 or self._session.assembly.size >= SPILL_EVENTS:
             return True
         if event.lane != event.source:
@@ -261,11 +281,16 @@ class Follower:
         event = await consumer.next()
         assert event is not None, "an event that was available can be taken"
         await consumer.done(event)
+        # A restart reads again from what was seen; this event is in the target already.
         if self._book.passed(event):
             return
         if event.operation == GAP:
             await self._tear(event)
+        # Later events of a torn transaction are applied to nothing: its first ones are lost, and
+        # the tables are copied again.
         if is_outside(event) or (event.source, event.position.lsn) not in self._torn:
+            # `seen` is the event as the message has it; `event` contains the referenced value
+            # already.
             reference = seen.payload.get("reference")
             self._session.large_bytes += int(reference["bytes"]) if reference else 0
             self._session.assembly.take(event)
@@ -276,17 +301,23 @@ class Follower:
         ):
             await self._flush(consumer)
         elif self._bound is None and (is_large or self._session.assembly.size >= SPILL_EVENTS):
+            # Not while a verification holds back transactions: one that is partly written can't be
+            # held back.
             await self._spill()
 
     async def _tear(self, gap: Event) -> None:
         """What is open of a source when a gap comes never ends: the tables that it concerns are
         copied again.
         """
+        # The source's LSNs have another meaning after it, so none of its open transactions
+        # continues.
         if gap.payload["reason"] == DIVERGED:
             lsn = None
         else:
             lsn = parse_lsn(str(gap.payload["up_to"]))
         self._session.assembly.tear(gap.source, lsn)
+        # What is in the target's open transaction already can't be taken back alone: everything
+        # since the last commit is rolled back.
         spilled = self._session.spilled.get(gap.source)
         if spilled is not None and (lsn is None or spilled < lsn):
             self._torn.add((gap.source, spilled))
@@ -294,6 +325,7 @@ class Follower:
 
     async def _spill(self) -> None:
         """Write a part of a large transaction, and keep the target's transaction open for the rest."""
+        # In stream order: whole transactions come before the part of this one.
         await self._write(self._session.ready)
         self._session.ready = []
         part = self._session.assembly.part()
@@ -321,6 +353,8 @@ class Follower:
             )
 
     async def _do(self, steps: Sequence[Step], last_seq: int) -> None:
+        # The target refused these events together without naming the table. Applied one at a time,
+        # the step that is refused names it.
         if self._book.seen_seq < self._suspect_seq:
             for step in steps:
                 with refusals(step.table.token):
@@ -340,6 +374,7 @@ class Follower:
         if first is None:
             seen_seq = consumer.seen_seq
         else:
+            # Events that wait for the rest of their transaction must be read again after a restart.
             seen_seq = min(consumer.seen_seq, first - 1)
         idle = (
             not self._session.ready

@@ -126,7 +126,10 @@ class Book:
         self.target = target
         # Whether tables continue while another one that readers see is copied again.
         self.fresh = fresh
+        # Held from the first write of a transaction of the target to its commit or rollback: the
+        # target has one open transaction, and a second writer would be committed with it.
         self.lock = asyncio.Lock()
+        # Set whenever the state of a table changes.
         self.news = asyncio.Event()
         self.identity = ""
         self.tables: dict[str, TableState] = {}
@@ -138,11 +141,16 @@ class Book:
         # copied again.
         self.is_moving = False
         self.stands = False
+        # Of the committed state: how far the stream was seen (SEEN), and how far each source is
+        # applied.
         self.lanes: Marks = {}
         # The follower receives these tables, or all (None). Only they can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
+        # By token: the number of the bootstrap in force, and the number of times the stream has
+        # reported the table. Not stored: bootstraps don't outlive the process.
         self._runs: dict[str, int] = {}
         self._told: dict[str, int] = {}
+        # Changes of the state that the next commit stores, by key; None removes a key.
         self._changed: dict[str, str | None] = {}
         # The rows of the table that names older tables; None if there is none.
         self._stale: list[list[str]] | None = None
@@ -154,6 +162,8 @@ class Book:
         self.identity = ""
         await self.roll_back()
         for token in self.tables:
+            # Bootstraps of the connection before may still be running: their numbers no longer
+            # match.
             self._runs[token] = self._runs.get(token, 0) + 1
 
     async def roll_back(self) -> None:
@@ -166,6 +176,8 @@ class Book:
             self._stale = None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
         self._sort()
+        # A new target gets an identity with its first commit; a rollback before that keeps the
+        # chosen one.
         self.identity = identity_of(marks) or self.identity or uuid.uuid4().hex
         if ABOUT not in marks:
             self._changed[ABOUT] = json.dumps({"format": FORMAT, "id": self.identity})

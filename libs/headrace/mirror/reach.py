@@ -17,6 +17,8 @@ from headrace import log as logs
 
 log = logs.logger("mirror")
 
+# The follower asks for every event of a loaded table: the bucket is read at most this often, and
+# less often if the mirror may not read it.
 LOOK_S = 0.2
 LOOK_S_MAX = 5.0
 # A server that refuses says nothing, and the follower waits.
@@ -48,6 +50,8 @@ class Reach:
         subject = f"$KV.{self._bucket}.progress.{source}"
         self._look_s = LOOK_S
         try:
+            # A direct get may be answered by a replica that is behind. An older progress is true as
+            # well, only less far.
             message = await self._js.get_last_msg(f"KV_{self._bucket}", subject, direct=True)
             body = msgpack.unpackb(message.data or b"")
             return int(body["confirmed_lsn"]), int(body["stream_seq"])

@@ -37,11 +37,15 @@ from headrace.postgres.replication_errors import (
 from headrace.postgres.slot_reader import SlotReader
 from headrace.settings import PostgresSettings
 
+# Messages of the streaming replication protocol, in network byte order: the kind, the LSNs,
+# PostgreSQL's clock, flags.
 _KEEPALIVE = struct.Struct(">xQQB")
 _XLOG_DATA = struct.Struct(">xQQQ")
 _XLOG_DATA_KIND = ord("w")
 _STATUS = struct.Struct(">cQQQQB")
+# PostgreSQL counts microseconds from 2000-01-01.
 _PG_EPOCH_US = 946_684_800_000_000
+# The event loop must run between two batches, even if PostgreSQL sends without a pause.
 _BATCH_MESSAGES = 512
 # For commands that answer immediately, or not at all: on a half-open connection nothing else would
 # end the wait.
@@ -108,6 +112,7 @@ def conninfo(settings: PostgresSettings, application: str) -> str:
         options=options,
         connect_timeout=settings.connect_timeout_s,
         client_encoding="UTF8",
+        # A half-open connection is found by TCP after about 25 s, even if nothing is to be sent.
         keepalives_idle=10,
         keepalives_interval=5,
         keepalives_count=3,
@@ -121,6 +126,7 @@ class ReplicationConnection:
         self._settings = settings
         self._pg = connection
         self._loop = asyncio.get_running_loop()
+        # Pending while the event loop watches the socket.
         self._waiting: asyncio.Future[None] | None = None
 
     @classmethod
@@ -130,6 +136,7 @@ class ReplicationConnection:
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await self._connect()
+                # After connecting, which libpq does without blocking in any case.
                 connection.nonblocking = 1
                 await self._take_bytes_as_they_are()
                 await self._take_as_long_as_it_takes()
@@ -182,6 +189,7 @@ class ReplicationConnection:
 
     async def forks(self, timeline: int) -> tuple[tuple[int, int], ...]:
         """The end of each timeline before this one; empty on the first."""
+        # PostgreSQL has no history file for the first timeline.
         if timeline <= 1:
             return ()
         content = (await self._query(f"TIMELINE_HISTORY {timeline}"))[0][1] or ""
@@ -299,7 +307,10 @@ class ReplicationConnection:
         messages: list[Message] = []
         get = self._pg.get_copy_data
         while len(messages) < _BATCH_MESSAGES:
+            # The argument asks libpq not to block: 0 then means that no complete message has
+            # arrived.
             size, data = get(1)
+            # Decoded here and not in `_message`: this is the path of every change.
             if size > _XLOG_DATA.size and data[0] == _XLOG_DATA_KIND:
                 messages.append((_XLOG_DATA.unpack_from(data)[0], bytes(data[_XLOG_DATA.size :])))
             elif size > 0:
@@ -375,6 +386,8 @@ class ReplicationConnection:
 
     async def _flush(self) -> None:
         try:
+            # libpq may need to read before it can write more, but PostgreSQL reads independently of
+            # what it sends.
             while self._pg.flush():
                 await self._writable()
         except OSError as error:
@@ -397,6 +410,7 @@ class ReplicationConnection:
     async def _ready(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
         future = self._loop.create_future()
         self._waiting = future
+        # Asked each time: libpq may use another socket after trying another address.
         socket = self._pg.socket
         add(socket, _resolve, future)
         try:

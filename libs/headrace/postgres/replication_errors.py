@@ -79,6 +79,7 @@ _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] =
 
 def refusal(state: str | None, text: str, settings: PostgresSettings) -> PostgresError:
     """The suite's error for a replication command that PostgreSQL refused."""
+    # The first match counts, so more specific entries come first.
     for wanted, words, error, remedy in _REFUSALS:
         if wanted in (None, state) and words in text:
             return error(text, remedy=remedy)

@@ -44,6 +44,8 @@ class Throttle:
     """
 
     bytes_per_s: float | None
+    # When the next chunk may be published, by the sizes of all earlier ones; the reserved turn of
+    # each chunk that was asked for and is not published yet.
     _free_at: float = 0.0
     _turns: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
@@ -51,6 +53,8 @@ class Throttle:
         """How long a chunk still has to wait for its turn."""
         if self.bytes_per_s is None:
             return 0.0
+        # A chunk keeps its turn while its task asks again, and after a retry: otherwise the tasks
+        # would overtake one another forever.
         turn = self._turns.get(chunk)
         if turn is None:
             turn = max(now, self._free_at)
@@ -63,6 +67,7 @@ class Throttle:
     def forget(self, subject: str) -> None:
         """A snapshot is over: release what it reserved and did not use."""
         self._turns = {chunk: turn for chunk, turn in self._turns.items() if chunk[0] != subject}
+        # Without this, the reservations of a cancelled snapshot would delay the next one.
         if not self._turns:
             self._free_at = 0.0
 
@@ -77,6 +82,8 @@ class TicketOffice:
     subject: str
     numbers: ChunkNumbers
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
+    # Whether chunks may be published; the subscription outlives it, to refuse those that ask too
+    # late.
     _open: bool = False
     _subscription: Subscription | None = None
     _closing: asyncio.Task[None] | None = None
@@ -92,6 +99,8 @@ class TicketOffice:
         self._closing = asyncio.create_task(self._unsubscribe(), name="tickets-close")
 
     async def _unsubscribe(self) -> None:
+        # A task that asks now gets a clear refusal; without an answer it would try until its
+        # patience ends.
         await asyncio.sleep(TICKET_PATIENCE_S)
         if self._subscription is not None:
             try:
@@ -112,6 +121,8 @@ class TicketOffice:
     def _decide(self, page_range: int, index: int, rows: int, size: int) -> int | float | bool:
         if not self._open:
             return False
+        # A chunk that was permitted before may be in the stream already: repeating it costs the
+        # source nothing.
         known = self.numbers.has(page_range, index)
         if known:
             wait_s = 0.0
@@ -140,7 +151,9 @@ async def ask(
             continue
         if answer is False:
             raise SnapshotOverError("the snapshot is over")
+        # After the test for False, which is an int as well.
         if isinstance(answer, int):
             return answer
+        # The responder answers, so it is alive; patience is for one that doesn't.
         deadline = time.monotonic() + TICKET_PATIENCE_S
         await asyncio.sleep(min(answer, WAIT_S_MAX))

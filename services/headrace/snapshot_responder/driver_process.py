@@ -61,9 +61,11 @@ class PlanTotals:
 @dataclass(slots=True)
 class _Child:
     process: asyncio.subprocess.Process
+    # Spark's version once it takes plans; an exception if it can't be used, or died first.
     ready: asyncio.Future[str]
     jobs: dict[str, asyncio.Future[PlanTotals]] = field(default_factory=dict)
     told: dict[str, Tell] = field(default_factory=dict)
+    # They end when the child closes its pipes.
     readers: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -79,8 +81,12 @@ class SparkDriver:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings.snapshot
         self._child: _Child | None = None
+        # Several snapshots may ask for the driver at the same moment: only one of them starts it.
         self._starting = asyncio.Lock()
+        # Stops a driver that has had no job for a while: a JVM keeps its memory.
         self._idle: asyncio.TimerHandle | None = None
+        # Drivers that are being stopped; `close` waits for them, so that no JVM outlives the
+        # responder.
         self._retirements: set[asyncio.Task[None]] = set()
 
     @property
@@ -142,6 +148,8 @@ class SparkDriver:
             child = self._child
         try:
             async with asyncio.timeout(self._settings.spark_start_timeout_s):
+                # Shared by all who wait for this driver: the cancellation of one must not cancel
+                # the others' wait.
                 await asyncio.shield(child.ready)
         except TimeoutError as error:
             await self._retire(child)
@@ -172,6 +180,7 @@ class SparkDriver:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LOG_LINE_BYTES_MAX,
+            # The JVM and its Python workers join the session, so that one signal ends all of them.
             start_new_session=True,
         )
         child = _Child(process, asyncio.get_running_loop().create_future())
@@ -227,7 +236,11 @@ class SparkDriver:
     async def _retire(self, child: _Child) -> None:
         assert child.process.stdin is not None
         if child is self._child:
+            # Before it is stopped: a snapshot that comes now starts another driver instead of using
+            # a dying one.
             self._child = None
+        # A busy or starting driver doesn't read its standard input, so it would not notice that it
+        # is closed.
         if child.jobs or not child.ready.done():
             _kill_session(child.process)
         child.process.stdin.close()
@@ -275,6 +288,7 @@ async def _relay(child: _Child) -> None:
         try:
             line = await child.process.stderr.readline()
         except ValueError:
+            # asyncio raises ValueError for a line over the limit, and has dropped it by then.
             continue
         if not line:
             return

@@ -21,8 +21,10 @@ class NumberingError(HeadraceError):
 class ChunkNumbers:
     """The numbers given so far, and the chunks they belong to."""
 
+    # Of all chunks that have a number, published or not.
     rows: int = 0
     bytes: int = 0
+    # By range, and chunk within the range.
     _numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -35,6 +37,7 @@ class ChunkNumbers:
     def number(self, page_range: int, index: int, rows: int, size: int) -> int:
         """The number of this chunk."""
         known = self._numbers.get((page_range, index))
+        # Not counted again: a repeated chunk has the same rows.
         if known is not None:
             return known
         self.rows += rows
@@ -43,6 +46,7 @@ class ChunkNumbers:
 
     def settle(self, chunks: int, rows: int) -> None:
         """Raise unless the finished tasks account for every number given."""
+        # A chunk with a number that no finished task accounts for may be missing from the stream.
         if chunks != len(self._numbers) or rows != self.rows:
             raise NumberingError(
                 f"tasks finished {chunks} chunks of {rows} rows, and {len(self._numbers)} of "

@@ -55,6 +55,8 @@ log = logs.logger("snapshot-responder")
 RETRY_S = 0.5
 RETRY_S_MAX = 10.0
 ACK_TIMEOUT_S = 5.0
+# A cancelled snapshot may still have chunks on their way; its caller is answered when they are
+# purged.
 CANCEL_TIMEOUT_S = 30.0
 _CANCELLED = "cancelled"
 
@@ -65,10 +67,15 @@ class Running:
 
     request: SnapshotRequest
     snapshot_id: str
+    # The state of the first request, under its sequence in the work queue: whether a snapshot was
+    # begun for it, under which id, and at which attempt.
     cell: Cell
+    # Counted over restarts of the responder: a table that kills it must not do so forever.
     attempt: int
+    # By sequence in the work queue: requests that joined are acknowledged together, when it ends.
     requests: dict[int, Msg] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
+    # A cancellation was requested. Taken back if the snapshot completes nevertheless.
     cancelled: bool = False
     # Whether its error message may have been sent already.
     failed: bool = False
@@ -102,9 +109,12 @@ class Desk:
         self._neighbours = Neighbours(client, settings)
         self._throttle = Throttle(settings.snapshot.rate_bytes_s_max)
         self._answers = RequestAnswers(client, settings, self._neighbours)
+        # By snapshot id.
         self._running: dict[str, Running] = {}
+        # Kept here, because the event loop itself holds only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancellations: set[asyncio.Task[None]] = set()
+        # The service is stopping: a cancelled task then gives its request back to the queue.
         self._closing = False
         self._turns = asyncio.Semaphore(settings.snapshot.parallel_max)
 
@@ -117,6 +127,8 @@ class Desk:
         """Subscribe to reply subjects and cancellations, which don't come through the work queue."""
         await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self._answers.seen)
         await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
+        # The server must know the subscription before the end of the queue is read: a request
+        # stored after that is certain to have been seen.
         await self._client.flush()
         await self._answers.open()
 
@@ -215,6 +227,8 @@ class Desk:
         except RequestError as error:
             raw = message.subject.removeprefix(f"{SNAPSHOT}.request.")
             return await self._reject(message, table_token(PUBLIC, raw), raw, error)
+        # An equal snapshot runs, but this request was promised one of its own before a restart.
+        # Joining would leave that id without an end.
         if self._equal(request) and await self._begun_before(sequence):
             return await self._judge_table(message, sequence, request)
         if running := self._equal(request):
@@ -246,9 +260,12 @@ class Desk:
             await find_table(self._settings, request)
         except HeadraceError as error:
             refusal = error
+        # The table may be in another suite's publication, whose responder then takes the request.
         if refusal is not None and await self._neighbours.have(request.token):
             await self._neighbours.hand_on(message)
             return None
+        # An unreachable source says nothing about the table: the request is accepted, and its
+        # snapshot waits.
         if refusal is None or isinstance(refusal, PostgresUnreachableError):
             reason = None if refusal is None else str(refusal)
             return await self._accept(message, sequence, request, reason)
@@ -262,6 +279,8 @@ class Desk:
             available = ()
         snapshot_id = new_snapshot_id()
         count(self._scope.health.stats, "snapshots_failed")
+        # Stored before the request leaves the queue: after a crash in between it is rejected once
+        # more, instead of never.
         await self._results.fail(token, table, snapshot_id, str(error), available)
         await _acknowledge(message)
         return Answer(snapshot_id, "rejected", str(error))
@@ -282,10 +301,13 @@ class Desk:
         else:
             attempt = int(before["attempt"]) + int(before["running"])
         if before and not before["running"]:
+            # Accepted and not begun: nothing of it is in the stream, so the promised id can be
+            # used.
             snapshot_id = str(before["snapshot_id"])
         else:
             snapshot_id = new_snapshot_id()
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
+        # Before the answer: an id that a caller knows must be known to the next responder.
         await _note(running, running_now=False)
         count(self._scope.health.stats, "snapshots_requested")
         self._running[snapshot_id] = running
@@ -301,6 +323,8 @@ class Desk:
         assert cell.value is not None
         snapshot_id = str(cell.value["snapshot_id"])
         attempt = int(cell.value["attempt"])
+        # The crash may have come between the meta message and the acknowledgement. The stream
+        # decides.
         completed = await self._results.completed(request.token, snapshot_id)
         cancelled = bool(cell.value.get("cancelled"))
         last = cancelled or attempt >= self._settings.snapshot.attempts_max
@@ -313,6 +337,8 @@ class Desk:
                 reason = _CANCELLED
             else:
                 reason = f"interrupted at attempt {attempt}; {then}"
+            # The error comes before the purge: a reader that waits for chunks must first learn that
+            # there will be no more.
             await self._results.fail(request.token, request.table, snapshot_id, reason)
             failpoint("responder.told_interrupted")
             await self._results.purge(request.token, snapshot_id)
@@ -327,16 +353,22 @@ class Desk:
         try:
             await self._attempt(running)
         except asyncio.CancelledError:
+            # Stopping leaves the request in the queue, for the next responder.
             if not running.cancelled or self._closing:
                 raise
             current = asyncio.current_task()
             assert current is not None
+            # The cancellation is dealt with here; the task goes on to acknowledge the requests.
             current.uncancel()
             await self._end_cancelled(running)
+        # Before the acknowledgements, which wait: a request that arrives meanwhile must not join a
+        # snapshot that has ended.
         del self._running[running.snapshot_id]
         for message in running.requests.values():
             await _acknowledge(message)
         failpoint("responder.acknowledged")
+        # The request is gone from the queue, so nobody looks for the cell; a later request has
+        # another sequence.
         with contextlib.suppress(HeadraceError, NatsError, TimeoutError):
             await running.cell.delete()
 
@@ -344,6 +376,7 @@ class Desk:
         stats = self._scope.health.stats
         try:
             async with self._turns:
+                # From here on a crash ends this attempt, and its id with it.
                 await _note(running, running_now=True)
                 failpoint("responder.noted")
                 began = time.monotonic()
@@ -364,6 +397,8 @@ class Desk:
             # The cancellation may have interrupted a write, whose revision nobody knows.
             await running.cell.read()
             await running.cell.write({**_noted(running), "running": True, "cancelled": True})
+        # The meta message may have been on its way when the cancellation came. A complete snapshot
+        # stays.
         if await self._results.completed_patiently(request.token, running.snapshot_id):
             running.cancelled = False
             return
@@ -391,6 +426,8 @@ class Desk:
             try:
                 rows = await snapshot.run()
             except PostgresUnreachableError as error:
+                # Chunks of this LSN are in the stream already. Another attempt would hold another
+                # LSN, and must not mix with them under the same id.
                 if len(snapshot.numbers):
                     raise
                 self._scope.health.block("postgres", str(error))
@@ -400,6 +437,7 @@ class Desk:
                 return rows
 
     async def _give_up(self, running: Running, error: Exception) -> None:
+        # Set before anything is sent: a request that arrives now must not join.
         running.failed = True
         count(self._scope.health.stats, "snapshots_failed")
         if isinstance(error, TableRefusedError):

@@ -64,6 +64,7 @@ class Snapshot:
     request: SnapshotRequest
     snapshot_id: str
     throttle: Throttle = field(default_factory=lambda: Throttle(None))
+    # Outlives the driver: a plan that is run again gets the same numbers for the same rows.
     numbers: ChunkNumbers = field(default_factory=ChunkNumbers)
     rows_estimated: int = 0
     # As reported by Spark.
@@ -83,6 +84,8 @@ class Snapshot:
                 failpoint("responder.holding")
                 async with self._tickets(plan):
                     await _unless_lost(self._copy(plan), held.lost)
+        # After the transaction is closed: PostgreSQL need not keep the snapshot while JetStream is
+        # read.
         await self._verify()
         failpoint("responder.before_meta")
         self.ending = True
@@ -98,6 +101,7 @@ class Snapshot:
             return
         with contextlib.suppress(ChangedMeanwhileError, DriverLostError):
             there = await describe_table(self.settings, self.request)
+            # An empty table needs no Spark.
             if any(storage.pages for storage in there.storages):
                 await self.driver.started()
 
@@ -261,6 +265,7 @@ async def _wholly(work: Coroutine[Any, Any, None]) -> None:
     """
     task = asyncio.create_task(work, name="snapshot-meta")
     try:
+        # Cancelled halfway, it would be unknown whether the meta message is stored.
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task}, timeout=META_TIMEOUT_S)
@@ -273,6 +278,8 @@ async def _unless_lost(work: Any, lost: asyncio.Event) -> None:
     losing = asyncio.create_task(lost.wait(), name="snapshot-lost")
     try:
         await asyncio.wait({copying, losing}, return_when=asyncio.FIRST_COMPLETED)
+        # PostgreSQL drops an exported snapshot with its transaction, so no task can import it any
+        # more.
         if lost.is_set():
             raise PostgresUnreachableError(
                 "the connection that holds the snapshot was lost, and the snapshot with it",

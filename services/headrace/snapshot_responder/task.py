@@ -50,10 +50,15 @@ from headrace.spark.session import COPY_SESSION
 
 # Below this size, the fixed cost of a block becomes noticeable.
 PARSE_BYTES = 4 * 1024 * 1024
+# Chunks that are being published while PostgreSQL sends more: this, and not the size of the range,
+# bounds the memory of a task.
 IN_FLIGHT_MAX = 4
 PUBLISH_TIMEOUT_S = 10.0
+# How long one chunk may be refused or unanswered. A leader election or a restart of the server
+# takes less.
 PUBLISH_PATIENCE_S = 60.0
 _RETRY_S = 0.25
+# JetStream's code for a violated `Nats-Expected-Last-Subject-Sequence`.
 _ALREADY_THERE = 10071
 
 
@@ -145,6 +150,7 @@ async def _connected(
     connection = await connect_lastingly(settings.postgres, "headrace snapshot task", **session)
     try:
         await connection.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # All tasks of all machines see the moment that the responder's transaction holds.
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(plan.exported)}")
         client = await connect_once(settings.nats, "headrace-snapshot-task")
         try:
@@ -152,6 +158,7 @@ async def _connected(
         finally:
             await client.close()
     finally:
+        # Not closed in order: an interrupted COPY would first have to be read to its end.
         connection.terminate()
 
 
@@ -185,8 +192,10 @@ class RangeCopy:
         self._cutter = ChunkCutter(plan.chunk_rows_max, plan.payload_bytes_max)
         self._received: list[bytes] = []
         self._received_bytes = 0
+        # The number of chunks that were cut so far: a chunk's index within its range.
         self._begun = 0
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        # By chunk number: when its patience ends. Kept between attempts.
         self._deadlines: dict[int, float] = {}
         self._sends = asyncio.TaskGroup()
 
@@ -235,6 +244,8 @@ class RangeCopy:
             async with self._room:
                 await self._send(index, chunk)
             return
+        # asyncpg waits for this callback, and PostgreSQL for asyncpg: a slow stream slows down the
+        # COPY, and nothing piles up.
         await self._room.acquire()
         send = self._sends.create_task(self._send(index, chunk), name=f"chunk-{index}")
         send.add_done_callback(lambda _: self._room.release())
@@ -290,6 +301,8 @@ class RangeCopy:
         subject = chunk_subject(self._plan.token, self._plan.snapshot_id, number)
         headers: dict[str, str] = {
             Header.MSG_ID: f"{self._plan.snapshot_id}-{number}",
+            # Each chunk has a subject of its own, so the first one stored there stays the only one.
+            # The duplicate window may have ended since an earlier attempt.
             Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0",
         }
         if self._plan.zstd:

@@ -59,6 +59,8 @@ PING_INTERVAL_S = 0.5
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 10.0
 STANDBY_POLL_S = 0.5
+# Reported earlier than at the interval when this much was confirmed, so that PostgreSQL can remove
+# WAL.
 STATUS_BYTES_MAX = 1024 * 1024
 # Share of the shutdown's time in which data in flight may still be confirmed.
 DRAIN_SHARE = 0.6
@@ -102,12 +104,18 @@ class SlotReader:
         self._connection: ReplicationConnection | None = None
         self._silence, self._stale = Silence(settings), StaleSlot(settings)
         self._transfers = Transfers(scope.health.traces)
+        # Set by every control message and by the stop signal; ends whatever this loop is waiting
+        # for.
         self._attention = asyncio.Event()
+        # A confirmer has asked for a new epoch.
         self._reopen = False
         self._epochs = 0
+        # The end of what was received in this epoch, and the LSN that PostgreSQL was given as
+        # confirmed. The second never exceeds what the confirmers reported (docs/adr/0005).
         self._received = 0
         self._told = 0
         self._told_at = 0.0
+        # When the last ping was sent, and when a confirmer was last heard.
         self._pinged_at = 0.0
         self._heard_at = 0.0
         archive = settings.archive
@@ -139,6 +147,8 @@ class SlotReader:
                 except (HeadraceError, NatsError, psycopg.Error) as error:
                     if isinstance(error, HeadraceError) and not error.retry:
                         raise
+                    # It ran for a while, so this is a new failure, not the repetition of the last
+                    # one.
                     if time.monotonic() - began > BACKOFF_S_MAX:
                         backoff.reset()
                     await self._back_off(error, backoff)
@@ -163,6 +173,7 @@ class SlotReader:
     def _wake(self) -> None:
         self._attention.set()
         if self._connection is not None:
+            # It may be waiting for PostgreSQL, which knows nothing of control messages.
             self._connection.interrupt()
 
     async def _on_control(self, message: Msg) -> None:
@@ -196,6 +207,8 @@ class SlotReader:
             self._let_go_of_the_late()
             self._attention.clear()
             if self._client.is_connected and self._sender.missing:
+                # A confirmer that started before this process has announced itself to nobody: HELLO
+                # makes it repeat that.
                 await self._client.publish(self._frames, self._sender.hello())
             await wait_for(self._attention, HELLO_INTERVAL_S)
         if not self._sender.missing:
@@ -223,6 +236,7 @@ class SlotReader:
             identity = await connection.identify()
             forks = await connection.forks(identity.timeline)
             slot = await self._prepare(connection)
+            # From here on the slot is ours: PostgreSQL lets only one connection read it.
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection
             self._silence.begin(application)
@@ -282,6 +296,7 @@ class SlotReader:
             raise SlotLostError(
                 f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone'
             )
+        # Another plugin's messages would be passed on unread, and fail only in the publisher.
         if slot.plugin != "pgoutput":
             raise ReplicationRefusedError(
                 f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
@@ -343,6 +358,8 @@ class SlotReader:
     async def _stream(self, connection: ReplicationConnection) -> None:
         while not self._over:
             await self._keep_in_touch(connection)
+            # Without credit nothing is read: the slot is the buffer, and PostgreSQL keeps the WAL
+            # (docs/adr/0002).
             if self._may_send():
                 messages = await connection.read(self._wait_s())
                 if messages:
@@ -390,12 +407,16 @@ class SlotReader:
             await asyncio.sleep(0)
         for data in self._sender.flush():
             await self._send(data)
+        # PostgreSQL asks before it ends a connection that it believes dead. Once for all messages
+        # is enough.
         if reply_wanted:
             await self._tell(connection)
 
     async def _pack_keepalive(
         self, keepalive: Keepalive, connection: ReplicationConnection
     ) -> None:
+        # An empty entry carries a keepalive's LSN to the confirmers. Without it, the slot of an
+        # idle publication would hold the WAL of all other tables.
         if keepalive.lsn > self._received:
             self._received = keepalive.lsn
             for data in self._sender.add(keepalive.lsn, b""):
@@ -462,11 +483,15 @@ class SlotReader:
 
     async def _tell(self, connection: ReplicationConnection) -> None:
         """Confirm to PostgreSQL what the confirmers have made durable, and nothing else."""
+        # Never backward: between two epochs the confirmed LSN is 0, which means unknown.
         self._told = max(self._told, self._sender.confirmed_lsn)
         self._told_at = time.monotonic()
         failpoint("wal_reader.before_status")
         await connection.status(
-            max(self._received, self._told), self._told, answer=self._silence.ask()
+            # The received LSN is only for monitoring; the second one lets PostgreSQL remove WAL.
+            max(self._received, self._told),
+            self._told,
+            answer=self._silence.ask(),
         )
         failpoint("wal_reader.after_status")
 
@@ -479,6 +504,8 @@ class SlotReader:
                     await self._client.publish(self._frames, self._sender.flush_request())
                 self._attention.clear()
                 await wait_for(self._attention, 0.1)
+                # Confirmers may have stopped first, as when the whole suite stops. What they didn't
+                # confirm is replayed.
                 if time.monotonic() - self._heard_at > SILENT_CONFIRMER_S:
                     break
         await self._tell(connection)

@@ -40,9 +40,12 @@ class Silence:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # The name of this connection in pg_stat_activity.
         self._application = ""
         self._heard_at = time.monotonic()
         self._probed_at = self._heard_at
+        # When PostgreSQL was first asked for a sign of life, since the last one came; None if it
+        # wasn't.
         self._asked_at: float | None = None
 
     def begin(self, application: str) -> None:
@@ -87,9 +90,13 @@ class Silence:
                 probe = await ReplicationConnection.open(self._settings.postgres, APPLICATION)
                 try:
                     reader = await probe.slot_reader(self._settings.source.slot)
+                    # Idle means that the walsender waits for its client, so it isn't decoding. It
+                    # was asked for an answer and has sent none that arrived: the connection between
+                    # us is dead, though both ends believe in it.
                     if reader is not None and reader.idle and self._is_ours(reader, pid):
                         await probe.end_backend(pid)
                         return True
+                    # The walsender is gone already, and only this end has not noticed.
                     return reader is None or reader.pid != pid
                 finally:
                     probe.close()
@@ -110,9 +117,13 @@ class StaleSlot:
 
     def __init__(self, settings: Settings) -> None:
         self._slot = settings.source.slot
+        # When a confirmer last confirmed, which means that some wal-reader feeds it; when one last
+        # asked for frames.
         self._fed_at = 0.0
         self._asked_at = 0.0
+        # Since when the slot was found to be read by another connection of this suite.
         self._busy_since: float | None = None
+        # The last reader of another suite or program, and when it was seen.
         self._foreign: tuple[SlotReader, float] | None = None
         # Empty with a publisher that is older than the identity.
         self._identity = ""
@@ -149,6 +160,8 @@ class StaleSlot:
             self._busy_since = None
             return
         if reader.belongs_to(self._identity) and self._is_stale():
+            # Each ended walsender starts a new observation: its successor must have the whole time
+            # to feed the confirmers.
             self._busy_since = None
             log.warning("stale_walsender_ended", pid=reader.pid, silent_s=STALE_S)
             await connection.end_backend(reader.pid)
@@ -178,5 +191,7 @@ class StaleSlot:
     def _is_stale(self) -> bool:
         now = time.monotonic()
         self._busy_since = self._busy_since or now
+        # Both are needed: confirmers that ask, so that somebody wants the frames, and no Confirm
+        # for as long as a reader has held the slot.
         hungry = now - self._asked_at < STALE_S / 2
         return hungry and now - max(self._fed_at, self._busy_since) >= STALE_S

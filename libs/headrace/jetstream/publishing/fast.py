@@ -65,13 +65,17 @@ from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
 
+# Operations in the reply subject of ADR-50: open a batch, add to it, end it with this message, or
+# end it without storing the message.
 _START = 0
 _APPEND = 1
 _END = 2
 _END_BARE = 3
+# The server's error code for a batch that it doesn't know, or that it has ended.
 _UNKNOWN_BATCH = 10208
 # The server never acknowledges less often.
 _FLOW_MAX = 500
+# Sent as soon as this many are ready, so that the server works while more are prepared.
 _HANDED_OVER_AT_ONCE = 128
 # A batch of at most this many is ended with its last message; a larger one stays open for more.
 _SMALL_BATCH = 256
@@ -107,21 +111,36 @@ class FastPipe(Pipe):
     ) -> None:
         super().__init__(client, tail, stats, window, on_stored)
         self._turns = turns
+        # Refused here: the server would end the batch, and the rest of it would have to be
+        # repeated.
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
+        # Several answers fit into the window; with only one, publishing would stop for each round
+        # trip.
         self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
+        # One subscription for the answers to all batches, which contain the batch's id.
         self._inbox = client.new_inbox()
         self._subscription: Subscription | None = None
+        # Part of each batch's id, so that no id is ever used again, not even by a restarted
+        # publisher.
         self._life = secrets.token_hex(8)
+        # Handed over by the caller and not sent; sent and not known to be stored. A message leaves
+        # `_sent` only when the stream shows it, so that after a refusal both together are what must
+        # be published.
         self._unsent: list[Message] = []
         self._sent: deque[Message] = deque()
         self._pending_bytes = 0
+        # Sequence and id of the last message that this pipe stored: `check_tail` compares them with
+        # the stream.
         self._own_seq = 0
         self._own_id = ""
         # The batch: its first message is stored behind `_base`; `_number` of its messages are sent,
         # `_kept` stored.
         self._batches = 0
         self._batch = ""
+        # A batch that is ended without a message needs a subject of the stream; the last one will
+        # do.
         self._own_subject = ""
+        # A batch is open; its end was requested, and no message may be added to it.
         self._open = False
         self._ending = False
         self._base = 0
@@ -134,7 +153,9 @@ class FastPipe(Pipe):
         # stream.
         self._taken = 0
         self._unproved = False
+        # Reads back the last accepted message; at most one at a time.
         self._proving: asyncio.Task[None] | None = None
+        # `published` at the last call of `catch_up`, to recognize that nothing was added since.
         self._caught_up_at = 0
         # Until then ids are kept from the server's duplicate window.
         self._doubtful_until = 0.0
@@ -215,6 +236,7 @@ class FastPipe(Pipe):
             await self._send_soon()
 
     async def _send_soon(self) -> None:
+        # A refused or ending batch takes no messages: they wait here for the final answer.
         if len(self._unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
             await self._send(end=False)
             # Answers arrive only when the event loop runs.
@@ -246,6 +268,8 @@ class FastPipe(Pipe):
         elif self._sent and time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
             self._raise_failure()
+        # An open batch is acknowledged only every `flow` messages. Without an end, the last
+        # messages of a burst would stay unconfirmed, and hold back the slot, until more arrive.
         idle = self.published == self._caught_up_at
         self._caught_up_at = self.published
         small = not self._open and len(self._unsent) <= _SMALL_BATCH
@@ -267,9 +291,12 @@ class FastPipe(Pipe):
         """Send the unsent messages, unless a batch is ending; with `end`, end the batch too."""
         if self._turns is not None and not self._ending and not self._broken:
             end = self._keep_to_turns(self._turns) or end
+        # Only the final answer to this batch says where the next one may start (docs/adr/0010).
         if self._ending or self._broken or not (self._unsent or (end and self._open)):
             return
         self._check_connection()
+        # From here until the bytes are in the client's buffer nothing may wait: a second sender
+        # would take the same numbers.
         commands = self._commands(end=end)
         failpoint("publisher.before_publish")
         try:
@@ -284,6 +311,8 @@ class FastPipe(Pipe):
         source.
         """
         if not self._open:
+            # Treated like a refusal of a batch that stored nothing: the repair waits for the turn,
+            # and reads what the other source writes.
             if self._unsent and turns.others_write:
                 self._broken = True
                 self._over = True
@@ -292,12 +321,15 @@ class FastPipe(Pipe):
 
     def _commands(self, *, end: bool) -> list[bytes]:
         """The bytes of all unsent messages, which count as sent afterwards; nothing here may wait."""
+        # The server's silence counts only while it owes an answer.
         if not self._sent:
             self._heard_at = time.monotonic()
         if not self._open:
             self._open = True
             self._number = 0
             self._kept = 0
+            # Every sequence that this batch expects is derived from here. It comes from a read of
+            # the stream's end or from the final answer to the batch before, never from a guess.
             self._base = self._last_seq
             self._taken = 0
             self._unproved = False
@@ -320,11 +352,14 @@ class FastPipe(Pipe):
                 wire.command(
                     message,
                     reply,
+                    # Each message names the sequence right before its own: it is stored exactly
+                    # there, or refused.
                     base + number,
                     self._id_header(message) if doubt else wire.MSG_ID,
                 )
             )
             number += 1
+        # Nothing is left to send, but the batch must end: an end without a message stores nothing.
         if not self._unsent:
             commands.append(wire.bare(self._own_subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI"))
         else:
@@ -336,7 +371,9 @@ class FastPipe(Pipe):
         return commands
 
     async def _on_answer(self, message: Msg) -> None:
+        # The inbox may contain dots, so the fields are counted from the end.
         _, batch, _, _, number, _, _ = message.subject.rsplit(".", 6)
+        # A late answer to an earlier batch, whose final answer has said everything already.
         if batch != self._batch or not self._open:
             return
         self._heard_at = time.monotonic()
@@ -348,6 +385,7 @@ class FastPipe(Pipe):
         answer = orjson.loads(message.data)
         kind = answer.get("type")
         if kind == "ack":
+            # Accepted is not stored: the count includes messages that were skipped as duplicates.
             self._taken = max(self._taken, int(answer["seq"]))
             if self._proving is None or self._proving.done():
                 self._proving = asyncio.create_task(self._prove(), name="flow")
@@ -355,8 +393,12 @@ class FastPipe(Pipe):
             if self._turns is not None:
                 await self._turns.keep()
         elif kind == "gap":
+            # The server did not receive a message that was sent. What it stored is unknown, so
+            # nothing is repaired here.
             self._fail(IngestError(f"JetStream lacks message {answer.get('last_seq')} of a batch"))
         elif "error" in answer:
+            # An error for one message, or, without a type, the final answer to a batch that was
+            # refused.
             self._refused(answer["error"], first=number == "1", final=kind is None)
         else:
             await self._ended(answer)
@@ -371,6 +413,8 @@ class FastPipe(Pipe):
         sending.
         """
         looked = ("", 0)
+        # `looked` ends the loop if the server could not answer: the next acknowledgement tries
+        # again.
         while self._taken > self._kept and (place := (self._batch, self._taken)) != looked:
             looked = place
             index = self._taken - self._kept - 1
@@ -382,6 +426,8 @@ class FastPipe(Pipe):
                 there = await self._tail.id_at(self._base + self._taken)
             except NatsError as error:
                 log.debug("flow_not_checked", reason=str(error))
+            # While the stream was read, the batch may have ended, or another one started. What was
+            # read then says nothing about the current one.
             batch, number = looked
             if batch != self._batch or not self._open or self._over or number <= self._kept:
                 continue
@@ -400,6 +446,8 @@ class FastPipe(Pipe):
     def _keep(self, up_to: int) -> None:
         """The batch's messages up to this number are stored."""
         new = up_to - self._kept
+        # Never adjusted silently: an impossible count means that the pipe and the server disagree
+        # about what is stored, and only reading the stream again decides that.
         if new < 0 or new > len(self._sent):
             self._fail(
                 IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent")
@@ -416,6 +464,8 @@ class FastPipe(Pipe):
 
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
         code = error.get("err_code")
+        # Something else was stored at the expected position: another source's message, or an
+        # heir's. Reading the stream's end tells which.
         if code in CHAIN_CODES:
             if not self._broken:
                 count(self._stats, "batches_broken")
@@ -424,8 +474,12 @@ class FastPipe(Pipe):
             # was.
             self._over = self._over or (first and final)
         elif code == _UNKNOWN_BATCH and self._broken:
+            # The server has ended the batch at its first refusal; each later message is answered
+            # like this.
             return
         elif code == _UNKNOWN_BATCH:
+            # Not after a refusal, so the server itself has forgotten the batch: it restarted, or
+            # elected another leader. What it stored is unknown.
             self._fail(IngestError("JetStream lost a batch that was not ended"))
         else:
             self._fail(refusal(error))
@@ -439,8 +493,12 @@ class FastPipe(Pipe):
         if answer.get("duplicate"):
             kept = 0
         else:
+            # The answer's sequence is that of the last stored message. Behind `_base` it counts
+            # this batch's messages only, because each is stored right after the one before.
             kept = max(0, min(taken, seq - self._base))
         self._keep(kept)
+        # The rest was skipped as duplicates of messages that are no longer in the stream. They are
+        # published again, with ids that the server doesn't compare.
         if kept < taken and self._failure is None:
             self._refuse_duplicates([self._sent[index] for index in range(taken - kept)])
             self._broken = True
@@ -448,6 +506,7 @@ class FastPipe(Pipe):
         if self._broken:
             self._over = True
             return
+        # Ended without a request and without a refusal: treated as unknown, not as stored.
         if not self._ending or kept != self._number:
             self._fail(
                 IngestError(f"JetStream ended a batch after {kept} of {self._number} messages")
@@ -468,6 +527,8 @@ class FastPipe(Pipe):
         stored.
         """
         await self._go_behind_others()
+        # The final answer has removed from `_sent` what is stored, so this is exactly the rest, in
+        # order.
         self._unsent = [*self._sent, *self._unsent]
         self._sent.clear()
         self._open = False
@@ -483,9 +544,13 @@ class FastPipe(Pipe):
         if self._turns is None:
             await self._check(await self._tail.after(self._last_seq))
             return
+        # The announcement precedes the read: what the writing source adds in between is read in the
+        # loop.
         await self._turns.want()
         async with self._tail.watched(self._last_seq) as look:
             before = -1
+            # At least one look at the end, after the turn has come too: only messages that were
+            # read may be published behind.
             while before < 0 or await self._turns.wait(self._last_seq - before):
                 self._check_connection()
                 before = self._last_seq

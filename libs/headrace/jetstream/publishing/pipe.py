@@ -30,6 +30,8 @@ from headrace.timing.waits import wait_for
 
 log = logs.logger("ingest")
 
+# A lost connection produces no answer: while waiting for one, the connection is checked at this
+# interval.
 LOOK_AGAIN_S = 0.5
 # More than the headers of any message take: they are counted only above this size.
 HEADERS_BYTES_MAX = 4096
@@ -70,17 +72,28 @@ class Pipe(ABC):
         self._messages_max = window.messages_max
         self._bytes_max = window.bytes_max
         self._ack_timeout_s = window.ack_timeout_s
+        # The number of messages that are stored, of all that were handed over.
         self._acked = 0
+        # Schema events and the like don't advance their source, so this may be less than
+        # `_last_seq`.
         self._stored_seq = 0
         # The stream's last sequence, from a read or from an answer.
         self._last_seq = 0
+        # When the stream was created: a recreated stream has the same name and may reach the same
+        # sequences.
         self._created = ""
+        # The client's number of reconnects at the start. Behind a reconnect may be another server,
+        # with an older store: nothing known before it can be relied on.
         self._reconnects = 0
+        # The time of the server's last answer, or of the first message since it owed one.
         self._heard_at = time.monotonic()
         # Ids that the server's duplicate window knows though their messages are not in the stream:
         # these messages are stored without `Nats-Msg-Id`.
         self._known: set[str] = set()
+        # The first failure; it is permanent. The owner reads the stream's tail and starts another
+        # pipe, since only the stream says what was stored (docs/adr/0005).
         self._failure: IngestError | MessageTooLargeError | None = None
+        # Set by every answer, and by a failure.
         self._room = asyncio.Event()
 
     @property
@@ -152,6 +165,7 @@ class Pipe(ABC):
         return IngestError(f"JetStream acknowledged nothing for {self._ack_timeout_s} s")
 
     def _fail(self, error: IngestError | MessageTooLargeError) -> None:
+        # The first one is the cause; later ones usually follow from it.
         self._failure = self._failure or error
         self._room.set()
 
@@ -182,6 +196,7 @@ class Pipe(ABC):
 
     def _count(self, messages: Sequence[Message], last_seq: int) -> None:
         """These messages are stored in sequence, the last one at this sequence."""
+        # A run of messages has consecutive sequences, so each one's sequence follows from the last.
         for behind, message in enumerate(reversed(messages)):
             if message.advances:
                 self._stored_seq = last_seq - behind
@@ -202,10 +217,16 @@ async def check_tail(
     `last_seq` is the last sequence known to be stored, `own` sequence and id of the last message
     stored by this pipe.
     """
+    # An older copy of the stream, or another stream: continuing would leave a hole where the
+    # acknowledged messages were.
     if tail.created != created or tail.last_seq < last_seq:
         raise TailLostError("the stream's end is not what was acknowledged")
+    # A message of this source that this pipe didn't write: another publisher has taken over and is
+    # ahead.
     if tail.position is not None or tail.ids_after:
         raise FencedError("another publisher of this source is writing to the stream")
     own_seq, own_id = own
+    # An older copy that was written to again may be long enough. The content of one known message
+    # gives it away; a message that has aged out proves nothing.
     if own_seq and own_seq >= tail.first_seq and await reader.id_at(own_seq) not in (None, own_id):
         raise TailLostError(f"message {own_seq} of the stream is not the one that was acknowledged")

@@ -63,6 +63,8 @@ class Tail:
     first_seq: int
     last_seq: int
     created: str
+    # The source's last position in the stream, with the sequence and the id of its message. None if
+    # nothing of the source was found in what was read.
     position: Position | None = None
     position_seq: int = 0
     position_id: str = ""
@@ -87,6 +89,8 @@ class Tail:
         """Whether messages behind a stream sequence were removed."""
         if not self.last_seq:
             return False
+        # Messages at the front are gone if the first is beyond the next one, and in the middle if
+        # there are fewer than the sequences between first and last.
         return self.first_seq > seq + 1 or self.messages <= self.last_seq - self.first_seq
 
     def see(self, seq: int, mark: TailMark) -> None:
@@ -96,12 +100,15 @@ class Tail:
             self.ids_after.add(mark.msg_id)
             return
         self.ours_seq = seq
+        # A table's array may be ahead of other tables, whose earlier changes are still missing: the
+        # resume point stays where everything before it is in the stream.
         if not mark.settles:
             self.position = self.position or mark.position
         else:
             self.position = mark.position
             self.position_seq = seq
             self.position_id = mark.msg_id
+            # Events without a position that come before a position are covered by it.
             self.ids_after.clear()
 
 
@@ -141,12 +148,14 @@ class StreamTail:
             message = await self._js.get_msg(self._stream, seq=seq)
         except NotFoundError:
             return None
+        # Messages that the duplicate window would skip carry their id in a header of ours.
         headers = message.headers or {}
         return str(headers.get("Nats-Msg-Id") or headers.get(ID_HEADER, ""))
 
     async def after(self, seq: int) -> Tail:
         """Every message of this source after stream sequence `seq`, up to the current end."""
         tail = await self.state()
+        # Nothing is new, or everything was removed: an empty stream keeps its last sequence.
         if tail.last_seq <= seq or tail.last_seq < tail.first_seq:
             return tail
         # By far the usual case: only one source in the stream, its last event at the end.
@@ -163,6 +172,8 @@ class StreamTail:
 
     async def last_mark(self, first_seq: int, last_seq: int) -> TailMark | None:
         """The mark of our last message with a position in this range."""
+        # Backward, in steps that grow: usually a message of ours is near the end, however long the
+        # stream is.
         width = _LOOK_BACK
         while last_seq >= first_seq:
             begin = max(first_seq, last_seq - width + 1)
@@ -206,6 +217,8 @@ class StreamTail:
             nonlocal stretch, at
             tail = await self.state()
             if tail.last_seq > at and tail.last_seq >= tail.first_seq:
+                # One server-side consumer for all looks: creating one for each would take longer
+                # than the reading.
                 stretch = stretch or self._stretch(max(at + 1, tail.first_seq, 1))
                 await self._scan(tail, stretch)
                 at = tail.last_seq
@@ -223,19 +236,26 @@ class StreamTail:
     async def _scan(self, tail: Tail, stretch: Stretch) -> None:
         at = stretch.at
         async for found in stretch.read(tail.last_seq):
+            # No filter is set, so a jump in the sequences means that messages are missing.
             tail.holes += jumps([seq for seq, _, _ in found], at)
             at = found[-1][0]
             for seq, header, payload in found:
+                # Decoding is what costs: most of a shared stream belongs to others, and can't
+                # contain the source's name.
                 if self._suspect is None or self._suspect(header, payload):
                     mark = self._read(payload, fields(header))
                     if mark is not None and seq <= tail.last_seq:
                         tail.see(seq, mark)
+        # The server may simply be slow. Only messages that are proven to be gone may be left
+        # unread, since one of them could be ours.
         if stretch.at < tail.last_seq:
             await self._check_end(tail, stretch.at)
 
     async def _check_end(self, tail: Tail, at: int) -> None:
         """Raise unless the messages that could not be read are gone."""
         state = await self.state()
+        # Everything up to the end was removed while it was being read, or the stream was purged or
+        # replaced.
         if state.first_seq > tail.last_seq or state.last_seq < tail.last_seq:
             return
         if not await self._deleted(at + 1, tail.last_seq):

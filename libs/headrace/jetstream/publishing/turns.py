@@ -47,6 +47,7 @@ _SAYS_AGAIN_S = 0.1
 _FORGOTTEN_S = 1.0
 _OTHERS_MAX = 64
 
+# The words of a note: I wait for the turn; I am writing; I pass the turn (to the named publisher).
 _WAIT = "wait"
 _WRITE = "write"
 _PASS = "pass"  # noqa: S105  # a word of the notes, and no secret
@@ -91,7 +92,9 @@ class Turns:
         self._told = False
         # The turn came after the last look at the stream's end.
         self._came = False
+        # Ends the pause of a waiting publisher as soon as the turn comes.
         self._news = asyncio.Event()
+        # Passes the turn after a short rest, unless something is published meanwhile.
         self._resting: asyncio.Task[None] | None = None
 
     async def open(self, is_writing: Callable[[], bool]) -> None:
@@ -110,6 +113,7 @@ class Turns:
     @property
     def others_write(self) -> bool:
         """Whether another publisher has the turn."""
+        # A writer that died says nothing more: it is believed for a limited time only.
         return bool(self._writer) and time.monotonic() < self._writes_until
 
     @property
@@ -118,11 +122,15 @@ class Turns:
         if not self._waiting or (heir := self._heir()) is None:
             return False
         waiting = self._waiting[heir]
+        # Measured from whichever came later: an old waiting publisher must not end a turn that has
+        # just begun.
         age_s = time.monotonic() - max(waiting.since, self._began)
         return age_s >= (_TURN_S if waiting.ready else _LONG_TURN_S)
 
     async def want(self, *, ready: bool = False) -> None:
         """Ask the writing publisher for the turn."""
+        # Repeated announcements keep the beginning of the wait, by which the longest waiting is
+        # found.
         self._waits_since = self._waits_since or time.monotonic()
         await self._say(_WAIT, ready=ready)
 
@@ -131,9 +139,13 @@ class Turns:
         to write.
         """
         now = time.monotonic()
+        # One more look at the stream's end, because the passing publisher's last messages precede
+        # its note. They must be read before anything is published behind them (docs/adr/0016).
         if self._came:
             self._came = False
             return True
+        # Nobody waits without end for a note: it may be lost, late or forged. Writing too early is
+        # harmless, because the server refuses what doesn't fit.
         if not self.others_write or now - self._waits_since > _WAIT_MAX_S:
             await self._begin()
             return False
@@ -156,6 +168,7 @@ class Turns:
         """
         if self.is_over:
             return self._pass()
+        # The others may still believe that this publisher writes, and would wait for nothing.
         if not more and (self._waiting or self._told) and self._resting is None:
             self._resting = asyncio.create_task(self._rest(), name="turn")
         return False
@@ -167,6 +180,7 @@ class Turns:
     async def _rest(self) -> None:
         try:
             await asyncio.sleep(_REST_S)
+            # Something may have been published during the rest: then the turn is kept.
             if not self._is_writing() and not self._waits_since:
                 heir = ""
                 if self._pass():
@@ -184,6 +198,7 @@ class Turns:
         return True
 
     async def _begin(self) -> None:
+        # A publisher with the stream to itself sends no notes.
         contended = bool(self._writer or self._waiting)
         self._began = time.monotonic()
         self._waits_since = 0.0
@@ -204,6 +219,8 @@ class Turns:
             word, by, source, to = (str(note[key]) for key in ("word", "by", "source", "to"))
         except (ValueError, KeyError, TypeError):
             return
+        # A publisher of the same source is a predecessor or an heir. They don't take turns: the
+        # stream's content decides which of them is fenced.
         if by == self._me or source == self._source:
             return
         if word == _WAIT:
@@ -216,6 +233,8 @@ class Turns:
     async def _on_wait(self, by: str, *, ready: bool) -> None:
         now = time.monotonic()
         known = self._waiting.get(by)
+        # Anyone who may publish on the subject can invent publishers: the memory for them is
+        # bounded.
         if known is None and len(self._waiting) >= _OTHERS_MAX:
             return
         if known is None:
@@ -224,8 +243,10 @@ class Turns:
             # Announcing again must not lose the place in the queue.
             since = known.since
         self._waiting[by] = _Waiting(since, now, ready)
+        # A publisher that waits doesn't write, whatever was heard of it before.
         if by == self._writer:
             self._writer = ""
+        # It hears immediately that there is a writer, or it would start after its first look.
         if known is None and self._is_writing():
             await self._say(_WRITE)
 
@@ -234,6 +255,8 @@ class Turns:
         if to not in ("", self._me):
             self._believe(to)
             return
+        # The turn is ours, or free: if the writer passes it to nobody in particular, each waiting
+        # publisher may try.
         if to == self._me or self._writer == by:
             self._writer = ""
             self._came = True

@@ -15,6 +15,7 @@ from headrace.jetstream.publishing.message import Message
 
 MSG_ID = "Nats-Msg-Id"
 _PART_BYTES = 64 * 1024
+# A line break inside a header's value would end the header, and start another one.
 _NEWLINES = str.maketrans("\r\n", "  ")
 
 
@@ -51,6 +52,7 @@ def with_headers(subject: str, reply: str, headers: Mapping[str, str], payload: 
 
 
 def _command(subject: str, reply: str, head: str, payload: bytes) -> bytes:
+    # HPUB counts bytes; encoding only to count them would cost every message.
     size = len(head) if head.isascii() else len(head.encode())
     line = f"HPUB {subject} {reply} {size} {size + len(payload)}\r\n{head}".encode()
     return b"%b%b\r\n" % (line, payload)
@@ -79,6 +81,7 @@ def parts(commands: Iterable[bytes]) -> Iterator[list[bytes]]:
 async def hand_over(client: Client, commands: list[bytes]) -> None:
     """Send commands in one piece and in order, even from several tasks."""
     data = b"".join(commands)
+    # nats-py counts only what goes through its own `publish`.
     client.stats["out_msgs"] += len(commands)
     client.stats["out_bytes"] += len(data)
     # There is no public call for bytes. This one puts them in the buffer before anything in it may
