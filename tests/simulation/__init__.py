@@ -7,13 +7,15 @@ delivery, pipe, progress and gaps. What they stand on is simulated at the seam o
 | module | stands for |
 |---|---|
 | `clockwork` | the event loop, clocks and randomness; processes that are killed or asleep |
-| `server`, `stream` | nats-server: connections, core NATS, JetStream's rules and its API |
+| `server`, `stream`, `batches` | nats-server: connections, core NATS, JetStream's rules and its API |
 | `client` | the wire below nats-py's client; nats-py's own code runs above it |
 | `postgres`, `catalog` | PostgreSQL: its log, slots, walsenders, promotions, the catalog |
 | `world` | one history: begins the processes, does what the plan says, supervises, heals |
+| `steps` | what a plan's steps do |
 | `plan` | what happens when, drawn from a seed; shrinking |
 | `oracle` | what must hold |
-| `faults` | mended defects, taken out again: that the simulation finds them is tested |
+| `scripts` | the same random requests to the simulated JetStream and to nats-server |
+| `defects` | mended defects, taken out again: that the simulation finds them is tested |
 
 Run `./taskw test:simulate` (HISTORIES, SEED); one history again, with its log, by
 `.venv/bin/python -m tests.simulation --seed N --show`. A failing history is shrunk and printed.

@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import Any
 
 from nats import errors
-from nats.aio.client import Client
+from nats.aio.client import Client, ServerVersion
 from nats.aio.msg import Msg
 from nats.js.errors import NoKeysError
 from nats.js.kv import KeyValue
@@ -49,7 +49,7 @@ class SimClient(Client):
     @property
     def connected_server_version(self) -> Any:
         if self._version is None:
-            self._version = super().connected_server_version
+            self._version = ServerVersion(self.server.version)
         return self._version
 
     def open(self) -> None:

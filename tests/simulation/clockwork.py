@@ -12,9 +12,12 @@ awaited last, as after SIGKILL. A process that sleeps runs its callbacks when it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
+import inspect
 import random
 import secrets
+import sys
 import time
 from asyncio import events
 from collections import deque
@@ -166,10 +169,14 @@ class VirtualLoop(_Loop):
         """Turn until `until` holds, which is asked after each callback."""
         before = events._get_running_loop()  # pytest's own loop may run around us
         events._set_running_loop(self._self)
+        hooks = sys.get_asyncgen_hooks()
+        # One that a dead process left halfway is not closed when it is collected.
+        sys.set_asyncgen_hooks(finalizer=lambda _: None)
         try:
             while not until():
                 self._turn()
         finally:
+            sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(before)
 
     @property
@@ -240,23 +247,18 @@ class VirtualLoop(_Loop):
 
 
 def _end(coroutine: Any) -> None:
-    """Close it; what it awaits at its end is of no use to anybody.
-
-    The coroutine that it awaits comes first: closed from outside, one that awaits at its end is
-    left halfway, and the interpreter complains when it collects it.
-    """
-    awaited = getattr(coroutine, "cr_await", None)
-    if hasattr(awaited, "cr_await"):
-        _end(awaited)
-    for _ in range(50):
-        try:
-            coroutine.close()
-        except RuntimeError:
-            continue
-        except BaseException:  # noqa: BLE001  # whatever it ends with
+    """Close it from the inside out; what it awaits at its end is of no use to anybody."""
+    for _ in range(_CLOSINGS_MAX):
+        if getattr(coroutine, "cr_frame", None) is None:
             return
-        return
+        innermost = coroutine
+        while inspect.iscoroutine(inner := innermost.cr_await) and inner.cr_frame is not None:
+            innermost = inner
+        with contextlib.suppress(BaseException):
+            innermost.close()
 
+
+_CLOSINGS_MAX = 200
 
 THREAD_S = 0.001
 

@@ -12,7 +12,7 @@ from typing import Any
 
 # What a history may be about; each has faults of its own.
 CLASSES = ("calm", "crash", "network", "zombie", "slot", "store", "fork", "sources", "ddl")
-_LENGTH_S = 4.0
+_LENGTH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def drawn(seed: int, kinds: tuple[str, ...] = CLASSES) -> Plan:
 def _options(chance: random.Random, kind: str) -> dict[str, Any]:
     sources = 2 if kind == "sources" or chance.random() < 0.1 else 1
     return {
-        "mode": "event",
-        "ingest": "chain",
+        "mode": chance.choice(("event", "event", "event", "batch", "transaction")),
+        "ingest": chance.choice(("chain", "fast")),
         "encoding": chance.choice(("json", "msgpack")),
         "sources": sources,
         "prefix": chance.choice(("", "app")) if kind != "sources" else "app",

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tests.simulation.batches import FAST, take_atomic, take_fast
 from tests.simulation.clockwork import PROCESS, VirtualLoop
 from tests.simulation.stream import Answer, Headers, Stored, Stream, refused
 
@@ -198,8 +199,14 @@ class Server:
         stream, subject, reply, headers, payload = message
         if not self.up or self.streams.get(stream.name) is not stream:
             return
-        before = stream.last_seq
-        self.answer(reply, stream.take(subject, headers, payload, self.loop.now))
+        before, now = stream.last_seq, self.loop.now
+        if "Nats-Batch-Id" in headers:
+            self.answer(reply, take_atomic(stream, subject, headers, payload, now))
+        elif reply.endswith(FAST):
+            for answer in take_fast(stream, subject, reply, headers, payload, now):
+                self.answer(reply, answer)
+        else:
+            self.answer(reply, stream.take(subject, headers, payload, now))
         self.note(stream, before)
 
     def note(self, stream: Stream, before: int) -> None:
@@ -225,6 +232,9 @@ class Server:
             self.answer(reply, _NOT_FOUND)
         elif verb == "STREAM.INFO":
             self.answer(reply, self.streams[name].info())
+        elif verb == "STREAM.MSG.DELETE":
+            there = self.streams[name].delete(json.loads(payload)["seq"])
+            self.answer(reply, {"success": True} if there else _NO_MESSAGE)
         elif verb == "STREAM.MSG.GET":
             self.answer(reply, self._message(self.streams[name], json.loads(payload)))
         elif verb == "DIRECT.GET":

@@ -14,7 +14,7 @@ from tests.simulation.defects import DEFECTS, Defect
 from tests.simulation.plan import CLASSES, Plan, drawn, shrunk
 from tests.simulation.world import history
 
-HISTORIES = int(os.environ.get("HEADRACE_SIMULATION_HISTORIES", "300"))
+HISTORIES = int(os.environ.get("HEADRACE_SIMULATION_HISTORIES", "900"))
 FIRST_SEED = int(os.environ.get("HEADRACE_SIMULATION_SEED", "0"))
 SPOILED_HISTORIES_MAX = 2000
 

@@ -79,6 +79,8 @@ class World:
         # How far a store comes back at least: a bucket that never knew the source can't tell of it.
         self.kept_least: dict[str, int] = {}
         self.crashes: list[str] = []
+        # Foreseen errors that ended a process: some other instance goes on, or nobody does.
+        self.ends: list[str] = []
         self.server.on_stored = self.on_stored
         self.postgres.on_told = self.on_told
         self.steps = Steps(self)
@@ -156,7 +158,9 @@ class World:
         for error in leaves(process.ended):
             if type(error).__name__ == "SourceDivergedError":
                 self.diverged.add(source)
-            elif not isinstance(error, HeadraceError):
+            elif isinstance(error, HeadraceError):
+                self.ends.append(f"{process.name}: {error!r}")
+            else:
                 self.crashes.append(f"{process.name}: {error!r}")
         if self.processes.get(process.name) is process and source not in self.diverged:
             self._start_again(service, source)
@@ -267,7 +271,9 @@ class World:
         for source in self.sources:
             self._check(source)
         if self.loop.now > deadline:
-            raise ViolationError(f"without faults the line stands still: {self._standing()}")
+            raise ViolationError(
+                f"without faults the line stands still: {self._standing()}, {self.ends[-1:]}"
+            )
 
     def _patience_s(self) -> float:
         """How long it may take until the last rewrite is seen."""
