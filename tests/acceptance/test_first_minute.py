@@ -76,7 +76,7 @@ async def test_up_shows_changes_and_a_table_and_a_second_one_goes_on_with_the_da
 
     async with Up(empty_folder, "--once") as second:
         assert await second.ends() == 0, second.output
-    assert re.search(r"still holds \d+ messages", second.output)
+    assert re.search(r"still contains \d+ messages", second.output)
     assert '"id": 3' in second.output, "the table goes on where it was"
     for server in ("PostgreSQL", "nats-server"):
         assert port_of(server, second.output) == port_of(server, first.output)
@@ -121,7 +121,7 @@ async def test_a_service_that_is_killed_comes_back_and_a_second_up_is_refused(ru
     row = re.search(r"publisher +(http://\S+) +(\d+)", running.output)
     assert row
     os.kill(int(row[2]), signal.SIGKILL)
-    await running.says(r"publisher ended \(killed by SIGKILL\); starting it again")
+    await running.says(r"publisher ended \(killed by SIGKILL\); restarting it")
     async with Up(running.folder) as other:
         assert await other.ends() == 1
     assert re.fullmatch(r"headrace: headrace up already runs in .*\n", other.output)
