@@ -22,7 +22,10 @@ try:
 except ModuleNotFoundError as error:
     if str(error.name).startswith("headrace"):
         raise
-    message = f"headrace.archive needs {error.name}, which is not installed: pip install 'headrace[archive]'"
+    message = (
+        f"headrace.archive needs {error.name}, which is not installed: pip install "
+        "'headrace[archive]'"
+    )
     raise ModuleNotFoundError(message, name=error.name) from None
 
 __all__ = [

@@ -75,7 +75,10 @@ class RowsCheck:
         if not rising.all() or (before is not None and begins <= before):
             return "its rows are out of order"
         if begins < self._info.first or self._last > self._info.last:
-            return f"its rows are not between {self._info.first} and {self._info.last}, as its footer says"
+            return (
+                f"its rows are not between {self._info.first} and {self._info.last}, as "
+                "its footer says"
+            )
         return None
 
     def end(self) -> str | None:

@@ -154,7 +154,8 @@ class Destination:
         self._source = source
         self._months: set[str] = set()
         self._insert_gap = (
-            f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, $2, $3)"  # noqa: S608  # checked names
+            f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, "  # noqa: S608  # checked names
+            "$2, $3)"
             " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at "
             "= now()"
         )
@@ -185,9 +186,11 @@ class Destination:
         except asyncpg.InsufficientPrivilegeError as error:
             raise PostgresRefusedError(
                 f"the audit's destination: {error.args[0]}",
-                remedy="Grant the role CREATE on the schema, or run what `headrace audit sql` prints as "
+                remedy="Grant the role CREATE on the schema, or run what `headrace audit "
+                "sql` prints as "
                 "the tables' "
-                "owner (it also upgrades those of an earlier version) and grant the role SELECT, "
+                "owner (it also upgrades those of an earlier version) and grant the "
+                "role SELECT, "
                 "INSERT, UPDATE and "
                 "DELETE on them.",
             ) from error
@@ -235,7 +238,8 @@ class Destination:
         if self._table.partitioned:
             return await self._drop_partitions(keep_days)
         status = await self._connection.execute(
-            f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {self._table.quoted}"  # noqa: S608  # checked names
+            f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM "  # noqa: S608  # checked names
+            f"{self._table.quoted}"
             " WHERE committed_at < now() - make_interval(days => $1) LIMIT 10000))",
             keep_days,
         )
@@ -318,7 +322,10 @@ class Destination:
     async def _complete_tables(self) -> None:
         """Add the columns of tables to a trail that is otherwise of this version."""
         last = await self._connection.fetchval(
-            "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass($1) AND attname = 'files'",
+            (
+                "SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass($1) AND "
+                "attname = 'files'"
+            ),
             self._table.beside(TABLES),
         )
         if not last:
@@ -327,7 +334,8 @@ class Destination:
     async def _load(self) -> None:
         state = self._table.beside(STATE)
         await self._connection.execute(
-            f"INSERT INTO {state} (source, position, ordinal, stream_seq) VALUES ($1, 0, 0, 0) ON CONFLICT DO NOTHING",  # noqa: S608  # checked names
+            f"INSERT INTO {state} (source, position, ordinal, stream_seq) VALUES ($1, 0, 0, 0) "  # noqa: S608  # checked names
+            "ON CONFLICT DO NOTHING",
             self._source,
         )
         row = await self._connection.fetchrow(
@@ -369,7 +377,8 @@ class Destination:
                 await self._connection.execute(
                     # Another source may have rows at the same position. The id distinguishes them
                     # even if the table's earlier rows don't name their source.
-                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position = $1 AND ordinal < $2"  # noqa: S608  # checked names
+                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position "  # noqa: S608  # checked names
+                    "= $1 AND ordinal < $2"
                     " AND id BETWEEN $4 AND $5 AND coalesce(source, $6) = $6",
                     patch.lsn,
                     patch.before,
@@ -386,7 +395,8 @@ class Destination:
     async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
         """First in the transaction: a second writer waits here, and then finds that it is late."""
         status = await self._connection.execute(
-            f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = $4, open = $5,"  # noqa: S608  # checked names
+            f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = "  # noqa: S608  # checked names
+            "$4, open = $5,"
             " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND "
             "stream_seq = $8",
             self._source,
@@ -405,7 +415,8 @@ class Destination:
         for (schema, table), known in noted.items():
             since: tuple[int, int] | tuple[None, None] = known.since or (None, None)
             await self._connection.execute(
-                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, binary_columns,'  # noqa: S608  # checked names
+                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, '  # noqa: S608  # checked names
+                "binary_columns,"
                 " relation_id, since_position, since_ordinal, files)"
                 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
                 ' ON CONFLICT (source, schema, "table") DO UPDATE SET key = excluded.key,'

@@ -239,7 +239,8 @@ async def later_change(
     since = argument(change["position"])
     until = earlier(place_of(change), argument)
     found: Mapping[str, Any] | None = await connection.fetchrow(
-        f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position >= {since}'  # noqa: S608  # checked names
+        f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position '  # noqa: S608  # checked names
+        f">= {since}"
         f" AND NOT ({until}) AND id <> ALL($4::uuid[]) AND database = $5"
         f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
         " ORDER BY position, ordinal, id LIMIT 1",

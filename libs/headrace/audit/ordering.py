@@ -64,7 +64,7 @@ class _Order:
         return place
 
     def _may_pass(self, change: Change, later: Change) -> bool:
-        """Rows of one table may conflict with each other, except for those that existed together."""
+        """Rows of one table may conflict with each other, except those that existed together."""
         if _names(change) == _names(later):
             keys = change["primary_key"], later["primary_key"]
             if later["operation"] != "DELETE" or None in keys or keys[0] == keys[1]:

@@ -1,4 +1,4 @@
-"""Searches of the audit table as SQL with arguments. Pure: command line and page use the same ones."""
+"""Searches of the audit table as SQL with arguments, for the command line and the page. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from headrace.errors import SettingError
 
 LIMIT_MAX = 1000
 SHOWN = (
-    'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, transaction_id, queued_at,'
-    " created_at, unchanged, source, before::text AS before, after::text AS after, context::text "
+    'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, '
+    "transaction_id, queued_at,"
+    " created_at, unchanged, source, before::text AS before, after::text AS after, "
+    "context::text "
     "AS context,"
     " exact::text AS exact"
 )
@@ -134,7 +136,8 @@ def contexts(text: str) -> list[str]:
 def statistics(table: AuditTable) -> str:
     """The number of changes of each kind for each table, and the earliest time."""
     return (
-        'SELECT schema, "table", operation, count(*) AS changes, min(committed_at) AS first, max(committed_at) AS last,'  # noqa: S608  # checked names
+        'SELECT schema, "table", operation, count(*) AS changes, min(committed_at) AS first, '  # noqa: S608  # checked names
+        "max(committed_at) AS last,"
         f" count(*) FILTER (WHERE context <> '{{}}') AS with_context FROM {table.quoted}"
         " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
     )

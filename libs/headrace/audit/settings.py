@@ -86,7 +86,8 @@ class AuditSettings:
         "HEADRACE_AUDIT_REDACT",
         (),
         "Columns whose values are replaced with `[redacted]`, as `table.column` or "
-        "`schema.table.column`. Applies to keys and old rows too. Changes of these columns can't be reverted.",
+        "`schema.table.column`. Applies to keys and old rows too. Changes of these columns "
+        "can't be reverted.",
     )
     insert_as: str = setting(
         "HEADRACE_AUDIT_INSERT_AS",
@@ -180,7 +181,7 @@ class AuditSettings:
         return not (self.host is None and self.port is None and self.database is None)
 
     def for_the_suite(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables for the other services: deliver contexts, and don't deliver the trail itself."""
+        """Variables for the other services: deliver contexts, but not the trail itself."""
         added = {"HEADRACE_MESSAGE_PREFIXES": ["_bemi"]}
         if not self.elsewhere:
             # Partitions by their exact form: `changes_payments` may be a table of the user's.

@@ -4,8 +4,8 @@
 unique together with `position` (the commit's LSN) and `source`; `unchanged`, the columns whose
 value PostgreSQL did not send; and `exact`, the text of documents that jsonb does not preserve.
 Additional tables are `headrace_audit_state` (how far the trail is, in the same transaction as its
-rows), `headrace_audit_tables` (the key of each table, its bytea columns, and since when the trail has
-every change of its rows) and `headrace_audit_gaps` (permanent losses).
+rows), `headrace_audit_tables` (the key of each table, its bytea columns, and since when the trail
+has every change of its rows) and `headrace_audit_gaps` (permanent losses).
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ _COLUMNS = """
 """
 _BESIDE = """
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_state (
-    source text PRIMARY KEY, position bigint NOT NULL, ordinal bigint NOT NULL, stream_seq bigint NOT NULL,
+    source text PRIMARY KEY, position bigint NOT NULL, ordinal bigint NOT NULL,
+        stream_seq bigint NOT NULL,
     open text, updated_at timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_tables (
-    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL, binary_columns text[],
-    relation_id bigint, since_position bigint, since_ordinal bigint, files text, PRIMARY KEY (source, schema, "table"));
+    source text NOT NULL, schema text NOT NULL, "table" text NOT NULL, key text[] NOT NULL,
+        binary_columns text[],
+    relation_id bigint, since_position bigint, since_ordinal bigint, files text,
+        PRIMARY KEY (source, schema, "table"));
 CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
     source text NOT NULL, noticed_at timestamptz NOT NULL DEFAULT now(), stream_seq bigint NOT NULL,
     reason text NOT NULL, PRIMARY KEY (source, stream_seq));
@@ -53,8 +56,10 @@ CREATE TABLE IF NOT EXISTS {schema}.headrace_audit_gaps (
 # Columns that an older auditor's table lacks, and a unique constraint that a COPY of many rows
 # violates.
 _ADOPT = """
-ALTER TABLE {table} ADD COLUMN IF NOT EXISTS ordinal bigint, ADD COLUMN IF NOT EXISTS unchanged text[];
-ALTER TABLE {table} ALTER COLUMN primary_key TYPE text, ALTER COLUMN database TYPE text, ALTER COLUMN schema TYPE text,
+ALTER TABLE {table} ADD COLUMN IF NOT EXISTS ordinal bigint,
+    ADD COLUMN IF NOT EXISTS unchanged text[];
+ALTER TABLE {table} ALTER COLUMN primary_key TYPE text, ALTER COLUMN database TYPE text,
+    ALTER COLUMN schema TYPE text,
     ALTER COLUMN "table" TYPE text, ALTER COLUMN created_at SET DEFAULT now(),
     ALTER COLUMN transaction_id TYPE bigint, ALTER COLUMN id SET DEFAULT gen_random_uuid();
 ALTER TABLE {table}
@@ -199,6 +204,7 @@ class AuditTable:
         year, number = (int(part) for part in month.split("-"))
         after = f"{year + number // 12:04d}-{number % 12 + 1:02d}"
         return (
-            f'CREATE TABLE IF NOT EXISTS "{self.schema}"."{self.partition(month)}" PARTITION OF {self.quoted} '
+            f'CREATE TABLE IF NOT EXISTS "{self.schema}"."{self.partition(month)}" PARTITION '
+            f"OF {self.quoted} "
             f"FOR VALUES FROM ('{month}-01 00:00:00+00') TO ('{after}-01 00:00:00+00')"
         )

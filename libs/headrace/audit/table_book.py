@@ -24,7 +24,7 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The known facts of a table: its key (the primary key, or else its replica identity), its bytea
+    """The known facts of a table: its key (the primary key, or the replica identity), its bytea
     columns, and since when the trail has every change of its rows.
     """
 

@@ -128,7 +128,7 @@ class FrameSender:
 
     @property
     def held_by(self) -> str | None:
-        """The only confirmer that holds back the confirmed LSN; None if there is none, or several."""
+        """The only confirmer that holds back the confirmed LSN; None for none, or several."""
         if not self.open:
             return None
         known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}

@@ -113,7 +113,7 @@ class RelationShape:
         return values
 
     def old_row(self, key: Row | None, old: Row | None) -> Values | None:
-        """The row before an Update or a Delete, as far as the message has it: whole, its key, or None."""
+        """The row before an Update or Delete as in the message: whole, its key, or None."""
         if old is not None:
             return self.row(old)
         return None if key is None else self.key_row(key)

@@ -452,7 +452,7 @@ def _takes_all(subscription: Subscription, info: StreamInfo) -> bool:
 
 
 def _check_reach(read_seq: int, state: StreamState) -> None:
-    """The stream must contain the messages after this sequence, and be the same stream as before."""
+    """The stream must contain the messages after this sequence, and not be another one."""
     if state.first_seq > read_seq + 1:
         raise RetentionGapError(read_seq + 1, state.first_seq - 1)
     if read_seq > state.last_seq:

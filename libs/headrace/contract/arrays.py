@@ -79,7 +79,7 @@ def _plain(part: bytes, element: Callable[[bytes], object]) -> object:
 
 @lru_cache
 def _tokens(delimiter: bytes) -> re.Pattern[bytes]:
-    """An element or a brace, then its terminator; possessive, so that no input causes backtracking."""
+    """An element or a brace, then its terminator; possessive, to prevent backtracking."""
     mark = re.escape(delimiter)
     value = rb'"(?P<quoted>(?:[^"\\]++|\\.)*+)"|(?P<plain>[^{}"\\' + mark + rb"]++)"
     return re.compile(

@@ -26,13 +26,14 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "lc_monetary": "C",
     }
 )
-"""What every connection that reads values must set: the replication connection, COPY, and queries."""
+"""Settings of every connection that reads values: replication, COPY and queries."""
 
 NAME_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {"search_path": "pg_catalog", "quote_all_identifiers": "off"}
 )
-"""What besides makes names one text (regclass and its kin), whatever the role and the database set: the replication
-connection and COPY. Elsewhere the role's own search_path finds its types and operators."""
+"""Additional settings of the replication connection and COPY, so that names (regclass and similar
+types) have one text with any settings of the role and the database. Elsewhere the role's own
+search_path finds its types and operators."""
 
 _REMEDY = (
     "Check that the role or the database doesn't override the session settings that Headrace sets"

@@ -311,7 +311,7 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
 def _renames(
     old: TableShape, new: TableShape, pairs: Mapping[ColumnShape, ColumnShape]
 ) -> list[Change]:
-    """Renames in an order in which each target name is free; one of a cycle gets a temporary name."""
+    """Renames in an order in which each new name is free; cycles use a temporary name."""
     left = {
         before.name: column.name for column, before in pairs.items() if before.name != column.name
     }
@@ -355,7 +355,7 @@ def _accounted(old: TableShape, new: TableShape) -> bool:
 
 
 def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
-    """Maps each new column to the old one: by its number in the table's history, else by its name."""
+    """Maps each new column to the old one: by its number in the table, else by its name."""
     same_table = old.relation_id == new.relation_id
     by_number = {column.number: column for column in old.columns if column.number and same_table}
     by_name = {column.name: column for column in old.columns}

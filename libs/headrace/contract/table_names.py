@@ -75,7 +75,10 @@ def column_named(pattern: str, schema: str, table: str) -> str | None:
     if len(names) < 2:
         raise SettingError(
             f"HEADRACE_EXCLUDE_COLUMNS or HEADRACE_AUDIT_REDACT: {pattern!r} names no column",
-            remedy='Write table.column or schema.table.column, with dots in a name "my.schema".table.column.',
+            remedy=(
+                "Write table.column or schema.table.column, with dots in a name "
+                '"my.schema".table.column.'
+            ),
         )
     owner, name = _owner_and_name(names[:-1], pattern)
     its = (schema == PUBLIC if owner is None else owner.matches(schema)) and name.matches(table)

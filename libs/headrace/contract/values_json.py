@@ -32,7 +32,7 @@ from headrace.contract.scalars import text
 from headrace.errors import DecodeError
 
 NESTING_MAX = 500
-"""Half of what MessagePack's and JSON's readers in Python take, since the event around it nests too."""
+"""Half the limit of Python's MessagePack and JSON parsers, since the event nests too."""
 
 _INT64_MIN = -(2**63)
 _UINT64_MAX = 2**64 - 1

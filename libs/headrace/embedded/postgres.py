@@ -103,7 +103,8 @@ class EmbeddedPostgres(EmbeddedServer):
             secret = f":{quote(self._password, safe='')}"
         else:
             secret = ""
-        return f"postgresql://{quote(user, safe='')}{secret}@{LOOPBACK}:{self._port}/{quote(dbname, safe='')}"
+        address = f"{LOOPBACK}:{self._port}/{quote(dbname, safe='')}"
+        return f"postgresql://{quote(user, safe='')}{secret}@{address}"
 
     def environment(self, dbname: str = "postgres") -> dict[str, str]:
         """Return libpq's variables for a child process."""
@@ -230,7 +231,7 @@ class EmbeddedPostgres(EmbeddedServer):
             )
 
     def _let_account_reach(self) -> None:
-        """As root, keep the cluster elsewhere if `nobody` can't reach the folder, and link to it."""
+        """As root, keep the cluster elsewhere if `nobody` can't reach the folder; link to it."""
         assert self._account is not None
         if self._account.reaches(self.folder / "pgdata"):
             return

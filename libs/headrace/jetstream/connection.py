@@ -38,7 +38,10 @@ _SCHEMES = ("nats", "tls", "ws", "wss")
 class NatsRefusedError(HeadraceError):
     """The NATS server refused the connection."""
 
-    remedy = "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, NATS_TOKEN)."
+    remedy = (
+        "Check NATS_BRIDGE_USER and NATS_BRIDGE_PASSWORD (or NATS_CREDS, NATS_NKEY_SEED, "
+        "NATS_TOKEN)."
+    )
 
 
 class NatsForbiddenError(HeadraceError):

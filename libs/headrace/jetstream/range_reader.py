@@ -132,7 +132,7 @@ class Stretch:
         await wait_for(self._news, 2 * _PATIENCE_S)
 
     def _taken(self, last_seq: int) -> list[Found]:
-        """The messages up to here; if some were removed, a request may have delivered later ones."""
+        """The messages up to here; if some were removed, requests may have fetched later ones."""
         found: list[Found] = []
         for _, reply, header, payload in self._came:
             seq, number, _ = place(reply)

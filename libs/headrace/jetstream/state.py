@@ -50,7 +50,7 @@ class ForeignStateError(HeadraceError):
 
 @dataclass(slots=True)
 class Cell:
-    """One key: its value as last read or written here, and the revision that a write must replace."""
+    """One key: its value as last read or written, and the revision that a write replaces."""
 
     bucket: KeyValue
     key: str

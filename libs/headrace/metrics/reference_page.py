@@ -15,30 +15,32 @@ from headrace.metrics.catalogue import BRIDGE_FIGURES, EVERY, FIGURES, SERVICES,
 _INTRODUCTION = """\
 # Metrics
 
-Every service serves its own metrics at `/metrics` on its HTTP port, in Prometheus's text form. Telemetry's `/metrics`
-(port 9090) has those of the whole suite, so scraping telemetry alone is enough. Scrape all five, and each figure comes
-twice: then choose by `job` or `instance`. A mirror and a verifier report to no telemetry: scrape them, too (`--http`).
+Every service serves its own metrics at `/metrics` on its HTTP port, in Prometheus's text format.
+Telemetry's `/metrics` (port 9090) contains those of the whole suite, so scraping telemetry alone is
+enough. If you scrape every service as well, each metric appears twice: then select by `job` or
+`instance`. Mirrors and verifiers don't report to telemetry: scrape them separately (`--http`).
 
-Every metric has two labels besides those below:
+Every metric has two labels in addition to those below:
 
-- `service`: who reports it, such as `publisher`;
-- `source`: the replication slot. Two suites in one Prometheus differ by it.
+- `service`: the service that reports it, such as `publisher`;
+- `source`: the replication slot, which distinguishes several suites in one Prometheus.
 
-The Prometheus operator has a target label `service` of its own: set `honorLabels: true` in a ServiceMonitor, or ours
-becomes `exported_service`.
+The Prometheus operator has its own target label `service`: set `honorLabels: true` in a
+ServiceMonitor, or Headrace's label is renamed to `exported_service`.
 
-Counters end in `_total`. A histogram has the suffixes `_bucket`, `_sum` and `_count`. A metric named by a state
-(`headrace_slot_wal_status`) has a series for each state, 1 for the one it is and 0 for the others. LSNs are numbers.
-Labels have a bounded number of values. Of a service that fell silent, telemetry shows `headrace_up` 0 and nothing else.
+Counters end in `_total`. A histogram has the suffixes `_bucket`, `_sum` and `_count`. A metric
+named after a state (`headrace_slot_wal_status`) has one series per state: 1 for the current state
+and 0 for the others. LSNs are numbers. Labels have a bounded number of values. When a service stops
+reporting, telemetry shows only `headrace_up` 0 for it.
 
-How to watch a suite with them is in [Operations](operations.md).
+[Operations](operations.md) explains how to monitor a suite with them.
 
 This page is generated from the declarations in `libs/headrace/metrics/catalogue.py`; don't edit it.
 """
 _BRIDGE = """\
 ## The bridge's names
 
-Telemetry serves these too, without labels, for dashboards made for the PG→NATS bridge.
+Telemetry also serves these, without labels, for dashboards made for the PG→NATS bridge.
 """
 
 
@@ -47,7 +49,10 @@ def page() -> str:
     parts = [_INTRODUCTION, f"## Every service\n\n{_table(_of(EVERY))}"]
     parts += [f"## {service}\n\n{_table(_of(service))}" for service in SERVICES]
     bridge = "\n".join(
-        f"| `bridge_{figure.key}{'_total' if figure.kind == 'counter' else ''}` | {figure.kind} | {figure.explain} |"
+        (
+            f"| `bridge_{figure.key}{'_total' if figure.kind == 'counter' else ''}` | "
+            f"{figure.kind} | {figure.explain} |"
+        )
         for figure in BRIDGE_FIGURES
     )
     parts.append(f"{_BRIDGE}\n| metric | kind | what it is |\n|---|---|---|\n{bridge}\n")

@@ -71,7 +71,7 @@ class Assembly:
         return any(event.position.lsn < lsn for event in self._pending.get(source, ()))
 
     def ready(self, below: int | None = None) -> list[Event]:
-        """Take out the complete transactions; `below`: only those that committed before this LSN."""
+        """Take out the complete transactions; `below`: only those committed before this LSN."""
         if not self._changed and below == self._below:
             return []
         self._changed = False

@@ -298,7 +298,8 @@ class Bootstrap:
             self._progress(run.rows, run.row_count)
         if run.rows != run.row_count:
             raise AgainError(
-                f"the chunks of {run.snapshot_id} contained {run.rows} rows, expected {run.row_count}"
+                f"the chunks of {run.snapshot_id} contained {run.rows} rows, expected "
+                f"{run.row_count}"
             )
         return run
 

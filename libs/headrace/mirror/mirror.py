@@ -290,7 +290,10 @@ class Mirror:
         if not self.book.is_moving or not self.book.awaited:
             return ""
         about = (
-            f"{state.schema}.{state.name} ({'catching up' if state.phase is Phase.LOADED else 'being copied'})"
+            (
+                f"{state.schema}.{state.name} "
+                f"({'catching up' if state.phase is Phase.LOADED else 'being copied'})"
+            )
             for state in self.book.awaited
         )
         return (

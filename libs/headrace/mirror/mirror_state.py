@@ -184,7 +184,7 @@ class Book:
 
     @property
     def seen_seq(self) -> int:
-        """Every message up to this sequence is in the target, or on its way there by a bootstrap."""
+        """Every message up to this sequence is in the target, or in a bootstrap."""
         return seen_by(self.lanes)
 
     @property

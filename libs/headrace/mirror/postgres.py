@@ -364,7 +364,10 @@ class _Writer:
             if known is None:
                 await self._add(name, quote_name(column.name), kind, step.filled.get(column.name))
             elif type_in(known.data_type) != kind:
-                body = f"{quote_name(column.name)} TYPE {kind} USING {quote_name(column.name)}::text::{kind}"
+                body = (
+                    f"{quote_name(column.name)} TYPE {kind} USING "
+                    f"{quote_name(column.name)}::text::{kind}"
+                )
                 await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
         await self._index(after)
 
@@ -413,7 +416,8 @@ def _same_text(table: Table, names: Iterable[str]) -> str:
 
 def _index_name(table: Table, number: int) -> str:
     place = f"{table.schema}\0{table.name}\0{table.staging}"
-    return f"headrace_{'identity' if number else 'key'}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
+    kind = "identity" if number else "key"
+    return f"headrace_{kind}_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
 
 
 def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:

@@ -104,7 +104,7 @@ class BootstrapRun:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """A table's stage; `live` is what readers see, and may be older while it is bootstrapped again."""
+    """A table's stage; `live` is what readers see, and may be older during a bootstrap."""
 
     schema: str
     name: str

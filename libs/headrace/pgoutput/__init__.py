@@ -1,4 +1,4 @@
-"""PostgreSQL's logical replication messages (pgoutput, protocol version 1) and their decoder. Pure."""
+"""PostgreSQL's logical replication messages (pgoutput, version 1) and their decoder. Pure."""
 
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import (

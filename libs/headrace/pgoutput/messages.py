@@ -22,7 +22,7 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.UNCHANGED
-"""Stands for a TOASTed value that didn't change and that PostgreSQL therefore didn't send: it is not NULL."""
+"""Stands for an unchanged TOASTed value, which PostgreSQL doesn't send: it is not NULL."""
 
 Value: TypeAlias = bytes | Literal[Unchanged.UNCHANGED] | None
 """The text form, SQL NULL, or `UNCHANGED`."""

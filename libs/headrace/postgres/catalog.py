@@ -66,7 +66,8 @@ _IDENTITY = _index_columns(
     "i.indisreplident END"
 )
 _ROW_KEYS = f"""
-SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_IDENTITY_INDEX}) AS identity_index
+SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key,
+    ({_IDENTITY_INDEX}) AS identity_index
 FROM unnest($1::oid[]) AS of(oid)
 """  # noqa: S608  # of the constants above
 
@@ -80,10 +81,12 @@ def base_type(oid: str) -> str:
 (WITH RECURSIVE base(oid, modifier, depth, arrays) AS (
     SELECT {oid}::oid, -1, 0, 0
   UNION ALL
-    SELECT CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END, t.typtypmod, b.depth + 1,
+    SELECT CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.typelem END, t.typtypmod,
+        b.depth + 1,
            b.arrays + (t.typtype <> 'd')::int
     FROM base b JOIN pg_type t ON t.oid = b.oid
-    WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem IN (SELECT oid FROM pg_type WHERE typtype = 'd'))
+    WHERE t.typtype = 'd' OR (t.typcategory = 'A' AND t.typelem IN (SELECT oid FROM pg_type
+        WHERE typtype = 'd'))
 ) SELECT format_type(b.oid, nullif(b.modifier, -1)) || repeat('[]', b.arrays)
   FROM (SELECT * FROM base ORDER BY depth DESC LIMIT 1) AS b JOIN pg_type t ON t.oid = b.oid
   WHERE b.depth > 0 AND b.arrays + (t.typcategory = 'A')::int < 2)
@@ -94,7 +97,8 @@ def base_type(oid: str) -> str:
 # share.
 _MEMBERSHIP = """
 SELECT r.oid::int8 FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
-WHERE p.pubname = $1 AND (r.prrelid = of.oid OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(of.oid)))
+WHERE p.pubname = $1 AND (r.prrelid = of.oid OR r.prrelid IN (SELECT relid
+    FROM pg_partition_ancestors(of.oid)))
 UNION ALL
 SELECT n.oid::int8 FROM pg_publication p JOIN pg_publication_namespace n ON n.pnpubid = p.oid
 JOIN pg_class c ON c.relnamespace = n.pnnspid WHERE p.pubname = $1 AND c.oid = of.oid
@@ -105,7 +109,8 @@ ORDER BY 1 LIMIT 1
 # row. As bytes, because text of a SQL_ASCII database may not be valid. Names of objects have
 # another text in another session.
 _MISSING = f"""
-CASE WHEN a.atthasmissing AND coalesce({base_type("a.atttypid")}, format_type(a.atttypid, NULL)) NOT LIKE 'reg%' THEN
+CASE WHEN a.atthasmissing AND coalesce({base_type("a.atttypid")}, format_type(a.atttypid,
+    NULL)) NOT LIKE 'reg%' THEN
     convert_to(array_to_string(a.attmissingval, ''),
                CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END) END
 """
@@ -118,11 +123,15 @@ _FILLED = """
 """
 
 _SHAPES = f"""
-SELECT of.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number, a.atttypid::int8 AS type_oid,
-       a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type, NOT a.attnotnull AS is_nullable,
+SELECT of.oid::int8 AS relation_id, a.attname AS name, a.attnum AS number,
+    a.atttypid::int8 AS type_oid,
+       a.atttypmod AS modifier, format_type(a.atttypid, a.atttypmod) AS data_type,
+           NOT a.attnotnull AS is_nullable,
        {base_type("a.atttypid")} AS base_type,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
-       of.relnatts AS last_number, of.relreplident = 'f' OR a.attname = ANY(identity.columns) AS is_key
+       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled,
+           {_MISSING} AS missing,
+       of.relnatts AS last_number, of.relreplident = 'f'
+           OR a.attname = ANY(identity.columns) AS is_key
 FROM pg_class of
 CROSS JOIN LATERAL (SELECT coalesce(({_IDENTITY}), '{{}}') AS columns) AS identity
 JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -137,18 +146,24 @@ WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
 # parts, because an earlier version stored it like this and expects it after a downgrade.
 _STORAGE_OF = """
 CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN '' ELSE 'u' END ||
-(SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ',' ORDER BY p.oid) FROM pg_class p
-        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid))))
+(SELECT string_agg(concat_ws(':', p.oid, p.relfilenode, p.xmin, p.reltoastrelid), ','
+    ORDER BY p.oid) FROM pg_class p
+        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid
+            FROM pg_partition_tree(c.oid))))
        || '/' ||
-       (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a WHERE a.attrelid = c.oid)
+       (SELECT md5(string_agg(a.xmin::text, ',' ORDER BY a.attnum)) FROM pg_attribute a
+           WHERE a.attrelid = c.oid)
        || '/' || coalesce(
-       (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ',' ORDER BY i.inhrelid)
+       (SELECT string_agg(i.inhrelid::int8 || CASE WHEN i.xmin = a.xmin THEN '' ELSE 'a' END, ','
+           ORDER BY i.inhrelid)
         FROM pg_partition_tree(c.oid) t JOIN pg_inherits i ON i.inhrelid = t.relid
-        JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid' WHERE c.relkind = 'p'), '')
+        JOIN pg_attribute a ON a.attrelid = t.relid AND a.attname = 'tableoid'
+            WHERE c.relkind = 'p'), '')
 """
 
 _STORAGE = f"""
-SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c WHERE c.oid = ANY($1::oid[])
+SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c
+    WHERE c.oid = ANY($1::oid[])
 """  # noqa: S608  # of the constants above
 
 # The content of the publication, and the version of its definition.
@@ -161,11 +176,13 @@ FROM pg_publication WHERE pubname = $1
 
 # Queried after the snapshot: the commit records of everything visible in it are before this LSN.
 _PLACE = """
-(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)
+(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+    ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn)
 """
 
 _PUBLISHED = """
-SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name, c.relreplident::text AS replica_identity,
+SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name,
+    c.relreplident::text AS replica_identity,
        p.attnames::text[] AS columns, p.rowfilter AS row_filter, c.relkind::text AS kind
 FROM pg_publication_tables p
 JOIN pg_namespace n ON n.nspname = p.schemaname
@@ -185,19 +202,24 @@ FROM unnest($2::oid[]) AS of(oid)
 _SEES = """
 SELECT pg_visible_in_snapshot(
     (top + (($3::int8 - top + 2147483648) & 4294967295) - 2147483648)::text::xid8, snapshot)
-FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top FROM pg_current_snapshot() AS s) AS now
+FROM (SELECT s AS snapshot, pg_snapshot_xmax(s)::text::int8 AS top
+    FROM pg_current_snapshot() AS s) AS now
 """
 
 # All in one statement, and therefore one snapshot: a row for each column, or one without any.
 _FACTS = f"""
 SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership,
-       (SELECT i.xmin::text::int8 FROM pg_index i WHERE i.indrelid = of.oid AND i.indisprimary) AS key_defined_by,
+       (SELECT i.xmin::text::int8 FROM pg_index i WHERE i.indrelid = of.oid
+           AND i.indisprimary) AS key_defined_by,
        (SELECT array_agg(format_type(w.oid, nullif(w.modifier, -1)) ORDER BY w.place)
-        FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier, place)) AS type_names,
+        FROM unnest($4::oid[], $5::int4[]) WITH ORDINALITY AS w(oid, modifier,
+            place)) AS type_names,
        (SELECT array_agg({base_type("w.oid")} ORDER BY w.place)
         FROM unnest($4::oid[]) WITH ORDINALITY AS w(oid, place)) AS base_types,
-       a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable, a.xmin::text::int8 AS defined_by,
-       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled, {_MISSING} AS missing,
+       a.attname AS name, a.attnum AS number, NOT a.attnotnull AS is_nullable,
+           a.xmin::text::int8 AS defined_by,
+       pg_get_expr(d.adbin, d.adrelid) AS column_default, {_FILLED} AS filled,
+           {_MISSING} AS missing,
        (SELECT c.relnatts FROM pg_class c WHERE c.oid = of.oid) AS last_number,
        (SELECT {_STORAGE_OF} FROM pg_class c WHERE c.oid = of.oid) AS storage,
        ({_PUBLICATION}) AS publication, {_PLACE}::int8 AS lsn,
@@ -209,7 +231,8 @@ LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 
 # Relations that another catalog row describes.
 _NOW = f"""
-SELECT ({_SEES.replace("$3", "$2")}) AS seen, of.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name,
+SELECT ({_SEES.replace("$3", "$2")}) AS seen, of.oid::int8 AS relation_id, n.nspname AS schema,
+    c.relname AS name,
        CASE WHEN c.oid IS NOT NULL THEN {_STORAGE_OF} END AS storage, {_PLACE}::int8 AS lsn
 FROM unnest($1::oid[]) AS of(oid) LEFT JOIN pg_class c ON c.oid = of.oid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -219,7 +242,8 @@ LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
 _FILES = f"""
 SELECT c.oid::int8 AS relation_id, c.relkind = 'r' AND c.relfilenode = c.oid AS first,
        (SELECT string_agg(concat_ws(':', p.oid, p.relfilenode), ',' ORDER BY p.oid) FROM pg_class p
-        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid)))) AS text,
+        WHERE p.oid = c.oid OR (c.relkind = 'p' AND p.oid IN (SELECT relid
+            FROM pg_partition_tree(c.oid)))) AS text,
        {_PLACE}::int8 AS lsn
 FROM pg_class c WHERE c.oid = ANY($1::oid[])
 """  # noqa: S608  # of the constants above

@@ -36,9 +36,15 @@ class PostgresRefusedError(PostgresError):
 
 _REMEDIES = {
     "28P01": "Check POSTGRES_BRIDGE_USER and POSTGRES_BRIDGE_PASSWORD.",
-    "28000": "Check POSTGRES_BRIDGE_USER, and the server's pg_hba.conf for this role, database and address.",
+    "28000": (
+        "Check POSTGRES_BRIDGE_USER, and the server's pg_hba.conf for this role, "
+        "database and address."
+    ),
     "3D000": "Set PG_DB to a database that exists.",
-    "42501": "Grant the role REPLICATION and SELECT on the published tables (headrace doctor lists what is missing).",
+    "42501": (
+        "Grant the role REPLICATION and SELECT on the published tables (headrace doctor "
+        "lists what is missing)."
+    ),
     "53300": "Raise max_connections, or end idle connections.",
 }
 _CERTIFICATE_REMEDY = "Check PGSSLROOTCERT, PGSSLMODE, and the names in the server's certificate."

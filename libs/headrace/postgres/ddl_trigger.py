@@ -33,14 +33,18 @@ BEGIN
     SELECT jsonb_agg(jsonb_build_object('relation', objid::int8)) INTO told
     FROM pg_event_trigger_dropped_objects() WHERE object_type = 'table';
   ELSIF TG_EVENT = 'table_rewrite' THEN
-    told := jsonb_build_array(jsonb_build_object('relation', pg_event_trigger_table_rewrite_oid()::int8));
+    told := jsonb_build_array(jsonb_build_object('relation',
+        pg_event_trigger_table_rewrite_oid()::int8));
   ELSE
-    SELECT jsonb_agg(DISTINCT jsonb_build_object('relation', c.oid::int8, 'schema', n.nspname, 'table', c.relname))
-    INTO told FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid AND c.relkind IN ('r', 'p')
+    SELECT jsonb_agg(DISTINCT jsonb_build_object('relation', c.oid::int8, 'schema', n.nspname,
+        'table', c.relname))
+    INTO told FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
+        AND c.relkind IN ('r', 'p')
     JOIN pg_namespace n ON n.oid = c.relnamespace WHERE d.classid = 'pg_class'::regclass;
   END IF;
   IF told IS NOT NULL THEN
-    PERFORM pg_logical_emit_message(true, '{PREFIX}', jsonb_build_object('event', TG_EVENT, 'tables', told)::text);
+    PERFORM pg_logical_emit_message(true, '{PREFIX}', jsonb_build_object('event', TG_EVENT,
+        'tables', told)::text);
   END IF;
 END $body$;
 DROP EVENT TRIGGER IF EXISTS headrace_ddl_end;

@@ -1,4 +1,4 @@
-"""Facts about tables and transactions from the catalog: plain records. Pure; `catalog` reads them."""
+"""Records of facts about tables and transactions, which `catalog` reads. Pure."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SlotState:
 
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
-    """A snapshot of exactly the transactions committed before `lsn`, and the name to import it by."""
+    """A snapshot of exactly the transactions committed before `lsn`, and its name."""
 
     lsn: int
     name: str
@@ -254,7 +254,10 @@ class ReplicationConnection:
         """A snapshot with its exact LSN, from a temporary slot; both live as long as this
         connection.
         """
-        command = f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
+        command = (
+            f"CREATE_REPLICATION_SLOT {quote_name(slot)} TEMPORARY LOGICAL pgoutput "
+            "(SNAPSHOT 'export')"
+        )
         _, lsn, name, _ = (await self._query(command, timeout_s=None))[0]
         return ExportedSnapshot(parse_lsn(lsn or ""), name or "")
 

@@ -26,7 +26,8 @@ _IDLE_WAITS = frozenset(
 # end.
 QUERY = """
 SELECT s.active_pid, a.application_name, pg_catalog.host(a.client_addr),
-       pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), a.wait_event
+       pg_catalog.to_char(a.backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+       a.wait_event
 FROM pg_catalog.pg_replication_slots s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.confirmed_flush_lsn IS NOT NULL AND s.slot_name = """
 
@@ -72,7 +73,10 @@ class SlotReader:
         return self.application.split(" ")[:2] == WAL_READER.split(" ")
 
     def __str__(self) -> str:
-        which = f'{"another suite" if self.is_suite else "another program"} (application "{self.application}"'
+        which = (
+            f"{'another suite' if self.is_suite else 'another program'} (application "
+            f'"{self.application}"'
+        )
         whence = f", client {self.client}" if self.client else ""
         since = f", since {self.since}" if self.since else ""
         return f"{which}{whence}, process {self.pid}{since})"

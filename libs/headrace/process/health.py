@@ -117,7 +117,8 @@ async def serving(app: web.Application, host: str, port: int) -> AsyncIterator[i
             raise PortError(
                 f"can't listen on port {port} of {host}: {error.strerror}",
                 remedy=(
-                    "Choose another port with --port or HEADRACE_HTTP_PORT, or stop the program that "
+                    "Choose another port with --port or HEADRACE_HTTP_PORT, or stop the "
+                    "program that "
                     "uses it."
                 ),
             ) from error

@@ -78,7 +78,7 @@ class Scope:
             self.waits.remove(what)
 
     async def until_stopping(self, work: Awaitable[Any]) -> bool:
-        """Wait for `work` or for the stop, whichever comes first; returns whether `work` finished."""
+        """Wait for `work` or the stop, whichever comes first; returns whether `work` finished."""
         task = asyncio.ensure_future(work)
         stop = asyncio.create_task(self.stopping.wait(), name="until-stopping")
         try:

@@ -1,4 +1,4 @@
-"""What every service does around its own work: HTTP port, NATS connection, reports, orderly stop."""
+"""Runs a service's work with its HTTP port, NATS connection, reports and orderly stop."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class OtelSettings:
-    """Export to OpenTelemetry over OTLP, by telemetry for the whole suite. Needs the extra `otel`."""
+    """Export to OpenTelemetry over OTLP, for the whole suite. Needs the extra `otel`."""
 
     endpoint: str | None = setting(
         "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -148,7 +148,8 @@ class ProcessSettings:
     shutdown_timeout_s: float = setting(
         "HEADRACE_SHUTDOWN_TIMEOUT_S",
         10.0,
-        "Seconds that an orderly stop may take. After that the process exits immediately; nothing is "
+        "Seconds that an orderly stop may take. After that the process exits immediately; "
+        "nothing is "
         "lost, but unconfirmed work is repeated at the next start.",
         least=0.1,
     )

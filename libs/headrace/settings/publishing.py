@@ -1,4 +1,4 @@
-"""Settings of the way from the slot into JetStream: message format, delivery, bus and publishing."""
+"""Settings of message format, delivery, the internal bus and publishing."""
 
 from __future__ import annotations
 
@@ -151,8 +151,10 @@ class DeliverySettings:
     sync_interval_s: float = setting(
         "HEADRACE_JETSTREAM_SYNC_S",
         120.0,
-        "The `sync_interval` of nats-server in seconds, for `HEADRACE_DURABILITY=sync`. Must not be "
-        "smaller than the server's value, which clients can't read; a larger value only retains "
+        "The `sync_interval` of nats-server in seconds, for `HEADRACE_DURABILITY=sync`. Must "
+        "not be "
+        "smaller than the server's value, which clients can't read; a larger value only "
+        "retains "
         "more WAL.",
         least=0.1,
     )

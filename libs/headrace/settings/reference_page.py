@@ -50,20 +50,22 @@ FLAGS = {
 _INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, and all services read the same ones. Set them alike for all services of a
-suite. A few settings are also options of the commands; an option overrides the variable. An invalid value ends the
-process before it connects to anything, with an error that names the setting and the values it accepts. Misspelled
-settings such as `HEADRACE_DELIVRY` are reported at startup.
+Every setting is an environment variable, and all services read the same ones. Set them alike for
+all services of a suite. A few settings are also options of the commands; an option overrides the
+variable. An invalid value ends the process before it connects to anything, with an error that names
+the setting and the values it accepts. Misspelled settings such as `HEADRACE_DELIVRY` are reported
+at startup.
 
-- **Secrets.** To read a secret from a file, set `{NAME}_FILE` to the file's path instead of `{NAME}`. Secrets are never
-  logged.
-- **Units.** Names that end in `_S` are seconds; names that end in `_BYTES` or `_BYTES_MAX` are bytes.
+- **Secrets.** To read a secret from a file, set `{NAME}_FILE` to the file's path instead of
+  `{NAME}`. Secrets are never logged.
+- **Units.** Names that end in `_S` are seconds; names that end in `_BYTES` or `_BYTES_MAX` are
+  bytes.
 - **Lists** are separated by commas. **Booleans** are `true` or `false`.
-- **libpq.** libpq's variables apply where a PostgreSQL setting is unset (`PGHOST`, `PGSSLMODE`, `PGSERVICE`,
-  `PGPASSFILE`, …).
+- **libpq.** libpq's variables apply where a PostgreSQL setting is unset (`PGHOST`, `PGSSLMODE`,
+  `PGSERVICE`, `PGPASSFILE`, …).
 
-The defaults suit most installations. This page is generated from the declarations in `libs/headrace/settings` and
-`libs/headrace/audit/settings.py`; don't edit it by hand.
+The defaults suit most installations. This page is generated from the declarations in
+`libs/headrace/settings` and `libs/headrace/audit/settings.py`; don't edit it by hand.
 """
 
 

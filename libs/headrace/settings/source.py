@@ -10,7 +10,7 @@ from headrace.settings.declaration import MIB, setting
 
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
-    """The replication slot and the publication. The slot's name identifies the source everywhere."""
+    """The replication slot, whose name identifies the source everywhere, and the publication."""
 
     slot: str = setting(
         "HEADRACE_SLOT",

@@ -184,7 +184,7 @@ class FilesPartition(InputPartition):  # type: ignore[misc]  # as above
 def partitions(
     options: SourceOptions, reader: WalReader, first: int, stop: int | None
 ) -> list[FilesPartition]:
-    """Tasks of some files each, small ones together; raises and names the file if one is missing."""
+    """Tasks of some files each, small ones together; raises if a file is missing."""
     listed = reader.list(first, stop)
     there = {file.id for file in listed}
     due = range(first, stop if stop is not None else max(there, default=first - 1) + 1)

@@ -133,7 +133,7 @@ def _step(at: Any, part: int, gone: Any, key: Any, row: Any, unchanged: Any, mov
 
 
 def _put_together(folded: Any) -> Any:
-    """Rows with every value in the changes: values of a row under an earlier key are carried over."""
+    """Rows with every value in the changes, including those under an earlier key."""
     records = folded.select("key", F.explode(F.expr(_RECORDS)).alias("record")).select(
         "key", "record.*"
     )
@@ -201,7 +201,8 @@ aggregate(
         CASE
             WHEN step.gone THEN CAST(NULL AS {_MAP})
             WHEN size(step.unchanged) = 0 THEN step.row
-            ELSE map_concat(step.row, map_from_arrays(step.unchanged, transform(step.unchanged, name ->
+            ELSE map_concat(step.row, map_from_arrays(step.unchanged, transform(step.unchanged,
+                name ->
                 CASE WHEN step.move IS NOT NULL THEN concat(chr(0), step.move) ELSE {_HAD} END)))
         END AS row,
         CASE

@@ -149,7 +149,7 @@ def iso_timestamps(column: Array, converter: Converter) -> Array | None:
 
 
 def _timestamps(converter: Converter) -> Reader:
-    """A column whose years all have four digits is rewritten as a whole; any other value by value."""
+    """Rewrites a column as a whole if all years have four digits, else value by value."""
 
     def read(array: Array) -> Values:
         iso = iso_timestamps(array, converter)

@@ -67,7 +67,8 @@ WHERE attrelid = $1::oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum
 """
 _WHOLE_TABLE = """
 SELECT c.oid::int8 AS relation_id, c.relreplident::text AS identity, c.relkind::text AS kind,
-       array(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+       array(SELECT attname::text FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0
+           AND NOT attisdropped
              ORDER BY attnum) AS columns
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
@@ -84,7 +85,8 @@ FROM pg_stat_activity a WHERE a.pid = ANY(pg_blocking_pids($1)) ORDER BY a.xact_
 # Prepared transactions have no process, and hold up a snapshot all the same.
 _PREPARED = """
 SELECT gid, owner AS role, extract(epoch FROM clock_timestamp() - prepared)::int8 AS age_s
-FROM pg_prepared_xacts WHERE database = current_database() AND 0 = ANY(pg_blocking_pids($1)) ORDER BY prepared
+FROM pg_prepared_xacts WHERE database = current_database() AND 0 = ANY(pg_blocking_pids($1))
+    ORDER BY prepared
 """
 _KIND_NAMES = {
     "v": "a view",
@@ -137,7 +139,7 @@ def display_name(table: PublishedTable) -> str:
 
 
 async def find_table(settings: Settings, request: SnapshotRequest) -> PublishedTable:
-    """The table in the publication, with every column that the request names; else `TableRefusedError`."""
+    """The table in the publication with the requested columns, or `TableRefusedError`."""
     connection = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     try:
         return await _find_table(connection, settings, request)
@@ -442,7 +444,8 @@ async def _check_query(
     except asyncpg.InsufficientPrivilegeError as error:
         raise TableRefusedError(
             f"the role may not read every row: {error}",
-            remedy="GRANT SELECT on the table; where row-level security hides rows from the role, which "
+            remedy="GRANT SELECT on the table; where row-level security hides rows from the "
+            "role, which "
             "the stream of "
             "changes has, ALTER ROLE … BYPASSRLS.",
         ) from error

@@ -19,8 +19,10 @@ SETTLE_S = 60.0
 _ORACLE = """
 CREATE SCHEMA oracle;
 CREATE TABLE oracle.changes (
-    n bigserial PRIMARY KEY, xid bigint, operation text, "table" text, key text, before jsonb, after jsonb);
-CREATE FUNCTION oracle.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = '' AS $$
+    n bigserial PRIMARY KEY, xid bigint, operation text, "table" text, key text, before jsonb,
+        after jsonb);
+CREATE FUNCTION oracle.note() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = '' AS $$
 DECLARE
     b jsonb := CASE WHEN TG_OP IN ('UPDATE', 'DELETE') THEN to_jsonb(OLD) ELSE '{}' END;
     a jsonb := CASE WHEN TG_OP IN ('UPDATE', 'INSERT') THEN to_jsonb(NEW) ELSE '{}' END;
@@ -28,14 +30,16 @@ BEGIN
     INSERT INTO oracle.changes (xid, operation, "table", key, before, after)
     VALUES ((pg_current_xact_id()::text::numeric % 4294967296)::bigint,
             CASE TG_OP WHEN 'INSERT' THEN 'CREATE' ELSE TG_OP END, TG_TABLE_NAME,
-            CASE TG_OP WHEN 'TRUNCATE' THEN NULL WHEN 'DELETE' THEN b ->> 'id' ELSE a ->> 'id' END, b, a);
+            CASE TG_OP WHEN 'TRUNCATE' THEN NULL WHEN 'DELETE' THEN b ->> 'id' ELSE a ->> 'id' END,
+                b, a);
     RETURN NULL;
 END $$;
 """
 _AUDITED = """
 CREATE TRIGGER oracle_rows AFTER INSERT OR UPDATE OR DELETE ON {table}
     FOR EACH ROW EXECUTE FUNCTION oracle.note();
-CREATE TRIGGER oracle_truncate AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION oracle.note();
+CREATE TRIGGER oracle_truncate AFTER TRUNCATE ON {table} FOR EACH STATEMENT
+    EXECUTE FUNCTION oracle.note();
 """
 _FACTS = 'operation, "table", {key} AS key, before::text, after::text, {xid} AS xid'
 

@@ -34,7 +34,7 @@ except ModuleNotFoundError:
 
 
 class OwnPostgres(Protocol):
-    """Makes and starts a PostgreSQL for one test; the test's `pg_version` unless another is named."""
+    """Creates and starts a PostgreSQL for one test; `pg_version` unless another is named."""
 
     async def __call__(
         self, version: PostgresVersion | None = None, settings: Mapping[str, str] | None = None

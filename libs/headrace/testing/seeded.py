@@ -32,12 +32,16 @@ _SHAPE = """
 SELECT c.relreplident::text AS identity,
        ARRAY(SELECT attname || E'\\t' || format_type(atttypid, atttypmod) FROM pg_attribute
              WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum) AS columns,
-       ARRAY(SELECT a.attname::text FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
+       ARRAY(SELECT a.attname::text FROM pg_index i, unnest(i.indkey::int2[])
+           WITH ORDINALITY AS k (number, place)
              JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.number
-             WHERE i.indrelid = c.oid AND i.indisprimary AND k.place <= i.indnkeyatts ORDER BY k.place) AS key,
+             WHERE i.indrelid = c.oid AND i.indisprimary AND k.place <= i.indnkeyatts
+                 ORDER BY k.place) AS key,
        ARRAY(SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = c.oid
-             AND a.attnum = ANY (i.indkey::int2[]) WHERE i.indrelid = c.oid AND i.indisreplident) AS by_index
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+             AND a.attnum = ANY (i.indkey::int2[]) WHERE i.indrelid = c.oid
+                 AND i.indisreplident) AS by_index
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1
+    AND c.relname = $2
 """
 
 

@@ -319,8 +319,10 @@ STRUCTURED = (
         "'Mixed Case'",
         "''",
         setup="""CREATE TYPE odd_text;
-            CREATE FUNCTION odd_in(cstring) RETURNS odd_text AS 'textin' LANGUAGE internal STRICT IMMUTABLE;
-            CREATE FUNCTION odd_out(odd_text) RETURNS cstring AS 'textout' LANGUAGE internal STRICT IMMUTABLE;
+            CREATE FUNCTION odd_in(cstring) RETURNS odd_text AS 'textin'
+                LANGUAGE internal STRICT IMMUTABLE;
+            CREATE FUNCTION odd_out(odd_text) RETURNS cstring AS 'textout'
+                LANGUAGE internal STRICT IMMUTABLE;
             CREATE TYPE odd_text (INPUT = odd_in, OUTPUT = odd_out, LIKE = text)""",
     ),
     same("vector", "vector(3)", "'[1,-2.5,3e-05]'", setup="CREATE EXTENSION IF NOT EXISTS vector"),

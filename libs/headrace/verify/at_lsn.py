@@ -69,7 +69,7 @@ async def place_of(
 
 
 async def _lacks(stream: Stream, lanes: Marks, state: TableState, lsn: int) -> bool:
-    """Whether the stream has an event of the table before the LSN that the mirror has not applied."""
+    """Whether the stream has an unapplied event of the table before the LSN."""
     seen = seen_by(lanes)
     while True:
         try:

@@ -63,7 +63,7 @@ class HashedThere:
 
 @dataclass(frozen=True, slots=True)
 class HashedHere:
-    """A side whose rows are read and converted to comparable forms; None: a value is its own form."""
+    """A side whose rows are read and converted to comparable forms (None: unchanged)."""
 
     read: Callable[[], AsyncIterator[list[Row]]]
     forms: Sequence[Form | None]

@@ -189,7 +189,7 @@ def _element(source: SqlType) -> Form | None:
 
 
 def _array(source: SqlType, of: Callable[[SqlType], Form | None]) -> Form:
-    """Nested lists, of PostgreSQL's literal or of JSON; a list has no bounds, so they are left out."""
+    """Nested lists, from PostgreSQL's literal or from JSON; bounds are left out."""
     element = source.element
     assert element is not None
     form = of(element) or same

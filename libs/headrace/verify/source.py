@@ -37,7 +37,10 @@ _CONFIRMED = (
 class NoSlotError(HeadraceError):
     """The suite has no slot on this server."""
 
-    remedy = "Verify against the database that the suite reads (PG_HOST, PG_DB, HEADRACE_SLOT), with the suite running."
+    remedy = (
+        "Verify against the database that the suite reads (PG_HOST, PG_DB, "
+        "HEADRACE_SLOT), with the suite running."
+    )
 
 
 async def confirmed_lsn(settings: Settings) -> int:

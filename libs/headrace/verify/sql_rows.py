@@ -53,7 +53,8 @@ class SqlRows:
         digests = Digests()
         for relation in self.relations:
             query = (
-                f"SELECT place, count(*), sum(one), sum(other) FROM (SELECT {_place('key_hash')} AS place, "  # noqa: S608
+                "SELECT place, count(*), sum(one), sum(other) FROM (SELECT "  # noqa: S608
+                f"{_place('key_hash')} AS place, "
                 f"{_number('hash', 1)} AS one, {_number('hash', 9)} AS other FROM "
                 f"({self._hashes(relation)}) AS hashed"
                 ") AS numbers GROUP BY place"

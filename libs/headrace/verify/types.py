@@ -18,13 +18,17 @@ WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnu
 """
 _TYPES = """
 WITH RECURSIVE needed AS (
-    SELECT DISTINCT atttypid AS oid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped
+    SELECT DISTINCT atttypid AS oid FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0
+        AND NOT attisdropped
   UNION
-    SELECT next.oid FROM needed n JOIN pg_type t ON t.oid = n.oid, unnest(ARRAY[t.typbasetype, t.typelem]) AS next (oid)
+    SELECT next.oid FROM needed n JOIN pg_type t ON t.oid = n.oid, unnest(ARRAY[t.typbasetype,
+        t.typelem]) AS next (oid)
     WHERE next.oid <> 0
 )
-SELECT t.oid::int8, format_type(t.oid, NULL), CASE WHEN t.typtype = 'd' THEN t.typbasetype::int8 ELSE 0 END,
-       coalesce((SELECT e.oid::int8 FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid), 0), t.typdelim::text
+SELECT t.oid::int8, format_type(t.oid, NULL), CASE WHEN t.typtype = 'd' THEN t.typbasetype::int8
+    ELSE 0 END,
+       coalesce((SELECT e.oid::int8 FROM pg_type e WHERE e.oid = t.typelem AND e.typarray = t.oid),
+           0), t.typdelim::text
 FROM needed n JOIN pg_type t ON t.oid = n.oid
 """
 

@@ -35,7 +35,7 @@ class ArchivedTable:
         return cls(shape, key, _table_info(shape, key), compiled_texts(shape.columns, key))
 
     def key_of(self, new: Values | None, old: Values | None = None) -> bytes | None:
-        """The key's columns, as the new row has them; those that it does not have, the old one may."""
+        """The key's columns of the new row; the old one may have those that it lacks."""
         known: dict[str, object] = {} if old is None else old.native
         if new is not None:
             known = known | new.native

@@ -122,7 +122,7 @@ def _search(asked: Mapping[str, str]) -> Search:
 
 
 def _place(text: str) -> TrailPosition:
-    """A position as the page sends it: position, ordinal (empty in an older auditor's rows) and id."""
+    """A position from the page: position, ordinal (empty in an older auditor's rows), id."""
     position, ordinal, change = text.split(".")
     return TrailPosition(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
 

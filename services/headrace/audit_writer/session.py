@@ -204,7 +204,10 @@ class Session:
 
     def _gap(self, event: Event) -> None:
         payload = event.payload
-        reason = f"{payload.get('reason')}: changes from {payload.get('after')} to {payload.get('up_to')} are lost"
+        reason = (
+            f"{payload.get('reason')}: changes from {payload.get('after')} to "
+            f"{payload.get('up_to')} are lost"
+        )
         if payload.get("reason") == "stream_damaged":
             reason += " to the stream; rows that the trail had read before are complete"
         log.error("gap", reason=reason)

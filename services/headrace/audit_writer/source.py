@@ -18,7 +18,8 @@ from headrace.settings import PostgresSettings
 _RELATIONS = """
 SELECT c.oid::int8 AS relation_id, n.nspname AS schema, c.relname AS name, ARRAY(
     SELECT a.attname::text FROM pg_attribute a
-    WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid IN ('bytea'::regtype, 'bytea[]'::regtype)
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid IN ('bytea'::regtype,
+        'bytea[]'::regtype)
 ) AS binary_columns
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))

@@ -32,7 +32,10 @@ _UPDATE_SHARE = 0.25
 _DELETE_SHARE = 0.1
 _KEPT_ROWS_MAX = 100_000
 
-_PUBLISHED = "SELECT 1 FROM pg_publication_tables WHERE pubname = $1 AND schemaname = 'public' AND tablename = $2"
+_PUBLISHED = (
+    "SELECT 1 FROM pg_publication_tables WHERE pubname = $1 AND schemaname = 'public' "
+    "AND tablename = $2"
+)
 
 
 @dataclass(slots=True)

@@ -295,7 +295,9 @@ def init(
         bool,
         typer.Option(
             "--ddl-trigger",
-            help="Also install an event trigger, which reports drops, renames and rewrites in order.",
+            help=(
+                "Also install an event trigger, which reports drops, renames and rewrites in order."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -322,7 +324,7 @@ def teardown(
         ),
     ] = False,
 ) -> None:
-    """Remove what init created: the slot first, then the publication, with --streams the streams."""
+    """Remove what init created: slot, publication and, with --streams, the streams."""
     from headrace.cli.setup import teardown as command
 
     settings = settings_from(slot, pub)

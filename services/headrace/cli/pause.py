@@ -56,7 +56,10 @@ async def run(settings: Settings, *, paused: bool, reason: str = "") -> None:
         )
         console.print(
             Text(
-                "PostgreSQL retains WAL meanwhile. headrace resume continues without losing anything",
+                (
+                    "PostgreSQL retains WAL meanwhile. headrace resume continues without "
+                    "losing anything"
+                ),
                 style="dim",
             )
         )

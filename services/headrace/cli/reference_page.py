@@ -23,16 +23,16 @@ from headrace.suite.services import SERVICES
 _HEAD = """\
 # Command line
 
-`headrace COMMAND --help` says the same. Options win over the environment; what has no option is in
-[settings](settings.md). A command that can't do what it was asked says so in one line on stderr, with the remedy, and
-ends with 1; bad usage ends with 2.
+`headrace COMMAND --help` shows the same. Options override the environment; [Settings](settings.md)
+lists everything that has no option. A command that fails prints one line with the remedy on stderr
+and exits with 1; incorrect usage exits with 2.
 
 This page is generated from the commands; don't edit it.
 """
 _SERVICES = """\
 ## Services
 
-One process each. All take the same options, so that one line of a manifest fits every one.
+One process each. All accept the same options, so that one manifest line fits every service.
 
 | command | what it does |
 |---|---|

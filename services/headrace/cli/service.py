@@ -52,9 +52,10 @@ _CHOICES: dict[str, tuple[str, type[StrEnum], str]] = {
 }
 
 _EPILOG = """\
-PostgreSQL: PG_HOST PG_PORT PG_DB POSTGRES_BRIDGE_USER POSTGRES_BRIDGE_PASSWORD, or libpq's own (PGHOST, PGSSLMODE,
-PGSERVICE, …). NATS: NATS_URL (or NATS_HOST) NATS_BRIDGE_USER NATS_BRIDGE_PASSWORD NATS_CREDS NATS_TLS_CA.
-Every setting is in docs/settings.md; an option wins over its variable. `headrace doctor` checks both servers.
+PostgreSQL: PG_HOST PG_PORT PG_DB POSTGRES_BRIDGE_USER POSTGRES_BRIDGE_PASSWORD, or libpq's
+variables (PGHOST, PGSSLMODE, PGSERVICE, …). NATS: NATS_URL (or NATS_HOST) NATS_BRIDGE_USER
+NATS_BRIDGE_PASSWORD NATS_CREDS NATS_TLS_CA. docs/settings.md explains every setting; an option
+overrides its variable. `headrace doctor` checks both servers.
 """
 
 

@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Everything before `lsn` has been yielded; `whole` tells a transaction's end from a keepalive."""
+    """Everything before `lsn` has been yielded; `whole`: by a transaction's end."""
 
     lsn: int
     whole: bool
@@ -310,7 +310,7 @@ class Assembler:
                 self._hold(lsn, table, table.truncate, Values())
 
     def _wanted(self, relation_id: int) -> TableEvents | None:
-        """The relation's events; None where it is left out: its changes take their places unread."""
+        """The relation's events; None if excluded: its changes take their positions unread."""
         table = self.tables[relation_id]
         if not table.shape.excluded:
             return table
@@ -429,7 +429,7 @@ class Assembler:
         }
 
     def _repeat(self, lsn: int, id_end: str) -> str:
-        """What tells a change from those of its table and kind that the same WAL record had before."""
+        """Distinguishes a change from those of its table and kind in the same WAL record."""
         if lsn != self._lsn:
             self._lsn = lsn
             self._repeats = {id_end: 1}

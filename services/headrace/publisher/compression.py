@@ -81,7 +81,7 @@ class Compression:
         self._kept: dict[str, Any] = {"tables": {}, "retired": []}
 
     async def open(self) -> None:
-        """Load every dictionary that the stream's messages may need, and continue with the newest."""
+        """Load every dictionary that the stream may need, and continue with the newest."""
         for other in await self._cells():
             theirs = await other.read() or {"tables": {}, "retired": []}
             for dictionary_id in [

@@ -63,7 +63,7 @@ class Damage:
     async def report(
         self, place: ResumePoint, source: str, encoding: Encoding | None, pipe: Pipe, stats: Stats
     ) -> None:
-        """Publish the gaps that were not reported yet, then keep them; no encoding: only keep them."""
+        """Publish the gaps not reported yet, then store them; no encoding: only store them."""
         self._gone = place.tail.gone
         if not (place.tail.gone or place.tail.holes):
             return

@@ -80,7 +80,7 @@ class Delivery:
 
     @property
     def reached_lsn(self) -> int:
-        """The commit of the last transaction that the stream has, or is about to have, events of."""
+        """The commit of the last transaction with events in the stream, or about to be."""
         return max(self.position, self._lanes_end).lsn
 
     def begin_epoch(self) -> None:

@@ -24,7 +24,7 @@ FRAMES_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame whose events were handed over: the first `accepted` messages, with those before it."""
+    """A frame whose events were handed over: they are in the first `accepted` messages."""
 
     name: str
     accepted: int

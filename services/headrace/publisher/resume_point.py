@@ -57,7 +57,7 @@ class Progress:
     complete: tuple[tuple[Position, int], ...] = ()
 
     def stored(self, position: Position, lsn: int) -> tuple[tuple[Position, int], ...]:
-        """`complete`, now that all transactions before `lsn` are stored, at or before `position`."""
+        """`complete`, once all transactions before `lsn` are stored by `position`."""
         if position > self.position:
             return (*self.complete, (position, lsn))[-COMPLETE_MAX:]
         if self.complete and self.complete[-1][0] == position:
@@ -202,7 +202,9 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
             had=str(progress.position),
             has=str(here.position),
             confirmed=format_lsn(progress.confirmed_lsn),
-            remedy="the slot is asked for the missing changes; those that it no longer has are a gap",
+            remedy=(
+                "the slot is asked for the missing changes; those that it no longer has are a gap"
+            ),
         )
     return ResumePoint(
         here,

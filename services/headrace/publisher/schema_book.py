@@ -26,7 +26,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A table's shape from `since` on; `told` is False while the stream may lack its schema event."""
+    """A table's shape from `since` on; `told`: whether the stream has its schema event."""
 
     shape: TableShape
     version: int
@@ -139,7 +139,7 @@ class SchemaBook:
         return self._entries.get(token)
 
     def key_of(self, relation_id: int) -> tuple[str, ...] | None:
-        """The relation's primary key as last reported; None if the stream contains no rows of it."""
+        """The relation's primary key as last reported; None if the stream has no rows of it."""
         entry = self._entries.get(self._by_relation.get(relation_id, ""))
         return entry.shape.primary_key if entry is not None and entry.shape.columns else None
 

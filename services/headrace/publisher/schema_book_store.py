@@ -31,7 +31,7 @@ class BookShelf:
         self._histories: dict[str, list[Entry]] = {}
 
     async def load(self, position: Position, ids_after: Collection[str]) -> SchemaBook:
-        """The book for a stream that contains everything up to `position`, and these ids after it."""
+        """The book for a stream that is complete up to `position`, with these ids after it."""
         watcher = await self._bucket.watch(f"{self._prefix}>", ignore_deletes=True)
         try:
             async for kept in watcher:

@@ -16,7 +16,7 @@ from headrace.publisher.schema_book import NOT_LOOKED, Looked
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The common part of all changes of one kind to one table: an Operation is slow to look up by."""
+    """The common part of all changes of one kind to one table."""
 
     operation: str
     subject: str
@@ -54,7 +54,7 @@ class TableEvents:
 
     @classmethod
     def of(cls, shape: RelationShape, known_key: Sequence[str] | None = None) -> TableEvents:
-        """`known_key`: this relation's primary key in the stream so far; None if it has had no row."""
+        """`known_key`: this relation's primary key in the stream so far; None without rows."""
         relation, facts = shape.relation, shape.facts
         token = table_token(relation.schema, relation.name)
         primary_key = _primary_key(relation, facts, known_key)

@@ -19,11 +19,13 @@ from headrace.schema_publisher.schema import TableSchema
 from headrace.settings import Settings
 
 _COLUMNS = f"""
-SELECT a.attrelid::int8 AS relation_id, a.attname AS name, format_type(a.atttypid, a.atttypmod) AS data_type,
+SELECT a.attrelid::int8 AS relation_id, a.attname AS name, format_type(a.atttypid,
+    a.atttypmod) AS data_type,
        {catalog.base_type("a.atttypid")} AS base_type, NOT a.attnotnull AS is_nullable,
        pg_get_expr(d.adbin, d.adrelid) AS column_default
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid, a.attnum
+WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid,
+    a.attnum
 """  # noqa: S608  # of constants
 
 

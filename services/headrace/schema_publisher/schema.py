@@ -101,5 +101,5 @@ def value(content: Payload, version: int, timestamp: int) -> Payload:
 
 
 def is_of(stored: Stored, source: str) -> bool:
-    """Whether the key is this source's to delete: suites with disjoint tables may share the bucket."""
+    """Whether this source may delete the key: suites may share the bucket."""
     return stored.value is not None and stored.value.get("source") == source

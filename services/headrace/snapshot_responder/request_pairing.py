@@ -75,7 +75,7 @@ class Pairing(Generic[Outcome]):
         return None
 
     def expire(self, now: float) -> list[tuple[View, str]]:
-        """Drop what waited too long; returns the reply subjects of requests that were never stored."""
+        """Drop what waited too long; returns reply subjects of requests never stored."""
         list(_expired(self._outcomes, now - self.patience_s))
         return [
             (view, reply) for view, reply in _expired(self._replies, now - self.patience_s) if reply

@@ -319,7 +319,7 @@ class Desk:
         return Answer(snapshot_id, "accepted", reason)
 
     async def _interrupted(self, message: Msg, request: SnapshotRequest, cell: Cell) -> bool:
-        """End a snapshot that an earlier responder started; returns whether another attempt is due."""
+        """End an earlier responder's snapshot; returns whether another attempt is due."""
         assert cell.value is not None
         snapshot_id = str(cell.value["snapshot_id"])
         attempt = int(cell.value["attempt"])

@@ -1,1 +1,1 @@
-"""Runs the suite's services as processes on one machine: starts, watches, restarts, stops in order."""
+"""Runs the suite's services on one machine: starts, watches, restarts and stops them."""

@@ -27,7 +27,8 @@ log = logs.logger("telemetry")
 # A LEFT JOIN, so that a missing slot is a row too and an empty answer isn't.
 _SLOT = """
 WITH here AS (
-    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END AS lsn
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn()
+        ELSE pg_current_wal_lsn() END AS lsn
 )
 SELECT s.slot_name IS NOT NULL AS found, s.active, coalesce(s.wal_status, '') AS wal_status,
        coalesce(s.confirmed_flush_lsn - '0/0'::pg_lsn, 0)::int8 AS confirmed_lsn,

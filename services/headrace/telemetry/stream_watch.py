@@ -137,7 +137,8 @@ class StreamWatch:
                 log.info("consumer_out_of_danger", stream=view.stream, consumer=view.name)
             if view.lost > self._lost.get(view.key, 0):
                 remedy = (
-                    "the consumer has to bootstrap again; enlarge the stream's retention, or speed up "
+                    "the consumer has to bootstrap again; enlarge the stream's retention, or "
+                    "speed up "
                     "the consumer"
                 )
                 log.error(

@@ -460,7 +460,7 @@ class SlotReader:
             )
 
     def _tell_who_holds(self, now: float) -> None:
-        """A required archive may hold the slot forever: that must be visible in other places too."""
+        """A required archive may hold the slot forever: report it where it is visible."""
         lsn = max(self._told, self._sender.confirmed_lsn)
         held = self._holding.look(
             now, lsn, self._sender.held_by, settled=self._sender.open and self._sender.settled

@@ -184,7 +184,10 @@ class StaleSlot:
             self._foreign = None
             return
         raise SlotBusyError(
-            f'replication slot "{self._slot}" was read {now - seen_at:.0f} s ago by {other}, which may be restarting',
+            (
+                f'replication slot "{self._slot}" was read {now - seen_at:.0f} s ago by '
+                f"{other}, which may be restarting"
+            ),
             remedy=f"{REMEDY} It is taken when no process has read it for {FOREIGN_AWAY_S:.0f} s.",
         )
 

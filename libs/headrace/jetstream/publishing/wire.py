@@ -32,7 +32,10 @@ def command(message: Message, reply: str, expected_seq: int, id_header: str = MS
         more = header_lines(message.headers)
     else:
         more = ""
-    head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: {expected_seq}\r\n{more}\r\n"
+    head = (
+        f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: "
+        f"{expected_seq}\r\n{more}\r\n"
+    )
     return _command(message.subject, reply, head, message.payload)
 
 
@@ -40,7 +43,10 @@ def grouped(message: Message, id_header: str, batch: str, number: int) -> bytes:
     """The command that publishes a message inside an atomic batch (neither first nor last), without
     other headers.
     """
-    head = f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
+    head = (
+        f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Batch-Id: "
+        f"{batch}\r\nNats-Batch-Sequence: {number}\r\n\r\n"
+    )
     return _command(message.subject, "", head, message.payload)
 
 

@@ -70,7 +70,7 @@ class ReplayRun:
         return file.info.source
 
     def events(self, done: Position = ORIGIN, *, ids: bool = False) -> Iterator[Replayed]:
-        """The range's events, starting where an earlier run ended; `ids`: with their original ids."""
+        """The range's events, from the end of an earlier run on; `ids`: with original ids."""
         return self._payloads.of(self._rows(done, ids=ids))
 
     def stored(self, count: int, up_to: Position) -> None:

@@ -11,16 +11,20 @@ from headrace.audit.table_book import Names
 
 # Of a partitioned table the parts' own constraints say the same again.
 _REFERENCES = """
-SELECT cn.nspname::text AS child_schema, c.relname::text AS child, pn.nspname::text AS parent_schema,
+SELECT cn.nspname::text AS child_schema, c.relname::text AS child,
+    pn.nspname::text AS parent_schema,
        p.relname::text AS parent, k.confdeltype::text AS on_delete,
        ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS u(number, place)
-             JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.number ORDER BY u.place) AS columns,
+             JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = u.number
+                 ORDER BY u.place) AS columns,
        ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS u(number, place)
-             JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.number ORDER BY u.place) AS keys
+             JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = u.number
+                 ORDER BY u.place) AS keys
 FROM pg_constraint k
 JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace cn ON cn.oid = c.relnamespace
 JOIN pg_class p ON p.oid = k.confrelid JOIN pg_namespace pn ON pn.oid = p.relnamespace
-WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[], $2::text[]))
+WHERE k.contype = 'f' AND (pn.nspname::text, p.relname::text) IN (SELECT * FROM unnest($1::text[],
+    $2::text[]))
 """
 
 

@@ -162,7 +162,9 @@ class Reverting:
                         f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
                         f"{step.table.name}"
                     ),
-                    remedy="A trigger or a rule of the table prevents it: undo the change manually.",
+                    remedy=(
+                        "A trigger or a rule of the table prevents it: undo the change manually."
+                    ),
                 )
         await self._prove(step)
 
@@ -233,7 +235,8 @@ class Reverting:
             else:
                 itself = ""
             found = await self.source.fetchval(
-                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON {' AND '.join(pairs)}{itself}"  # noqa: S608  # quoted
+                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON "  # noqa: S608  # quoted
+                f"{' AND '.join(pairs)}{itself}"
                 f" WHERE {located(step.table, step.found_by)}"
             )
             # In a script, those that its statements so far would remove; a partition's rows are
@@ -258,7 +261,10 @@ class Reverting:
         named = "the trail has no later change of it"
         if later is not None:
             at = later["committed_at"].astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-            named = f"{later['operation']} {later['id']} at {at} UTC, transaction {later['transaction_id']}"
+            named = (
+                f"{later['operation']} {later['id']} at {at} UTC, transaction "
+                f"{later['transaction_id']}"
+            )
         change = step.change
         table = step.table
         raise IrreversibleError(
@@ -273,7 +279,10 @@ class Reverting:
     ) -> dict[str, str | None] | None:
         """The source's row as texts, as in the replication stream; None if there is none."""
         texts = ", ".join(
-            f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', t.{quote_name(name)}) END"
+            (
+                f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', "
+                f"t.{quote_name(name)}) END"
+            )
             for name in table.columns
         )
         where = f"WHERE {located(table, side)}" + (" FOR UPDATE OF t" if lock else "")

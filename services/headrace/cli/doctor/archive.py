@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 GROUP = "Archive"
 ARCHIVER = "archiver"
-_SLOT = "SELECT active, (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM pg_replication_slots WHERE slot_name = $1"
+_SLOT = (
+    "SELECT active, (confirmed_flush_lsn - '0/0')::bigint AS lsn FROM "
+    "pg_replication_slots WHERE slot_name = $1"
+)
 _DENIED_REMEDY = "Grant the role CONNECT on the database."
 
 

@@ -20,8 +20,10 @@ SELECT format('%I.%I', n.nspname, c.relname) AS name, bool_or(a.attgenerated = '
 FROM pg_publication_tables p JOIN pg_publication pub USING (pubname)
 JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> ''
-WHERE p.pubname = $1 AND (pub.pubupdate OR pub.pubdelete) AND NOT coalesce(a.attname = ANY (p.attnames), false)
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+    AND a.attgenerated <> ''
+WHERE p.pubname = $1 AND (pub.pubupdate OR pub.pubdelete)
+    AND NOT coalesce(a.attname = ANY (p.attnames), false)
   AND (c.relreplident = 'f' OR EXISTS (
     SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND a.attnum = ANY (i.indkey)
     AND (c.relreplident = 'i' AND i.indisreplident OR c.relreplident = 'd' AND i.indisprimary)))

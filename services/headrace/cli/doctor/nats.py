@@ -158,7 +158,10 @@ def _stream(
 ) -> None:
     state = info["state"]
     subjects = set(info["config"].get("subjects") or [])
-    found = f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, {state['bytes'] / 1_048_576:,.1f} MiB"
+    found = (
+        f"{', '.join(sorted(subjects))}; {state['messages']:,} messages, "
+        f"{state['bytes'] / 1_048_576:,.1f} MiB"
+    )
     missing = ", ".join(sorted(wanted - subjects))
     remedy = f"Add {missing}: nats stream edit {name}."
     findings.judge(check, found, remedy, good=not missing)

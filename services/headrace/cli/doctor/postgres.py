@@ -33,7 +33,8 @@ _TABLES = """
 SELECT format('%I.%I', n.nspname, c.relname) AS name, c.relreplident::text AS identity,
        has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE') AS readable,
        EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary) AS has_key,
-       EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident) AS has_identity_index
+       EXISTS (SELECT 1 FROM pg_index i WHERE i.indrelid = c.oid
+           AND i.indisreplident) AS has_identity_index
 FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
 WHERE p.pubname = $1 ORDER BY 1
@@ -50,9 +51,12 @@ SELECT s.plugin, s.database, current_database() AS here, s.active, s.active_pid,
 FROM pg_replication_slots s WHERE s.slot_name = $1
 """
 _ROOM = """
-SELECT (SELECT count(*) FROM pg_replication_slots) AS slots, current_setting('max_replication_slots')::int AS slots_max,
-       (SELECT count(*) FROM pg_stat_replication) AS senders, current_setting('max_wal_senders')::int AS senders_max,
-       current_setting('max_slot_wal_keep_size') AS keep, extract(epoch FROM clock_timestamp())::float8 AS clock
+SELECT (SELECT count(*) FROM pg_replication_slots) AS slots,
+    current_setting('max_replication_slots')::int AS slots_max,
+       (SELECT count(*) FROM pg_stat_replication) AS senders,
+           current_setting('max_wal_senders')::int AS senders_max,
+       current_setting('max_slot_wal_keep_size') AS keep, extract(epoch
+           FROM clock_timestamp())::float8 AS clock
 """
 
 
@@ -146,13 +150,19 @@ async def _publication(session: asyncpg.Connection, settings: Settings, findings
 
 def _tables(tables: list[asyncpg.Record], findings: Findings) -> None:
     unreadable = [row["name"] for row in tables if not row["readable"]]
-    grant = f"GRANT SELECT ON {', '.join(unreadable[:_SHOWN_TABLES])} TO the role, and USAGE on the schema."
+    grant = (
+        f"GRANT SELECT ON {', '.join(unreadable[:_SHOWN_TABLES])} TO the role, and USAGE "
+        "on the schema."
+    )
     findings.judge(
         "SELECT", _named(unreadable, "no SELECT on", "all readable"), grant, good=not unreadable
     )
     lacking = [row["name"] for row in tables if not _identified(row)]
     if lacking:
-        remedy = "PostgreSQL refuses their UPDATEs and DELETEs: add a primary key, or ALTER TABLE … REPLICA IDENTITY FULL."
+        remedy = (
+            "PostgreSQL refuses their UPDATEs and DELETEs: add a primary key, or ALTER "
+            "TABLE … REPLICA IDENTITY FULL."
+        )
         findings.warn("identity", _named(lacking, "none for", ""), remedy)
     else:
         findings.ok("identity", "every table has a replica identity")

@@ -66,7 +66,7 @@ async def run(
     *,
     with_ddl_trigger: bool = False,
 ) -> None:
-    """Create the publication, the streams and buckets, the DDL trigger if requested, and the slot."""
+    """Create the publication, the streams and buckets, the DDL trigger and the slot."""
     screen = screen or Screen()
     async with postgres(settings, "init", _DENIED_REMEDY) as session:
         screen.title(f"PostgreSQL {where(settings.postgres)}")

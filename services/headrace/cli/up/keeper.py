@@ -25,7 +25,10 @@ _LOOK_S = 0.2
 class ServerDiedError(HeadraceError):
     """An embedded server dies repeatedly."""
 
-    remedy = "Correct what it says there; a full disk and too little memory are the usual reasons. Then start again."
+    remedy = (
+        "Correct what it says there; a full disk and too little memory are the usual "
+        "reasons. Then start again."
+    )
 
 
 class Keeper:

@@ -54,7 +54,9 @@ def paired(slots: Sequence[str], pubs: Sequence[str]) -> tuple[Chosen, ...]:
     if len(slots) != len(pubs):
         raise SettingError(
             f"--slot is given {_times(slots)}, --pub {_times(pubs)}",
-            remedy="Several suites need both options for each: --slot a --pub p1 --slot b --pub p2.",
+            remedy=(
+                "Several suites need both options for each: --slot a --pub p1 --slot b --pub p2."
+            ),
         )
     for option, names, why in (
         ("--slot", slots, "A slot has one reader, so give each suite its own slot."),
@@ -89,7 +91,10 @@ def check_together(suites: Sequence[Chosen], environ: Mapping[str, str]) -> None
 class SlotInUseError(HeadraceError):
     """Another process reads the slot."""
 
-    remedy = "A slot has one reader. Use that suite, stop it, or name another slot and publication: --slot, --pub."
+    remedy = (
+        "A slot has one reader. Use that suite, stop it, or name another slot and "
+        "publication: --slot, --pub."
+    )
 
 
 async def require_free_slot(settings: Settings) -> None:

@@ -106,7 +106,7 @@ class Servers:
         return named
 
     def inherited(self) -> dict[str, str]:
-        """The environment without variables that would point elsewhere than to an embedded server."""
+        """The environment without variables that would point to other servers."""
         gone: set[str] = set()
         if self.postgres is not None:
             gone |= {name for name in self.environ if name.startswith(("PG", "POSTGRES_BRIDGE_"))}

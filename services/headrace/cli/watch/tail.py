@@ -100,7 +100,10 @@ async def _tell_unknown(client: Client, settings: Settings, tables: Iterable[str
         there = f"there are: {', '.join(shown)}{more}"
     else:
         there = "there are none yet"
-    text = f"headrace: no table {', '.join(missing)} is published ({there}). Waiting for it; Ctrl-C ends."
+    text = (
+        f"headrace: no table {', '.join(missing)} is published ({there}). Waiting for it; "
+        "Ctrl-C ends."
+    )
     print(plain(text), file=sys.stderr, flush=True)
 
 
