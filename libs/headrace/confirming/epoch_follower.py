@@ -148,7 +148,7 @@ class EpochFollower:
             await self._client.flush()
 
     async def _give_up(self, error: BaseException) -> None:
-        """The next follower starts from the store's end; frames on their way are of no use to it."""
+        """The next follower starts from the store's end and ignores frames in flight."""
         if self._client.is_connected and not self._scope.stopping.is_set():
             await asyncio.shield(self._send(self._receiver.restart(describe(error))))
 

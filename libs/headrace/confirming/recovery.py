@@ -24,13 +24,13 @@ async def follow_on(
     failed: Callable[[Exception], Awaitable[bool]],
 ) -> None:
     """Call `follow` until the service stops; `failed` reports an error that another attempt may
-    overcome, and returns whether the attempt stored anything, after which the pauses are short again.
+    overcome, and returns whether the attempt stored anything, which shortens the pauses again.
     """
     backoff = Backoff(BACKOFF_S, BACKOFF_S_MAX)
     while not scope.stopping.is_set():
         try:
             await follow()
-        # A lost race for the progress too: whether this process has to go is the lease's to say.
+        # Losing the race for the progress, too: the lease decides whether this process has to stop.
         except (HeadraceError, NatsError, TimeoutError) as error:
             if isinstance(error, HeadraceError) and not error.retry:
                 raise

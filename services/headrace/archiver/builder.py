@@ -1,8 +1,8 @@
-"""The open file: changes in, rows of it out. Pure; one instance per epoch.
+"""The open file: takes changes, produces its rows. Pure; one instance per epoch.
 
-Promises: rows are in commit order; what is at or before the place it began from is left out,
-whatever is replayed; the same log gives the same rows. Positions and times are kept once a run of
-rows and not once a row, since this is the hot path. Nothing here knows where files go.
+Promises: rows are in commit order; changes at or before the starting position are skipped, however
+much is replayed; the same log gives the same rows. Positions and times are stored once per run of
+rows instead of once per row, because this is the hot path. Nothing here knows where files go.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from headrace.pgoutput.messages import (
 )
 
 CHUNK_ROWS = 16_384
-# A row group is handed on at this size: what is not encoded yet is most of what the process holds.
+# A row group is passed on at this size: rows that are not encoded yet are most of what the process
+# holds.
 GROUP_BYTES_MAX = 4 << 20
 _PG_EPOCH_US = 946_684_800_000_000
 _ALL = 1 << 62
@@ -51,9 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A file that is full: those of its rows that no row group was made of yet, and how many there
-    are in all.
-    """
+    """A full file: its rows that are in no row group yet, and the total number of its rows."""
 
     rest: pa.Table
     rows: int
@@ -69,7 +68,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What the files before say: where to go on, and the tables' versions."""
+    """The facts from earlier files: where to continue, and the tables' versions."""
 
     last: Position
     end_lsn: int
@@ -133,12 +132,12 @@ class Builder:
 
     @property
     def overfull(self) -> bool:
-        """A transaction that no file holds."""
+        """A transaction that no file contains."""
         return self.rows >= 2 * self._limits.rows or self._file.bytes >= 2 * self._limits.bytes
 
     @property
     def due(self) -> bool:
-        """Whether a row group is full, or the file overfull; asked after each row."""
+        """Whether a row group is full, or the file overfull; checked after each row."""
         return (
             self._file.bytes >= self._due_bytes
             or self._file.chunked_rows + len(self._chunk.lsns) >= self._due_rows
@@ -154,12 +153,12 @@ class Builder:
             del self._kind_of[known]
 
     def keepalive(self, lsn: int) -> None:
-        """PostgreSQL says that it sent everything before."""
+        """PostgreSQL reports that it has sent everything before."""
         if self.cursor.transaction is None:
             self.complete_lsn = max(self.complete_lsn, lsn)
 
     def insert(self, lsn: int, data: bytes) -> bool:
-        """Take the bytes of an Insert message; False when it has to be decoded for that."""
+        """Take the bytes of an Insert message; False if it has to be decoded."""
         cursor = self.cursor
         seq = cursor.ordinal
         if seq < self._skip_below:
@@ -167,7 +166,7 @@ class Builder:
             return True
         raw = data[1:5]
         kind = self._kind_of.get((raw, "insert"))
-        # The first row of a kind goes the plain way, which makes the kind known.
+        # The first row of a kind takes the slow path, which makes the kind known.
         if kind is None or (quick := self._quick[raw]) is None or (row := quick(data)) is None:
             return False
         cursor.ordinal = seq + 1
@@ -186,7 +185,7 @@ class Builder:
         return True
 
     def feed(self, lsn: int, message: PgoutputMessage) -> None:
-        """Take a decoded message; types and origins carry nothing of their own, relations come
+        """Take a decoded message; types and origins contain nothing to store, relations come
         through `learn`.
         """
         take = self._takers.get(type(message))
@@ -194,12 +193,12 @@ class Builder:
             take(lsn, message)
 
     def tell_gap(self, gap: Gap, now_us: int) -> Sealed:
-        """A file that says what is missing; only where nothing is open."""
-        assert not self.rows, "a gap is told before anything that follows it"
-        # When what is missing was committed nobody knows, only that it was before now: who begins
-        # at a time finds this.
+        """A file that records a gap; only if nothing is open."""
+        assert not self.rows, "a gap is recorded before anything that follows it"
+        # Nobody knows when the missing changes were committed, only that it was before now: a
+        # reader that starts at a time finds this.
         self._time_us = max(self._time_us, now_us)
-        # Before the first change that may follow: a commit's record may begin where the last one
+        # Before the first change that may follow: a commit's record may start where the last one
         # ended.
         position = Position(gap.up_to - 1, 0)
         body = orjson.dumps({"after": gap.after, "up_to": gap.up_to, "reason": gap.reason})
@@ -216,7 +215,7 @@ class Builder:
         return taken
 
     def seal(self) -> Sealed:
-        """What was taken since the last time, as a file; the builder goes on behind it."""
+        """The changes taken since the last time, as a file; the builder continues after it."""
         sealed = Sealed(
             self.take_group(),
             self.rows,
@@ -249,7 +248,7 @@ class Builder:
         self.complete_lsn = max(self.complete_lsn, commit.end_lsn)
 
     def _note_last(self) -> None:
-        """The quick way counts no positions: the last one follows from the run."""
+        """The fast path counts no positions: the last one follows from the run."""
         begin = self.cursor.transaction
         if begin is not None and self._run_next > 0:
             self._last = max(self._last, Position(begin.final_lsn, self._run_next - 1))
@@ -275,7 +274,7 @@ class Builder:
                 self._row(lsn, table, "truncate")
 
     def _on_message(self, lsn: int, message: Message) -> None:
-        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own
+        """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
         body = orjson.dumps({"content": _content(message.content)})
@@ -327,12 +326,10 @@ class Builder:
         self._put(lsn, self._kind_of[of], table.key_of(new, old), after)
 
     def _kind(self, table: ArchivedTable, operation: str) -> RowKind:
-        """What rows of this kind have in common; a shape not seen before is a new version of its
-        table.
-        """
+        """The common part of rows of this kind; a new shape is a new version of its table."""
         info = table.info
         name = orjson.dumps([info.schema, info.table]).decode()
-        # What the log says alone: a later look at the catalog must not make another version of the
+        # Only the log's part: a later look at the catalog must not create another version of the
         # same shape.
         columns = [(column.name, column.type_oid, column.type_modifier) for column in info.columns]
         shape = hashlib.sha256(orjson.dumps([info.relation_id, info.key, columns])).hexdigest()[:16]
@@ -347,7 +344,7 @@ class Builder:
         return self._file.kinds.setdefault(kind, len(self._file.kinds))
 
     def _put(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
-        """A row at the change's place."""
+        """A row at the change's position."""
         seq = self.cursor.ordinal - 1
         if seq != self._run_next:
             self._run(seq)
@@ -357,7 +354,7 @@ class Builder:
     def _put_alone(
         self, lsn: int, operation: str, position: Position, key: bytes | None, after: bytes
     ) -> None:
-        """A row outside any transaction, at a place of its own."""
+        """A row outside any transaction, at its own position."""
         self._chunk.runs.append((len(self._chunk.lsns), position.lsn, position.seq, 0, None))
         self._run_next = -1
         self._last = position
@@ -375,7 +372,7 @@ class Builder:
             self._close_chunk()
 
     def _run(self, seq: int) -> None:
-        """Positions go on from here one by one."""
+        """Positions continue from here one by one."""
         begin = self.cursor.current
         time_us = begin.commit_ts_us + _PG_EPOCH_US
         self._time_us = max(self._time_us, time_us)
@@ -383,7 +380,7 @@ class Builder:
         self._file.first = self._file.first or Position(begin.final_lsn, seq)
 
     def _close_chunk(self) -> None:
-        """Rows so far as Arrow has them, which takes a fraction of the memory."""
+        """The rows so far as Arrow columns, which take a fraction of the memory."""
         self._note_last()
         count = len(self._chunk.lsns)
         if not count:
@@ -395,7 +392,7 @@ class Builder:
 
 
 def _content(content: bytes) -> str:
-    """Text where it is text; other bytes as bytea has them."""
+    """Text if it is valid; other bytes in bytea's form."""
     try:
         return content.decode()
     except UnicodeDecodeError:

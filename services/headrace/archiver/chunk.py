@@ -82,7 +82,7 @@ def _numbers(values: Any, kind: Any = None) -> Any:
 
 
 def _times(each: Sequence[int | None], lengths: Any) -> Any:
-    """Microseconds since 1970, each as often as its length says."""
+    """Microseconds since 1970, each repeated as often as its length says."""
     kind = pa.timestamp("us", tz="UTC")
     if None not in each:
         return _numbers(np.repeat(np.array(each, np.int64), lengths), kind)

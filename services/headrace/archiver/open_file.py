@@ -1,8 +1,7 @@
-"""The open file: its row groups are encoded as they fill, so that rows are held for as long as that
-takes.
+"""The open file: encodes its row groups as they fill, so that rows are held only that long.
 
-Promises that groups are in the file in the order in which they were added, and that no more than
-one is being encoded; `add` waits for the one before. Holds the encoded bytes, and never writes them
+Promises that groups are in the file in the order in which they were added, and that at most one is
+being encoded; `add` waits for the previous one. Holds the encoded bytes, and never writes them
 anywhere.
 """
 
@@ -23,24 +22,24 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the groups that are encoded."""
+        """The size of the encoded groups."""
         return self._writer.size
 
     async def add(self, rows: pa.Table) -> None:
-        """Begin to encode a row group, in a thread."""
+        """Start to encode a row group, in a thread."""
         await self.encoded()
         self._encoding = asyncio.create_task(
             asyncio.to_thread(self._writer.add, rows), name="archive row group"
         )
 
     async def encoded(self) -> None:
-        """Wait for the group that is being encoded; raises what went wrong with it."""
+        """Wait for the group that is being encoded; raises its error."""
         if self._encoding is not None:
             encoding, self._encoding = self._encoding, None
             await encoding
 
     async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
-        """Add what is left; the file's bytes, and its metadata with the checksum."""
+        """Add the rest; returns the file's bytes, and its metadata with the checksum."""
         await self.encoded()
         return await asyncio.to_thread(self._finish, rest, info)
 

@@ -2,10 +2,10 @@
 another.
 
 One way of recovery for everything whose outcome is in doubt: forget what is in memory, read the
-archive's last file, ask the wal-reader for a new epoch. Promises: files hold exactly what was
-committed, in commit order, ids without gaps; an LSN is confirmed only when what is before it is in
-a file; a file is created or refused, never overwritten, so that an archiver that lost its lease in
-its sleep does no harm.
+archive's last file, ask the wal-reader for a new epoch. Promises: files contain exactly what was
+committed, in commit order, ids have no gaps; an LSN is confirmed only when everything before it is
+in a file; a file is created or refused, never overwritten, so that an archiver that lost its lease
+while suspended does no harm.
 """
 
 from __future__ import annotations

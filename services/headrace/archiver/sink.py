@@ -33,8 +33,8 @@ log = logs.logger("archiver")
 # A file that is written is to be confirmed soon, even if no frame comes.
 WRITING_TICK_S = 0.02
 _INSERT = ord("I")
-# Encoded bytes of the file that is written and the one that fills; at this, the first is waited
-# for.
+# Encoded bytes of the file that is being written and the one that fills; above this, wait for the
+# first.
 HELD_BYTES_MAX = 24 << 20
 
 
@@ -66,7 +66,9 @@ class ArchiveSink:
         self._marked_at = 0.0
 
     async def on_epoch(self, opening: Opening) -> None:
-        """A new epoch replays from what was confirmed: what is open is dropped, and comes again."""
+        """A new epoch replays from the confirmed LSN: the open file is dropped, and its changes
+        come again.
+        """
         await self._finish_writing()
         end = self._writer.end
         end.check_source(opening)
@@ -149,9 +151,7 @@ class ArchiveSink:
             await self._make_room()
 
     async def _park(self, lsn: int, message: bytes, error: DecodeError) -> None:
-        """The change is kept elsewhere before the archive passes it; where that is not wanted, it
-        stops here.
-        """
+        """The change is parked before the archive passes it; without parking, it stops here."""
         if not self._parking.takes(message):
             raise error
         cursor, hidden = self._builder.cursor, self._builder.tables.hidden(message)
@@ -159,8 +159,8 @@ class ArchiveSink:
         cursor.pass_over()
 
     async def _make_room(self) -> None:
-        """Rows become bytes of the open file, or the file is closed, whether or not its transaction
-        has ended.
+        """Encode rows into the open file, or close the file, whether or not its transaction has
+        ended.
         """
         if self._builder.overfull:
             await self._seal()
@@ -179,7 +179,7 @@ class ArchiveSink:
             await self._writer.pass_idle(lsn)
 
     async def _seal(self) -> None:
-        """Close the open file and write it, once the one before is written."""
+        """Close the open file and write it, once the previous one is written."""
         await self._finish_writing()
         assert self._opening is not None, "rows came outside an epoch"
         sealed, file, self._open = self._builder.seal(), self._open, OpenFile()
@@ -191,7 +191,7 @@ class ArchiveSink:
         )
 
     async def _finish_writing(self) -> None:
-        """Wait for the file that is being written; raises what went wrong with it."""
+        """Wait for the file that is being written; raises its error."""
         if self._writing is not None:
             with self._scope.waiting_for("the archive's store to take a file"):
                 try:

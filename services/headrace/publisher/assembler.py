@@ -1,9 +1,9 @@
-"""From pgoutput messages to events: positions, ids, payloads. Pure; one instance per epoch.
+"""Assembles events from pgoutput messages: positions, ids, payloads. Pure; one instance per epoch.
 
 Promises: positions strictly increase; the same WAL gives the same ids and positions on every
-replay; an event is held back until it is known whether it is its transaction's last. `feed` gives
-what to publish (`Event`) and, where everything before an LSN is complete, a `Mark`; `take` does so
-for many messages at once, where that needs nothing else.
+replay; an event is held back until it is known whether it is its transaction's last. `feed` yields
+what to publish (`Event`) and, when everything before an LSN is complete, a `Mark`; `take` does so
+for many messages together, if that needs nothing else.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PAYLOAD_BYTES_MAX = 1_000_000
 
 
 class Event(NamedTuple):
-    """An event, encoded, with its place; `advances` is False for one that only tells about the
-    event behind it.
+    """An encoded event with its position; `advances` is False if it only describes the event after
+    it.
     """
 
     subject: str
@@ -57,10 +57,10 @@ class Event(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
     advances: bool = True
     position: Position = ORIGIN
-    # It is its transaction's last, or stands outside any.
+    # It is its transaction's last, or outside any.
     ends: bool = False
-    # The whole payload, where it is too large for a message: then `payload` refers to it by the
-    # event's id.
+    # The whole payload if it is too large for a message: then `payload` refers to it by the event's
+    # id.
     large: bytes | None = None
 
 
@@ -72,8 +72,9 @@ class Mark:
     whole: bool
 
 
-# A row written up to whether it is its transaction's last, and what comes behind that: its
-# position, subject, id and both. No class of its own, which would cost as much as reading a column.
+# A row written up to the field that says whether it is its transaction's last, the rest of the
+# payload, its position, subject, id and both. Not a class, which would cost as much as reading a
+# column.
 _QuickHeld = tuple[Position, str, str, bytes, bytes]
 # NamedTuple's own constructors take twice as long.
 _new: Callable[..., Any] = tuple.__new__
@@ -110,7 +111,7 @@ class Assembler:
         self._large_bucket = large_bucket
         self.tables: DescribedRelations[TableEvents] = DescribedRelations()
         self.cursor = TransactionCursor()
-        # When the first transaction was committed that had something in the frame at hand.
+        # When the first transaction with something in the current frame was committed.
         self.oldest_commit_us: int | None = None
         self._ts = ""
         self._held: _Held | _QuickHeld | None = None
@@ -122,9 +123,9 @@ class Assembler:
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
         self._taken: list[Event | Mark] = []
-        # What the catalog says of relations that the message at hand makes a claim about.
+        # What the catalog says about relations that the current message makes a claim about.
         self._now: Mapping[int, RelationNow] | None = None
-        # What `feed` is about to give.
+        # The items that `feed` will yield next.
         self._out: list[Event | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
             Insert: self._insert,
@@ -137,7 +138,7 @@ class Assembler:
         }
 
     def begin_frame(self) -> None:
-        """From here on `oldest_commit_us` is of what comes next."""
+        """From here on `oldest_commit_us` covers later messages."""
         begin = self.cursor.transaction
         self.oldest_commit_us = begin.commit_ts_us if begin is not None else None
 
@@ -149,26 +150,26 @@ class Assembler:
             self._writers.pop(head, None)
 
     def keepalive(self, lsn: int) -> Iterator[Mark]:
-        """PostgreSQL says that it sent everything before `lsn`."""
+        """PostgreSQL reports that it has sent everything before `lsn`."""
         if self.cursor.transaction is None:
             yield Mark(lsn, whole=False)
 
     def feed(self, lsn: int, message: PgoutputMessage) -> list[Event | Mark]:
-        """Take the next message; what is complete by it."""
+        """Process the next message; yields what it completes."""
         out: list[Event | Mark] = []
         self._out = out
         take = self._takers.get(type(message))
-        # Types and origins carry nothing of their own; relations come through `learn`.
+        # Types and origins contain nothing to deliver; relations come through `learn`.
         if take is not None:
             take(lsn, message)
         return out
 
     def take(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
-        """`feed` for entries from `at` on; the index of the first that it leaves, which needs more
-        than is known here.
+        """`feed` for entries from `at` on; returns the index of the first one that needs more than
+        is known here.
 
-        What is complete by them is in `taken`, whatever is raised. Of an entry that is left nothing
-        was done.
+        `taken` contains what they complete, even if this raises. Nothing is done for an entry that
+        is left.
         """
         while at < len(entries):
             at = self._take_rows(entries, at)
@@ -180,7 +181,7 @@ class Assembler:
         return at
 
     def taken(self) -> list[Event | Mark]:
-        """What `take` has made since this was asked last."""
+        """The items that `take` has produced since the last call."""
         taken, self._taken = self._taken, []
         return taken
 
@@ -200,9 +201,7 @@ class Assembler:
         return True
 
     def doubts(self, message: PgoutputMessage) -> set[int]:
-        """Relations of which a message makes a claim that the catalog has to bear out before it is
-        fed.
-        """
+        """Relations in a message whose claims the catalog has to confirm before it is fed."""
         if (
             self._compat
             or not isinstance(message, Message)
@@ -214,7 +213,7 @@ class Assembler:
     def feed_claim(
         self, lsn: int, message: Message, now: Mapping[int, RelationNow]
     ) -> list[Event | Mark]:
-        """`feed` for such a message, with what exists of those relations."""
+        """`feed` for such a message, with the facts of the relations that exist."""
         self._now = now
         try:
             return self.feed(lsn, message)
@@ -222,9 +221,7 @@ class Assembler:
             self._now = None
 
     def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
-        """Take rows that can be read and written quickly; the index of the first entry that is
-        none.
-        """
+        """Take rows that the fast path can convert; returns the index of the first other entry."""
         begin, writers, write, held = (
             self.cursor.transaction,
             self._writers,
@@ -304,7 +301,7 @@ class Assembler:
             table = self.tables[relation_id]
             self._book.truncated(relation_id, self.cursor.xid)
             if self._compat:
-                # It takes its place, and is not delivered.
+                # It takes its position, and is not delivered.
                 self.cursor.advance()
             else:
                 self._hold(lsn, table, table.truncate, Values())
@@ -320,7 +317,7 @@ class Assembler:
     def _hold(
         self, lsn: int, table: TableEvents, kind: Kind, new: Values, old: Values | None = None
     ) -> None:
-        """Hold this event back, let go of the one before."""
+        """Hold this event back, release the one before."""
         position = self.cursor.advance()
         if table.shape.excluded:
             return
@@ -345,7 +342,7 @@ class Assembler:
             )
 
     def _tell(self, lsn: int, table: TableEvents, position: Position) -> None:
-        """The schema event that must come before this row, if the stream has not told this shape
+        """The schema event that must precede this row, if the stream does not contain this shape
         yet.
         """
         table.told = True
@@ -356,8 +353,8 @@ class Assembler:
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
-        """What the catalog shows beyond the stream, told at the reading's place; only between
-        transactions.
+        """Changes that the catalog shows beyond the stream, reported at the reading's position;
+        only between transactions.
         """
         assert self.cursor.transaction is None, "a catalog reading inside a transaction"
         position = Position(reading.lsn, 0)
@@ -381,7 +378,7 @@ class Assembler:
         return Event(subject, told.msg_id, encoded, advances=False, position=position)
 
     def _message(self, lsn: int, message: Message) -> None:
-        """`pg_logical_emit_message`: one of its transaction, or a transaction of its own at its own
+        """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
         if message.prefix in self._message_prefixes and message.readable != message.prefix:
@@ -405,8 +402,8 @@ class Assembler:
             self._out.append(self._release(last=True))
 
     def _ddl(self, lsn: int, ddl: Ddl, position: Position, now: Mapping[int, RelationNow]) -> None:
-        """What the event trigger wrote: schema events in their place. Others may write under its
-        prefix.
+        """A message of the event trigger: schema events at their position. Others may write
+        messages with its prefix.
         """
         tx = events.transaction(self.cursor.xid, position, self._ts, last=False)
         for told in self._book.hear(ddl, position, lsn, self.cursor.xid, now):
@@ -456,7 +453,7 @@ class Assembler:
         try:
             encoded = events.encode(payload, self._encoding)
         except DecodeError as error:
-            raise ProtocolError(f"event {held.msg_id} can't be written: {error}") from error
+            raise ProtocolError(f"event {held.msg_id} can't be encoded: {error}") from error
         if len(encoded) <= self._payload_bytes_max:
             return Event(
                 held.subject, held.msg_id, encoded, headers, position=held.position, ends=last
@@ -477,7 +474,7 @@ class Assembler:
 
 
 def _content(content: bytes, encoding: Encoding) -> str | bytes:
-    """Text where it is text; other bytes as bytea has them."""
+    """Text if it is valid; other bytes in bytea's form."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -485,7 +482,7 @@ def _content(content: bytes, encoding: Encoding) -> str | bytes:
 
 
 def _beside(new: Values, old: Values | None) -> Payload:
-    """What only some events have."""
+    """Fields that only some events have."""
     parts: Payload = {} if old is None else {"old": old.native}
     if new.unchanged:
         parts["unchanged"] = new.unchanged

@@ -1,12 +1,11 @@
-"""Publishing in atomic batches (ADR-50 of NATS, servers from 2.12): a group of messages is stored
-whole or not at all.
+"""Publishing in atomic batches: a group of messages is stored completely or not at all.
 
-One group is under way at a time, while the next is being made; its first message names the stream's
-last sequence, so that the server refuses a group of a publisher that was superseded. Another
-source's message in between makes it refuse too: then the group is published again behind it. No
-group is sent before the one in front of it is stored: the server compares sequences, and a
-stranger's messages could bring the stream to where a refused group would have ended. What has an
-unknown fate is an `IngestError`, and the publisher finds its place again.
+ADR-50 of NATS, servers from 2.12. One group is in flight at a time, while the next is being built;
+its first message names the stream's last sequence, so that the server refuses a group of a
+superseded publisher. Another source's message in between makes it refuse too: then the group is
+published again after it. No group is sent before the previous one is stored: the server compares
+sequences, and another source's messages could bring the stream to where a refused group would have
+ended. An unknown fate is an `IngestError`, and the publisher restarts from its resume point.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _PAUSE_S = 0.1
 
 
 class AtomicUnsupportedError(HeadraceError):
-    """The server or the stream doesn't take atomic batches."""
+    """The server or the stream doesn't support atomic batches."""
 
     remedy = (
         "Use nats-server 2.12 or newer and set allow_atomic on the stream, which may be done while "
@@ -58,7 +57,7 @@ class AtomicUnsupportedError(HeadraceError):
 
 
 class GroupTooLongError(HeadraceError):
-    """The server takes fewer messages in a group than the suite was told."""
+    """The server accepts fewer messages in a group than the suite is configured for."""
 
     remedy = (
         "Lower HEADRACE_ATOMIC_MESSAGES_MAX to what nats-server takes (1000, unless its "
@@ -68,7 +67,7 @@ class GroupTooLongError(HeadraceError):
 
 
 class AtomicPipe(Pipe):
-    """Groups of messages, each atomic."""
+    """Publishes groups of messages, each atomic."""
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class AtomicPipe(Pipe):
         on_stored: OnStored = ignored,
     ) -> None:
         super().__init__(client, tail, stats, window, on_stored)
-        # What is being made, and what is under way.
+        # The group that is being built, and the one in flight.
         self._group: list[Message] = []
         self._group_bytes = 0
         self._flying: list[Message] = []
@@ -88,36 +87,36 @@ class AtomicPipe(Pipe):
 
     @property
     def published(self) -> int:
-        """How many were handed over, with those of the group that is being made."""
+        """The number of messages handed over, including those of the group that is being built."""
         return self._acked + len(self._flying) + len(self._group)
 
     @property
     def flying(self) -> bool:
-        """Whether a group is under way."""
+        """Whether a group is in flight."""
         return self._flight is not None and not self._flight.done()
 
     def fits(self, messages: int, size: int) -> bool:
-        """Whether so many more messages fit the group that is being made."""
+        """Whether this many more messages fit into the group that is being built."""
         return (
             len(self._group) + messages <= self._messages_max
             and self._group_bytes + size <= self._bytes_max
         )
 
     def fits_alone(self, messages: int, size: int) -> bool:
-        """Whether so many messages fit a group of their own."""
+        """Whether this many messages fit into a group by themselves."""
         return messages <= self._messages_max and (size <= self._bytes_max or messages == 1)
 
     async def open(self, tail: Tail) -> None:
-        """Begin behind a tail that was read from the stream just now."""
-        # Asked first: a server that knows nothing of batches would store their messages one by one.
+        """Start after a tail that was just read from the stream."""
+        # Checked first: a server without batches would store their messages one by one.
         if not tail.atomic:
             raise AtomicUnsupportedError(
-                "--delivery transaction: the stream of changes doesn't take atomic batches"
+                "--delivery transaction: the change stream doesn't support atomic batches"
             )
         self._begin_behind(tail)
 
     async def close(self) -> None:
-        """Whatever becomes of a group under way is found out from the stream."""
+        """The stream shows later what became of a group in flight."""
         if self._flight is not None:
             self._flight.cancel()
             await asyncio.wait({self._flight})
@@ -125,14 +124,14 @@ class AtomicPipe(Pipe):
                 log.debug("group_abandoned", reason=str(error))
 
     async def publish(self, message: Message) -> None:
-        """Add to the group; one that is full is sent first."""
+        """Add to the group; sends a full one first."""
         if self._group and not self.fits(1, len(message.payload)):
             await self.flush()
         self._group.append(message)
         self._group_bytes += len(message.payload)
 
     async def publish_all(self, messages: Sequence[Message]) -> None:
-        """`publish` for several, one behind the other."""
+        """`publish` for several messages in sequence."""
         size = sum([len(message.payload) for message in messages])
         if self.fits(len(messages), size):
             self._group += messages
@@ -142,7 +141,7 @@ class AtomicPipe(Pipe):
             await self.publish(message)
 
     async def flush(self) -> None:
-        """Send the group as soon as the one before it is stored."""
+        """Send the group as soon as the previous one is stored."""
         await self._land()
         if self._group:
             self._check_connection()
@@ -154,7 +153,7 @@ class AtomicPipe(Pipe):
         await self._land()
 
     async def catch_up(self) -> None:
-        """Called when there is nothing to publish: notices a lost connection, and what became of a
+        """Called when there is nothing to publish: detects a lost connection, and the result of a
         group.
         """
         if not self.flying:
@@ -162,9 +161,7 @@ class AtomicPipe(Pipe):
         self._check_connection()
 
     async def _land(self) -> None:
-        """Wait until the group under way is stored; raise what came in its way, from then on
-        whenever it is asked.
-        """
+        """Wait until the group in flight is stored; raises its error, then at every call."""
         if self._flight is not None:
             await asyncio.shield(self._flight)
             self._flight = None
@@ -176,8 +173,8 @@ class AtomicPipe(Pipe):
             failpoint("publisher.after_atomic")
             error = answer.get("error")
             if answer.get("duplicate"):
-                # What a group is refused for, a message alone is told.
-                error = {"err_code": _DUPLICATE, "description": "a message alone is a duplicate"}
+                # The reason for refusing a group is reported only for a single message.
+                error = {"err_code": _DUPLICATE, "description": "a single message is a duplicate"}
             if error is None:
                 self._stored(group, int(str(answer["seq"])))
                 return
@@ -226,8 +223,7 @@ class AtomicPipe(Pipe):
         if not self._duplicates:
             headers["Nats-Msg-Id"] = message.msg_id
         else:
-            # The id's place in the server's duplicate window is what stands in the way; consumers
-            # still find it here.
+            # The id is still in the server's duplicate window; consumers still find it here.
             headers[ID_HEADER] = message.msg_id
         if number == 1:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
@@ -239,7 +235,7 @@ class AtomicPipe(Pipe):
         return headers
 
     async def _refused(self, group: Sequence[Message], error: dict[str, object]) -> None:
-        """Nothing of the group was stored: make good what can be made good."""
+        """Nothing of the group was stored: repair what can be repaired."""
         code = error.get("err_code")
         if code in CHAIN_CODES:
             await self._behind_the_tail()

@@ -1,14 +1,14 @@
 """`--delivery batch`: each table's events in arrays, cut by number, size and age.
 
-All tables are flushed together, so that what precedes a flush is in the stream whole. The last
-message of a flush says so in its position header (the floor); the others keep the floor before it,
-and after a crash in the middle of a flush a table's own last position (its lane) tells what of it
-is there. Until the stream is beyond every lane that such a crash left, nothing is a floor: whoever
-reads from a floor on must meet those lanes.
+All tables are flushed together, so that everything before a flush is in the stream. The last
+message of a flush states that in its position header (the floor); the others keep the previous
+floor, and after a crash during a flush a table's own last position (its lane) tells which of its
+events are there. Until the stream is beyond every lane that such a crash left, nothing is a floor:
+a reader that starts from a floor must meet those lanes.
 
 Tables are not in commit order among each other, so each array also says before which LSN
-transactions are complete in the stream: a reader of several tables shows whole transactions by
-that.
+transactions are complete in the stream: a reader of several tables uses that to show whole
+transactions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Batches(Delivery):
         self._batches: dict[str, _Batch] = {}
         self._since = 0.0
         self._mark: Mark | None = None
-        # Every transaction that committed before it was given to `event`; and is in the stream, as
+        # Every transaction that committed before it was passed to `event`; and is in the stream, as
         # of the last flush.
         self._given_lsn = 0
         self._complete_lsn = 0
@@ -79,7 +79,7 @@ class Batches(Delivery):
         self._mark = None
 
     async def mark(self, mark: Mark) -> None:
-        # After an epoch began again, older marks come again.
+        # After a new epoch, older marks come again.
         self._given_lsn = max(self._given_lsn, mark.lsn)
         if self._batches:
             # Its events are still here: it counts from their flush on.
@@ -96,7 +96,7 @@ class Batches(Delivery):
     async def _take(self, event: Event) -> None:
         token = lane_of(event.subject)
         if not event.advances or event.large is not None or token == MESSAGES:
-            # What stands alone comes behind everything before it.
+            # A single event comes after everything before it.
             await self._flush(up_to=self._before)
             await self._alone(event)
             return
@@ -113,9 +113,7 @@ class Batches(Delivery):
         batch.last_id = event.msg_id
 
     async def _take_all(self, events: list[Event]) -> None:
-        """Fill a table's batch without a step for each event; where there is more to it, one by
-        one.
-        """
+        """Fill a table's batch without a step for each event; one by one where more is needed."""
         at = 0
         while at < len(events):
             taken = self._take_some(events, at)
@@ -126,8 +124,8 @@ class Batches(Delivery):
                 at += 1
 
     def _take_some(self, events: list[Event], at: int) -> int:
-        """Put as many events as there are of one table into its batch, as far as there is room; how
-        many.
+        """Add consecutive events of one table to its batch, as far as they fit; returns their
+        number.
         """
         subject = events[at].subject
         batch = self._batches.get(lane_of(subject))

@@ -1,15 +1,15 @@
-"""Publishing into a stream: pipelined, acknowledged, in order, without a hole, fenced.
+"""Publishing into a stream: pipelined, acknowledged, in order, without holes, fenced.
 
 Each message names its predecessor (`Nats-Expected-Last-Msg-Id`), and the first one the stream's
 last sequence as read from the server. So JetStream itself refuses a message whose predecessor is
-missing (a failed store, a full stream) and everything of a publisher that was superseded: nothing
-can be stored out of order, doubled or behind a hole, whatever the duplicate window (docs/adr/0005).
+missing (a failed store, a full stream) and everything from a superseded publisher: nothing can be
+stored out of order, twice or after a hole, independent of the duplicate window (docs/adr/0005).
 Another source's message in between breaks the chain harmlessly: the unstored rest is published
-again behind it.
+again after it.
 
-Never retries on its own what it doesn't know the fate of: a lost acknowledgement, a connection that
-was lost or replaced (the server may have come back with an older store) and a tail that is gone are
-an `IngestError`, and the publisher finds its place again in the stream.
+Never retries a message whose fate is unknown: a lost acknowledgement, a connection that was lost or
+replaced (the server may have come back with an older store) and a lost tail are an `IngestError`,
+and the publisher restarts from its resume point in the stream.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logs.logger("ingest")
 
 
 class ChainPipe(Pipe):
-    """One chain of messages, from where the stream's tail is now."""
+    """Publishes one chain of messages, from the stream's current tail."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ChainPipe(Pipe):
     ) -> None:
         super().__init__(client, tail, stats, window, on_stored)
         self._inbox = client.new_inbox()
-        # Indices count messages of this chain from 0: those below `_acked` are stored, those below
+        # Indexes count messages of this chain from 0: those below `_acked` are stored, those below
         # `_sent` are sent in the current generation, of which those below `_refused_to` are
         # answered.
         self._pending: deque[Message] = deque()
@@ -79,7 +79,7 @@ class ChainPipe(Pipe):
         return self._acked + len(self._pending)
 
     async def open(self, tail: Tail) -> None:
-        """Begin the chain behind a tail that was read from the stream just now."""
+        """Start the chain after a tail that was just read from the stream."""
         self._begin_behind(tail)
         self._subscription = await self._client.subscribe(f"{self._inbox}.*.*", cb=self._on_ack)
         await self._client.flush()
@@ -106,7 +106,7 @@ class ChainPipe(Pipe):
             await self._send(message)
 
     async def publish_all(self, messages: Sequence[Message]) -> None:
-        """`publish` for several, one behind the other."""
+        """`publish` for several messages in sequence."""
         for message in messages:
             await self.publish(message)
 
@@ -116,7 +116,7 @@ class ChainPipe(Pipe):
         self._raise_failure()
 
     async def catch_up(self) -> None:
-        """Called when there is nothing to publish: repairs a broken chain, notices what is missing."""
+        """Called when there is nothing to publish: repairs a broken chain, detects losses."""
         self._check_connection()
         if self._broken:
             await self._rechain()
@@ -139,11 +139,11 @@ class ChainPipe(Pipe):
             await self._answer()
 
     async def _send(self, message: Message) -> None:
-        """Send the first message that was not sent yet, unless the chain breaks before it."""
+        """Send the first unsent message, unless the chain breaks before it."""
         self._check_connection()
         if self._unproved and not self._head:
-            # Behind a head that is skipped as a duplicate, the server may take this one: the last
-            # id that it knows may be of a message that was removed.
+            # After a head that is skipped as a duplicate, the server may accept this one: the last
+            # id that it knows may belong to a message that was removed.
             await self._all_stored()
             if self._broken:
                 return
@@ -187,14 +187,14 @@ class ChainPipe(Pipe):
 
     def _stored(self, index: int, answer: dict[str, object]) -> None:
         if answer.get("duplicate"):
-            # The id is in the server's duplicate window, but the message is not where it belongs:
-            # it was removed from the stream, or somebody else's has the id. Where it is ours after
-            # all, the look at the tail will tell.
+            # The id is in the server's duplicate window, but the message is not at its position: it
+            # was removed from the stream, or another source's message has the id. If it is ours
+            # after all, reading the tail shows it.
             self._refuse_duplicates((self._pending[index - self._acked],))
             self._broken, self._refused_to = True, index + 1
             return
         if index != self._acked or self._broken:
-            self._fail(IngestError(f"message {index} was acknowledged where {self._acked} was due"))
+            self._fail(IngestError(f"message {index} was acknowledged, expected {self._acked}"))
             return
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
@@ -212,8 +212,8 @@ class ChainPipe(Pipe):
         self._fail(refusal(error))
 
     async def _rechain(self) -> None:
-        """The chain broke at a message that was refused, so all behind it are: publish them again,
-        behind the tail.
+        """The chain broke at a refused message, so all later ones are refused too: publish them
+        again, after the tail.
         """
         await self._all_answered()
         tail = await self._tail.after(self._last_seq)
@@ -225,15 +225,15 @@ class ChainPipe(Pipe):
         self._sent, self._refused_to = self._acked, 0
         self._last_seq = tail.last_seq
         self._head, self._unproved = True, False
-        # Acknowledgements come in meanwhile, and another break may: the rest stays for the next
-        # time.
+        # Acknowledgements arrive meanwhile, and the chain may break again: the rest stays for the
+        # next time.
         for message in tuple(self._pending):
             if self._broken:
                 return
             await self._send(message)
             if message.msg_id in self._known:
-                # Without an id of the server's it is nobody's predecessor: the next one names its
-                # sequence.
+                # Without an id on the server it can't be named as predecessor: the next one names
+                # its sequence.
                 await self._all_stored()
                 self._head = True
 
@@ -243,13 +243,13 @@ class ChainPipe(Pipe):
             await self._answer()
 
     async def _all_answered(self) -> None:
-        """Wait until every message that was sent has its answer."""
+        """Wait until every message that was sent is answered."""
         while max(self._acked, self._refused_to) < self._sent:
             await self._answer()
 
 
 def _headers_bytes(message: Message, last_id: str) -> int:
-    """What a message's headers take at most, as NATS counts them."""
+    """The maximum size of a message's headers, as NATS counts them."""
     fixed = len("NATS/1.0\r\nNats-Msg-Id: \r\nNats-Expected-Last-Sequence: \r\n\r\n") + 20
     given = sum(
         len(key.encode()) + len(value.encode()) + 4 for key, value in message.headers.items()

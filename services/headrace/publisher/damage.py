@@ -56,7 +56,7 @@ class Damage:
         self._stream = stream
         self._tail = tail
         self._cell = cell
-        # The number of missing messages at the last look.
+        # The number of missing messages at the last check.
         self._gone = 0
         self._spread = False
 
@@ -77,14 +77,14 @@ class Damage:
             count(stats, "gaps")
             _log(gap)
             event = gap_event(gap, source, encoding or Encoding.JSON, gap.first_lost)
-            # An earlier life may have published it and crashed before it kept the hole.
+            # An earlier run may have published it and crashed before it stored the hole.
             if encoding is not None and event.msg_id not in place.ids_after:
                 await pipe.publish(event)
         await pipe.drain()
         await self._cell.write(_encoded(merged([*known, *lost]), place.tail.created))
 
     async def _gaps(self, holes: Iterable[Hole], place: ResumePoint) -> list[_HoleGap]:
-        """In order; holes whose ranges overlap are one gap."""
+        """In order; holes with overlapping ranges are one gap."""
         reach = max(place.progress.stream_seq, place.tail.ours_seq)
         found: list[_HoleGap] = []
         for first, last in holes:
@@ -107,7 +107,7 @@ class Damage:
         elif behind.lane is None:
             up_to = _begin(behind.position)
         else:
-            # Arrays before it may belong to other tables, in any order.
+            # Earlier arrays may belong to other tables, in any order.
             up_to = behind.position.lsn + 1
         return _HoleGap(after, up_to, REASON, first)
 

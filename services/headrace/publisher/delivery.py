@@ -28,7 +28,7 @@ _LARGE = attrgetter("large")
 
 
 class _Placed(Protocol):
-    """What says with which message how far the stream is."""
+    """Says with which message the stream has reached which position."""
 
     @property
     def position(self) -> Position: ...
@@ -43,7 +43,7 @@ class _End(NamedTuple):
 
 
 class Delivery:
-    """`--delivery event`: a message for each event, at once."""
+    """`--delivery event`: a message for each event, immediately."""
 
     def __init__(
         self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
@@ -55,22 +55,21 @@ class Delivery:
         self._ids_after = place.ids_after
         self._lanes = place.lanes
         self._lanes_end = max(place.lanes.values(), default=ORIGIN)
-        # What the stream's last message says: everything up to here is in it.
+        # The stream's last message says: everything up to here is in it.
         self._floor = place.position
         self._ledger = Ledger()
         self._transactions = 0
-        # Messages that advance, one behind the other, each run with how many were handed over
-        # before it.
+        # Runs of consecutive messages that advance, each with the number handed over before it.
         self._sent: deque[tuple[int, Sequence[_Placed]]] = deque()
         self._last = (place.position, place.progress.msg_id)
         # Every event up to here was handed over, or was in the stream already.
         self.position = place.position
-        # The position in front of the event at hand.
+        # The position before the current event.
         self._before = place.position
 
     @property
     def wait_s(self) -> float | None:
-        """How soon `rest` wants to be called again though nothing came; None: it doesn't matter."""
+        """How soon `rest` must be called again without new events; None: it doesn't matter."""
         return None
 
     @property
@@ -84,7 +83,7 @@ class Delivery:
         return max(self.position, self._lanes_end).lsn
 
     def begin_epoch(self) -> None:
-        """The wal-reader begins again, before `position`; older marks come again too."""
+        """The wal-reader starts again, before `position`; older marks come again too."""
         self._transactions += self._ledger.transactions
         self._ledger = Ledger()
 
@@ -97,7 +96,7 @@ class Delivery:
                 self.position = max(self.position, event.position)
             return
         if event.large is not None:
-            # What is before it need not wait for an object store that refuses.
+            # Earlier events need not wait for an object store that refuses.
             await self.flush()
             await self._pipe.drain()
             await self._large.put(event.msg_id, event.large)
@@ -108,7 +107,7 @@ class Delivery:
         await self._take(event)
 
     async def events(self, events: list[Event]) -> None:
-        """`event` for several one behind the other, all of which advance."""
+        """`event` for several in sequence, all of which advance."""
         new = events[0].position > max(self.position, self._lanes_end)
         if new and not any(map(_LARGE, events)):
             await self._take_all(events)
@@ -117,18 +116,18 @@ class Delivery:
             await self.event(event)
 
     async def mark(self, mark: Mark) -> None:
-        """Everything before the mark's LSN was given to `event`."""
+        """Everything before the mark's LSN was passed to `event`."""
         self._ledger.mark(mark.lsn, self.accepted, whole=mark.whole)
 
     async def rest(self, *, more: bool) -> None:
-        """A frame is worked off; `more`: the next one is at hand."""
+        """A frame is finished; `more`: the next one is available."""
 
     async def flush(self) -> None:
-        """Hand over everything that may be, now."""
+        """Hand over everything that may be handed over now."""
 
     @property
     def accepted(self) -> int:
-        """How many messages there are, with those not handed over yet."""
+        """The number of messages, including those not handed over yet."""
         return self._pipe.published
 
     def confirmable(self) -> int:
@@ -167,17 +166,15 @@ class Delivery:
         await self._pipe.publish_all(events)
 
     def _is_behind_lanes(self, event: Event) -> bool:
-        """Whether arrays that a crash cut off, in batches, go further: then its place is not how
-        far the stream is.
+        """Whether interrupted arrays go further, in batches: then its position is not how far the
+        stream is.
         """
         return event.advances and event.position < self._lanes_end
 
     async def _send_behind_lanes(
         self, event: Event, headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
-        """With the floor that the stream has: whoever goes on after a crash must meet those arrays
-        again.
-        """
+        """With the stream's floor: after a crash, a publisher must meet those arrays again."""
         floor = {POSITION_HEADER: position_header(self._source, self._floor)}
         merged = {**event.headers, **headers, **floor}
         await self._publish(
@@ -202,5 +199,5 @@ class Delivery:
 
 @lru_cache(maxsize=4096)
 def lane_of(subject: str) -> str:
-    """The table, by its token, among whose events this subject's keep their order."""
+    """The table's token: events of its subjects keep their order."""
     return subject.split(".", 2)[1]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 
 class Doubt:
-    """After a failure, the publisher is well again once everything that it had read is stored: until
-    then nobody knows that the cause is gone.
+    """After a failure, the publisher has recovered once everything that it had read is stored:
+    until then it is unknown whether the cause is gone.
     """
 
     def __init__(self, healed: Callable[[], None]) -> None:

@@ -1,8 +1,7 @@
-"""How long it took, and how much WAL, from a commit to JetStream's acknowledgement: noted once for
-each frame.
+"""Time and WAL from a commit to JetStream's acknowledgement: measured once for each frame.
 
-A frame has what the acknowledgement of its last event says of the commit of its first: the most
-that any of its events took. Times are PostgreSQL's clock against this machine's.
+The measured time is from the commit of the frame's first event to the acknowledgement of its last:
+the maximum for any of its events. Times compare PostgreSQL's clock with this machine's.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from headrace.process.tracing import ROOT, Span, Traces
 log = logs.logger("publisher")
 
 _POSTGRES_EPOCH_S = 946_684_800
-# A frame of keepalives and old events leaves none; the window and the credit bound those that wait.
+# A frame of keepalives and old events has none; the window and the credit bound those that wait.
 FRAMES_MAX = 10_000
 
 
@@ -49,8 +48,8 @@ class AckLag:
         self._frames.append(frame)
 
     def acknowledged(self, acked: int, acked_at: float, reached_lsn: int) -> list[Frame]:
-        """The first `acked` messages are stored, the last since `acked_at`; the frames that are
-        done by it.
+        """The first `acked` messages are stored, the last since `acked_at`; returns the frames
+        completed by them.
         """
         done: list[Frame] = []
         while self._frames and self._frames[0].accepted <= acked:

@@ -1,4 +1,4 @@
-"""Which LSN may be confirmed: the last mark before which every message is stored. Pure."""
+"""The LSN that may be confirmed: the last mark before which every message is stored. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Ledger:
-    """Marks in order, each with how many messages were published before it."""
+    """Marks in order, each with the number of messages published before it."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int, bool]] = deque()
@@ -21,7 +21,7 @@ class Ledger:
             self._marks.append((lsn, published, whole))
 
     def confirmable(self, acked: int) -> int:
-        """The first `acked` messages are stored; the LSN that may be confirmed."""
+        """The first `acked` messages are stored; returns the LSN that may be confirmed."""
         while self._marks and self._marks[0][1] <= acked:
             lsn, _, whole = self._marks.popleft()
             self.lsn = max(self.lsn, lsn)

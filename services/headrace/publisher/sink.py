@@ -76,7 +76,7 @@ class StreamSink:
         self._assembler = pipeline.assembler()
         self._hold = Hold(settings.delivery.hold_s)
         self._written_at = 0.0
-        # Everything before this place of the WAL has gone through here.
+        # Everything before this LSN has passed through here.
         self._passed_lsn = 0
 
     async def on_epoch(self, opening: Opening) -> None:
@@ -114,7 +114,7 @@ class StreamSink:
 
     async def store(self, demand: Demand) -> Stored:
         if demand is Demand.ALL:
-            with self._scope.waiting_for("JetStream to acknowledge what is published"):
+            with self._scope.waiting_for("JetStream to acknowledge published messages"):
                 await self._deliver_all()
                 await self._finish_writing()
                 self._begin_writing()
@@ -240,7 +240,7 @@ class StreamSink:
         items = await self._line.compression.of(items)
         rows: list[Event] = []
         for item in items:
-            # No isinstance, which asks more of a class that is a tuple's.
+            # No isinstance, which is slower for a class that is a tuple.
             if item.__class__ is Event and item.advances:
                 rows.append(item)
                 continue

@@ -18,8 +18,8 @@ duplicate window. Three rules ensure this (docs/adr/0010):
 - a batch's id is never reused.
 
 Messages are sent many at a time, at the latest when the caller signals with `catch_up` that it has
-no more ready. A few of them form their own batch, acknowledged in one round trip; more of them leave
-the batch open until no more arrive.
+no more ready. A few of them form their own batch, acknowledged in one round trip; more of them
+leave the batch open until no more arrive.
 
 Never retries a message whose fate is unknown: that is an `IngestError`, as in `ChainPipe`.
 """

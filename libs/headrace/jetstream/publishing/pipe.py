@@ -103,7 +103,7 @@ class Pipe(ABC):
 
     @abstractmethod
     async def open(self, tail: Tail) -> None:
-        """Begin behind a tail that was read from the stream just now."""
+        """Start after a tail that was just read from the stream."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -111,11 +111,11 @@ class Pipe(ABC):
 
     @abstractmethod
     async def publish(self, message: Message) -> None:
-        """Hand a message over; waits while too many are under way."""
+        """Hand a message over; waits while too many are in flight."""
 
     @abstractmethod
     async def publish_all(self, messages: Sequence[Message]) -> None:
-        """`publish` for several, one behind the other."""
+        """`publish` for several messages in sequence."""
 
     @abstractmethod
     async def catch_up(self) -> None:
