@@ -154,7 +154,7 @@ class FrameSender:
         return {name: confirmer.session for name, confirmer in self._confirmers.items()}
 
     def begin(self, opening: Opening, *, clock_ns: int, now: float) -> bytes:
-        """Begin a new epoch, above every one that anyone has named; the OPEN frame to send first."""
+        """Start a new epoch above every known one; returns the OPEN frame to send first."""
         # A confirmer ignores every frame below the epoch that it follows. Without a higher number
         # it would never hear this one.
         self.epoch = self._next_epoch(clock_ns)

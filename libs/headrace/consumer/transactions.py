@@ -67,7 +67,7 @@ class Transactions:
                 yield transaction
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Transaction | None:
-        """The next whole transaction; None if nothing arrived for `wait_s` before it was complete."""
+        """The next whole transaction; None if nothing arrived for `wait_s` before its end."""
         # An event is only looked at first. If it belongs to another transaction, it must stay in
         # the consumer: taking it would make it the consumer's current event, which is the one that
         # `done` must name.

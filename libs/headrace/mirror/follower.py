@@ -324,7 +324,7 @@ class Follower:
             raise TornError(f"a gap cuts off a transaction of {gap.source}")
 
     async def _spill(self) -> None:
-        """Write a part of a large transaction, and keep the target's transaction open for the rest."""
+        """Write a part of a large transaction; the target's transaction stays open."""
         # In stream order: whole transactions come before the part of this one.
         await self._write(self._session.ready)
         self._session.ready = []

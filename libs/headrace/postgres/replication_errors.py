@@ -26,7 +26,7 @@ class SnapshotTooLargeError(PostgresError):
 
 
 class StandbyError(PostgresError):
-    """The server is a standby: changes read there would outlive a promotion on an unknown timeline."""
+    """The server is a standby: its changes could outlive a promotion on an unknown timeline."""
 
     retry = True
     remedy = "It is read once it is promoted; otherwise set PG_HOST to the primary."

@@ -124,7 +124,7 @@ class Desk:
         return sum(len(running.requests) for running in self._running.values())
 
     async def open(self) -> None:
-        """Subscribe to reply subjects and cancellations, which don't come through the work queue."""
+        """Subscribe to reply subjects and cancellations, which bypass the work queue."""
         await self._client.subscribe(SNAPSHOT_REQUEST_SUBJECTS, cb=self._answers.seen)
         await self._client.subscribe(SNAPSHOT_CANCEL_SUBJECTS, cb=self._cancellation)
         # The server must know the subscription before the end of the queue is read: a request

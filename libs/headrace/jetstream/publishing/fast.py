@@ -320,7 +320,7 @@ class FastPipe(Pipe):
         return turns.is_over
 
     def _commands(self, *, end: bool) -> list[bytes]:
-        """The bytes of all unsent messages, which count as sent afterwards; nothing here may wait."""
+        """The bytes of all unsent messages, which then count as sent; nothing here may wait."""
         # The server's silence counts only while it owes an answer.
         if not self._sent:
             self._heard_at = time.monotonic()
