@@ -27,12 +27,18 @@ def name_fault(info: SegmentInfo, file_id: int) -> str | None:
 
 def faults(info: SegmentInfo, before: SegmentInfo) -> Iterator[str]:
     """The reason why a file can't follow the one before it."""
+    # Each archive has a random identity: two of them may contain files of the same numbers.
     if info.archive != before.archive:
         yield f"it belongs to the archive {info.archive}, file {before.id} to {before.archive}"
+    # The checksum of the file before is part of each file, so replacing one file is noticed at the
+    # next.
     if info.previous != before.checksum:
         yield f"it was written after another file {before.id} than the current one"
+    # Each run of an archiver has a higher epoch than the ones before: a lower one is a superseded
+    # writer's.
     if info.epoch < before.epoch:
         yield f"it has epoch {info.epoch}, file {before.id} has {before.epoch}"
+    # Older versions didn't record which row precedes the file.
     if info.after is not None and info.after != before.last:
         yield f"it follows row {info.after}, file {before.id} ends at {before.last}"
     if info.rows and info.first <= before.last:
@@ -71,6 +77,7 @@ class RowsCheck:
         begins = Position(int(lsns[0]), int(ordinals[0]))
         self._last = Position(int(lsns[-1]), int(ordinals[-1]))
         self.rows += batch.num_rows
+        # Vectorized: a comparison for each row in Python would take longer than decoding them.
         rising = (lsns[1:] > lsns[:-1]) | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))
         if not rising.all() or (before is not None and begins <= before):
             return "its rows are out of order"

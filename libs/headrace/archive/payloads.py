@@ -144,7 +144,12 @@ def _exact(entry: RowEntry) -> dict[str, Any]:
     after = entry.exact
     if entry.kind is RowKind.DELETE:
         after = {name: text for name, text in before.items() if name in key}
-    return ({"exact": after} if after else {}) | ({"exact_old": before} if before else {})
+    texts: dict[str, Any] = {}
+    if after:
+        texts["exact"] = after
+    if before:
+        texts["exact_old"] = before
+    return texts
 
 
 def _as_written(text: str) -> dict[str, orjson.Fragment]:

@@ -44,6 +44,7 @@ from headrace.contract.table_names import table_of
 
 T = TypeVar("T")
 Steps = Generator[Request, Any, T]
+# Garbage collection may remove the file that the search is looking at; it rarely does so twice.
 FIND_ATTEMPTS = 10
 
 
@@ -152,6 +153,7 @@ def open_file(
     if fetched is None:
         raise (yield from gone(file_id, seen))
     with naming(file_id):
+        # The tail that was fetched may not contain the whole footer.
         need = segment.footer_bytes(fetched.data) + segment.SEAL_BYTES
         if len(fetched.data) < need <= fetched.metadata.size:
             # A footer of very many tables.
@@ -160,6 +162,7 @@ def open_file(
                 raise (yield from gone(file_id, seen))
         footer = segment.footer_of(fetched.data)
         opened = Opened(segment.info_of(footer), footer, fetched.metadata, fetched.data)
+        # A copied or renamed file must not pass as another one: its content says which file it is.
         if fault := chain.name_fault(opened.info, file_id):
             raise WalFileCorruptError(fault)
     seen.note(file_id)
@@ -170,8 +173,11 @@ def _has_later(
     file_id: int, options: WalReaderOptions, seen: Seen, *, polling: bool
 ) -> Steps[bool]:
     """Whether this file, or one with a higher id, exists or existed."""
+    # It was seen before, or a later one was, so a miss means that it is gone.
     if file_id <= seen.highest:
         return True
+    # A listing costs as much as many requests, and an archive that isn't written to would be listed
+    # at every poll.
     if polling and file_id >= seen.last and time.monotonic() - seen.looked_at < options.recheck_s:
         return False
     if (yield from _is_later_there(file_id)):
@@ -188,6 +194,7 @@ def _has_later(
 
 def _is_later_there(file_id: int) -> Steps[bool]:
     later: list[ObjectMetadata] = yield Names(layout.file_name(file_id), 1)
+    # Other objects may be stored among the files.
     if any(layout.file_id(item.location) is not None for item in later):
         return True
     # A listing may be older than its files: a request for the next file is current.
@@ -273,6 +280,7 @@ def content(
     size = opened.object.size
     name = layout.file_name(opened.info.id)
     part = chosen.stop - chosen.start
+    # For most of a file, one request for all of it is quicker than a second round trip.
     if part <= size // 2 and (opened.info.page_checksums or not options.verify):
         piece: Fetched | None = yield ByteRange(name, chosen.start, chosen.stop)
         if piece is None:

@@ -229,10 +229,12 @@ class ArchiveReading:
                 footer=opened.footer,
                 page_checksums=self.options.verify and not read.whole,
             ):
-                _raise(rows.take(batch) if seen else None)
+                if seen:
+                    _raise(rows.take(batch))
                 self.metrics.rows += batch.num_rows
                 yield batch
-            _raise(rows.end() if seen and chosen == ALL else None)
+            if seen and chosen == ALL:
+                _raise(rows.end())
 
 
 def _raise(fault: str | None) -> None:

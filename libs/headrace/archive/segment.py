@@ -37,6 +37,7 @@ _STATISTICS = [
     "schema_version",
 ]
 _DICTIONARIES = ["commit_lsn", "xid", "commit_time", *WORDS, "schema_version"]
+# The end of every Parquet file: the length of the footer, and the magic bytes.
 _TAIL = struct.Struct("<I4s")
 _MAGIC = b"PAR1"
 # Random bytes, followed by the footer's SHA-256.
@@ -55,11 +56,13 @@ class SegmentWriter:
             self._sink,
             SCHEMA,
             compression="zstd",
+            # Higher levels cost several times the processor time, for a few percent of size.
             compression_level=1,
             use_dictionary=_DICTIONARIES,  # type: ignore[arg-type]  # its stub forgot the names
             write_statistics=_STATISTICS,
             write_page_checksum=True,
         )
+        # Begin, end and checksum of each row group.
         self._groups: list[tuple[int, int, str]] = []
         self.size = 0
 
@@ -74,6 +77,7 @@ class SegmentWriter:
 
     def finish(self, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         """The file's bytes, and its metadata with the checksum. Nothing can be added afterwards."""
+        # The checksum of the file is part of its footer, so it covers everything before the footer.
         with self._sink.getbuffer() as written:
             info = replace(
                 info,
@@ -135,6 +139,8 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
     footer = tail[-need:]
     seal = tail[-need - SEAL_BYTES : -need]
     sealed = seal.startswith(_SEAL_MARK)
+    # A mark at another place means that the footer's length is damaged, which would otherwise lead
+    # to parsing arbitrary bytes.
     if sealed != (_SEAL_MARK in tail) or (
         sealed and seal[len(_SEAL_MARK) :] != hashlib.sha256(footer).digest()
     ):
@@ -145,6 +151,7 @@ def footer_of(tail: bytes) -> pq.FileMetaData:
         found = pq.read_metadata(pa.BufferReader(_MAGIC + footer))
     except (pa.ArrowException, OSError) as error:
         raise WalFileCorruptError(f"its footer can't be read: {error}") from error
+    # Files of older versions have no seal. A file that claims to have one has lost it.
     if not sealed and b'"footer_checksum":true' in (found.metadata or {}).get(metadata.KEY, b""):
         raise WalFileCorruptError("its footer lost its checksum")
     return found
@@ -161,6 +168,7 @@ def verify(data: bytes | bytearray, info: SegmentInfo) -> None:
 
 def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection[int]) -> None:
     """Raise if the bytes of these row groups differ from those that were written."""
+    # Files of older versions have no checksums of their row groups.
     if info.groups:
         for start, stop, written in (info.groups[place] for place in wanted):
             found = _checksum(memoryview(data)[start:stop])
@@ -192,6 +200,7 @@ class RowSelection:
         return self._wants_lsn(bounds) and self._wants_time(bounds) and self._wants_table(bounds)
 
     def _wants_lsn(self, bounds: Bounds) -> bool:
+        # No statistics: the row group must be read.
         if "commit_lsn" not in bounds:
             return True
         low, high = bounds["commit_lsn"]
@@ -223,19 +232,14 @@ class RowSelection:
     @property
     def columns(self) -> list[str]:
         """The columns needed to select rows."""
-        return [
-            *(
-                ("commit_lsn", "ordinal")
-                if self.after is not None or self.before_lsn is not None
-                else ()
-            ),
-            *(
-                ("commit_time",)
-                if self.from_time_us is not None or self.before_time_us is not None
-                else ()
-            ),
-            *(WORDS if self.tables else ()),
-        ]
+        needed: list[str] = []
+        if self.after is not None or self.before_lsn is not None:
+            needed += ("commit_lsn", "ordinal")
+        if self.from_time_us is not None or self.before_time_us is not None:
+            needed.append("commit_time")
+        if self.tables:
+            needed += WORDS
+        return needed
 
 
 ALL = RowSelection()

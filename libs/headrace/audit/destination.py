@@ -34,8 +34,11 @@ from headrace.settings import PostgresSettings
 
 _DENIED = "42501"
 _NOTHING_NEW: Mapping[Names, Noted] = MappingProxyType({})
+# Classes of SQLSTATEs: a value that PostgreSQL can't read, or that exceeds its limits.
 _UNREADABLE = ("22", "54")
+# Two audit-writers may start at the same moment, with an empty destination.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('headrace audit'))"
+# A session's lock: it ends with its connection, however the process ends.
 _CLAIM = "SELECT pg_try_advisory_lock(hashtext('headrace audit'), hashtext($1))"
 # So that a lock whose holder's network is gone is released within half a minute.
 _KEEPALIVES = {
@@ -152,6 +155,7 @@ class Destination:
         self._connection = connection
         self._table = AuditTable.of(settings)
         self._source = source
+        # Months whose partitions are known to exist.
         self._months: set[str] = set()
         self._insert_gap = (
             f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, "  # noqa: S608  # checked names
@@ -159,6 +163,7 @@ class Destination:
             " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at "
             "= now()"
         )
+        # As of the last commit: the next one replaces exactly this state, or is refused.
         self.state = TrailState()
         # The audit's own tables: with the source's database as destination they come in the stream
         # too. By name and oid: elsewhere a table of the same name is another's, and one of the same
@@ -178,6 +183,8 @@ class Destination:
         """Create what is missing; read how far the trail is."""
         try:
             async with self._connection.transaction():
+                # Held to the end of the transaction: CREATE TABLE IF NOT EXISTS alone fails when
+                # two run at once.
                 await self._connection.execute(_LOCK)
                 await self._make()
             async with self._connection.transaction():
@@ -272,6 +279,8 @@ class Destination:
             await self._connection.execute(self._table.create_beside())
         began = await fetchval(f"SELECT count(*) FROM {self._table.beside(STATE)}")  # noqa: S608  # checked names
         there = await fetchval("SELECT to_regclass($1)::oid", self._table.quoted)
+        # Someone renamed or dropped it. A new, empty table would hide that, and the trail would
+        # have a hole.
         if there is None and began:
             raise AuditTableError(
                 f"the audit table {self._table.quoted} no longer exists, although its trail has "
@@ -358,6 +367,8 @@ class Destination:
         self.own = {(row["oid"], row["nspname"], row["relname"]) for row in found}
 
     async def _write(self, batch: Batch, noted: Mapping[Names, Noted]) -> None:
+        # Before the transaction: creating a partition locks the table, and readers must not wait
+        # for the COPY.
         if self._table.partitioned and not batch.months <= self._months:
             await self._partitions(batch.months)
         assert batch.position is not None, "a batch that was cut has one"
@@ -406,6 +417,8 @@ class Destination:
             *self.state.position,
             self.state.stream_seq,
         )
+        # The condition names the state that this process has read. Another writer has moved it, so
+        # the rows of this transaction may be in the trail already.
         if status != "UPDATE 1":
             raise DestinationFencedError(
                 f"the audit of {self._source} was moved on by another process"

@@ -76,20 +76,27 @@ def conditions(search: Search) -> tuple[str, list[object]]:
     if search.table:
         schema, name = schema_and_name(search.table)
         found.append(f'"table" = {argument(name)}')
-        found += [] if schema is None else [f"schema = {argument(schema)}"]
+        if schema is not None:
+            found.append(f"schema = {argument(schema)}")
     if search.key is not None:
         found.append(f"primary_key = ANY({argument(_keys(search.key))}::text[])")
-    for column, value in (("operation", search.operation), ("position", search.position)):
-        found += [] if value is None else [f"{column} = {argument(value)}"]
-    found += [f"committed_at >= {argument(search.since)}"] if search.since else []
-    found += [f"committed_at <= {argument(search.until)}"] if search.until else []
-    found += [f"id = {argument(search.id)}::text::uuid"] if search.id else []
+    for start, value, cast in (
+        ("operation = ", search.operation, ""),
+        ("position = ", search.position, ""),
+        ("committed_at >= ", search.since, ""),
+        ("committed_at <= ", search.until, ""),
+        ("id = ", search.id or None, "::text::uuid"),
+    ):
+        if value is not None:
+            found.append(f"{start}{argument(value)}{cast}")
     if search.below is not None:
         found.append(earlier(search.below, argument))
     if search.context:
         either = [f"context @> {argument(one)}::text::jsonb" for one in contexts(search.context)]
         found.append(f"({' OR '.join(either)})")
-    return (f" WHERE {' AND '.join(found)}" if found else ""), arguments
+    if not found:
+        return "", arguments
+    return f" WHERE {' AND '.join(found)}", arguments
 
 
 def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:

@@ -123,6 +123,7 @@ def undo_delete(change: Mapping[str, Any], table: SourceTable, was: RowImage) ->
     columns = ", ".join(quote_name(name) for name in values)
     literals = ", ".join(values.values())
     sql = f"INSERT INTO {table.quoted} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({literals});"  # noqa: S608  # quoted
+    # Only to refuse: without a key, the check after the statement couldn't find the row.
     located(table, was)
     return Step(change, table, None, was, sql)
 
@@ -130,6 +131,7 @@ def undo_delete(change: Mapping[str, Any], table: SourceTable, was: RowImage) ->
 def undo_update(
     change: Mapping[str, Any], table: SourceTable, was: RowImage, after: RowImage
 ) -> Step:
+    # Without REPLICA IDENTITY FULL, an UPDATE contains the old values of key columns only.
     unknown = [name for name in after.values if name not in was.values]
     if unknown:
         raise IrreversibleError(
@@ -141,6 +143,7 @@ def undo_update(
             f"HEADRACE_AUDIT_REDACT keeps values of {table.name} out of the trail{_named(hidden)}",
             remedy="Undo it manually.",
         )
+    # Columns that didn't change are left out: another change may have written them since.
     changed = [
         name for name in was.values if name in after.values and was.of(name) != after.of(name)
     ]
@@ -158,6 +161,8 @@ def undo_update(
 
 def located(table: SourceTable, side: RowImage) -> str:
     """The condition that finds the row."""
+    # A row with a redacted or missing key can't be found, and a condition on its other columns
+    # could match several rows.
     if not table.key or any(side.values.get(name) in {None, REDACTED} for name in table.key):
         raise IrreversibleError(
             f"a row of {table.name} can't be found again without a key", remedy="Undo it manually."
@@ -195,6 +200,7 @@ def _is(column: SourceColumn, text: str | None, value: Any, exact: str | None) -
         return text == exact
     if text is None or value is None:
         return text is None and value is None
+    # Compared as text: PostgreSQL's hex form is unique, base64 is not.
     if column.kind is ValueForm.BINARY:
         return text == _hex(value)
     if column.kind is ValueForm.DOCUMENT:
@@ -209,6 +215,8 @@ def _is(column: SourceColumn, text: str | None, value: Any, exact: str | None) -
 
 
 def _document(text: str) -> Any:
+    # Equal documents may be written differently (spaces, the order of keys), but their numbers must
+    # have the same digits.
     return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
 
@@ -287,6 +295,7 @@ def json_text(value: Any) -> str:
         return f"{{{', '.join(fields)}}}"
     if isinstance(value, list):
         return f"[{', '.join(json_text(one) for one in value)}]"
+    # json.dumps can't write it, and a float would lose digits.
     if isinstance(value, Decimal):
         return str(value)
     return json.dumps(value, ensure_ascii=False)

@@ -62,6 +62,7 @@ class RowMaker:
     book: TableBook
     insert_as: str = "CREATE"
     redact: Selection = field(default_factory=Selection)
+    # Cached by table and operation, and the columns to redact by table: rows come by the million.
     _heads: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
     _hidden: dict[Names, frozenset[str]] = field(default_factory=dict)
     _mark: int = 0
@@ -112,6 +113,8 @@ class RowMaker:
             was, now = _exact_sides(payload, before, after, hidden)
         before_text = escaped_row(before, was) if before else EMPTY
         after_text = escaped_row(after, now) if after else EMPTY
+        # jsonb refuses U+0000, which JSON writes as an escape: without any escape there is nothing
+        # to look for.
         if b"\\u" in before_text or b"\\u" in after_text:
             was = {**not_in_jsonb(before), **was}
             now = {**not_in_jsonb(after), **now}
@@ -241,6 +244,7 @@ def _key_text(values: Mapping[str, Any], before: Mapping[str, Any], key: Sequenc
     """The key's value; for several columns, their JSON array."""
     if not key or not values:
         return _NULL
+    # By far the most frequent key. `type` and not `isinstance`, which would accept a boolean.
     if len(key) == 1 and type(only := values.get(key[0])) is int:
         return b"%d" % only
     found = {name: values[name] if name in values else before.get(name) for name in key}
@@ -260,6 +264,7 @@ def key_text(values: Mapping[str, Any], key: Sequence[str]) -> str | None:
     else:
         text = orjson.dumps([_one(one) for one in found]).decode()
     raw = text.encode(errors="replace")
+    # The digest keeps different long keys different.
     if len(raw) > KEY_BYTES_MAX:
         return f"{text[:KEY_CHARACTERS]}…#{hashlib.sha256(raw).hexdigest()}"
     return text

@@ -84,15 +84,21 @@ class Stitcher:
     whole_rows_max: int
     whole_bytes_max: int
     open: Open | None = None
+    # The commit LSN of the current transaction, by which the next one is recognized.
     _lsn: int = 0
+    # The context in force, as text and as COPY writes it.
     _context: str | None = None
     _encoded: bytes = EMPTY
+    # Where in the transaction its first context came, None before that; whether a different one
+    # followed.
     _first_at: int | None = None
     _several: bool = False
+    # Rows of the current transaction, not moved into a batch yet.
     _rows: list[bytes] = field(default_factory=list)
     # The context in force for each row, None before the transaction's first.
     _contexts: list[bytes | None] = field(default_factory=list)
     _bytes: int = 0
+    # The batch that is being filled: whole transactions, or a part of a large one.
     _whole: Batch = field(default_factory=Batch)
     _whole_bytes: int = 0
     _last: Event | None = None
@@ -143,6 +149,8 @@ class Stitcher:
             whole.position = event.position
             whole.stream_seq = event.stream_seq
         elif len(self._rows) >= self.whole_rows_max or self._bytes >= self.whole_bytes_max:
+            # Only whole transactions can be given their only context: a larger one is written in
+            # parts, and patched at its end.
             self._part(event)
 
     def _at(self, committed_at: str) -> None:
@@ -164,6 +172,7 @@ class Stitcher:
         """Return a batch without rows that is not worth its own commit: the next one includes its
         position.
         """
+        # Otherwise a later position is there already, and covers this one.
         if self._whole.position is None:
             self._whole.position = batch.position
             self._whole.stream_seq = batch.stream_seq
@@ -211,6 +220,7 @@ class Stitcher:
 
     def _end(self) -> None:
         """Apply the only context to the rows before the first message, if there was only one."""
+        # No context at all, by far the usual case.
         if self._first_at is None and self.open is None:
             self._whole.open = None
             self._move(EMPTY)
@@ -219,6 +229,8 @@ class Stitcher:
             only = self._encoded
         else:
             only = EMPTY
+        # Its first parts were written before it was known that the transaction has only one
+        # context.
         if (
             self.open is not None
             and self._context is not None

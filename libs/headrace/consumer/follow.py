@@ -163,7 +163,10 @@ class Consumer:
         while self._ready:
             event = self._ready[0]
             if not self._applied(event):
-                taken.append(await self._whole(event) if "reference" in event.payload else event)
+                if "reference" in event.payload:
+                    taken.append(await self._whole(event))
+                else:
+                    taken.append(event)
             self._ready.popleft()
             if event.closes:
                 self._seen_seq = max(self._seen_seq, event.stream_seq)

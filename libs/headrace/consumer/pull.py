@@ -359,18 +359,21 @@ class Pull:
         await self._ask()
 
     def _config(self) -> ConsumerConfig:
-        durable = self.durable is not None
         config = ConsumerConfig(
             name=self._name,
             durable_name=self.durable,
             filter_subjects=list(self.filters) or None,
-            ack_policy=AckPolicy.ALL if durable else AckPolicy.NONE,
-            ack_wait=ACK_WAIT_S if durable else None,
-            max_ack_pending=ACK_PENDING_MAX if durable else None,
-            inactive_threshold=None if durable else INACTIVE_S,
             deliver_policy=DeliverPolicy.ALL,
             metadata={_READER: self._inbox},
         )
+        if self.durable is None:
+            config.ack_policy = AckPolicy.NONE
+            config.inactive_threshold = INACTIVE_S
+        else:
+            # One acknowledgement covers all earlier messages, so progress costs little.
+            config.ack_policy = AckPolicy.ALL
+            config.ack_wait = ACK_WAIT_S
+            config.max_ack_pending = ACK_PENDING_MAX
         if start := self._start():
             config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
             config.opt_start_seq = start

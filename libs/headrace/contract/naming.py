@@ -124,9 +124,9 @@ def gap_id(up_to: int, source: str, first_lost: int = 0) -> str:
     may end at the same LSN.
     """
     token = GAP_SUBJECT.removeprefix(f"{CDC}.")
-    return (
-        f"{up_to:x}-{token}.{first_lost}-{source}" if first_lost else f"{up_to:x}-{token}-{source}"
-    )
+    if first_lost:
+        token = f"{token}.{first_lost}"
+    return f"{up_to:x}-{token}-{source}"
 
 
 def snapshot_request_subject(token: str) -> str:

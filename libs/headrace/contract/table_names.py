@@ -50,13 +50,17 @@ def listed(text: str) -> tuple[str, ...]:
 def table_of(text: str) -> tuple[str, str]:
     """Schema and name of the one table that is named."""
     schema, name = schema_and_name(text)
-    return (PUBLIC if schema is None else schema), name
+    if schema is None:
+        return PUBLIC, name
+    return schema, name
 
 
 def schema_and_name(text: str) -> tuple[str | None, str]:
     """The same, where no schema means any schema."""
     schema, name = _owner_and_name(_names(text), text)
-    return (None if schema is None else schema.text), name.text
+    if schema is None:
+        return None, name.text
+    return schema.text, name.text
 
 
 def names_table(pattern: str, schema: str, table: str) -> bool:

@@ -31,6 +31,7 @@ _LOG_BYTES_MAX = 16 * 1024 * 1024
 _TAIL_BYTES_MAX = 8 * 1024
 _TAIL_LINES = 15
 _PROBE_INTERVAL_S = 0.01
+# How long the children of a killed server may take to end.
 _ORPHANS_TIMEOUT_S = 10.0
 
 
@@ -118,6 +119,7 @@ def spawn(launch: Launch, *, pass_fds: Sequence[int] = ()) -> subprocess.Popen[b
                 stderr=log,
                 cwd="/",
                 env=dict(launch.environment),
+                # The terminal sends Ctrl-C to its own session only.
                 start_new_session=True,
                 pass_fds=pass_fds,
             )
@@ -149,6 +151,7 @@ class ServerProcess:
         self._name = name
         self._lock_path = folder / "lock"
         self._log: Path | None = None
+        # The size of the log before the server was started: its own lines come after.
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -203,6 +206,7 @@ class ServerProcess:
         self._log_start = _rotated_size(launch.log)
         with self._locked() as lock:
             self._process = spawn(launch, pass_fds=[lock])
+            # For the message of another process that finds the folder locked.
             os.pwrite(lock, f"{self._process.pid} {port}\n".encode(), 0)
         try:
             self._await_ready(ready, port, timeout_s)

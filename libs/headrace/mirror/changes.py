@@ -150,7 +150,11 @@ class Changes:
 
     def _gone(self, event: Event, state: TableState) -> list[Step] | None:
         """None if a later snapshot of the table replaces it, or the table is gone already."""
-        reached = max(state.since if state.live else 0, state.run.lsn if state.run else 0)
+        reached = 0
+        if state.live:
+            reached = state.since
+        if state.run:
+            reached = max(reached, state.run.lsn)
         if state.phase is Phase.GONE or event.position.lsn < reached:
             return None
         tables = [state.live, state.run.staged if state.run else None]
@@ -186,14 +190,11 @@ class Changes:
             self.diverged.add(event.source)
         concerned = []
         for state in self._book.tables.values():
+            reached = state.since
+            source = state.source
             if state.run is not None:
                 reached = state.run.lsn
-            else:
-                reached = state.since
-            if state.run is not None:
                 source = state.run.source
-            else:
-                source = state.source
             # Where LSNs mean something else, only what was wanted because of the gap is known to be
             # copied after it.
             if diverged:

@@ -351,13 +351,17 @@ class Book:
     def _stale_steps(self) -> list[Step]:
         """Name the tables that may be older than the others; only changes are written."""
         if not self.fresh:
-            steps: list[Step] = [] if self._stale is None else [DropTable(STALE)]
+            dropped: list[Step] = []
+            if self._stale is not None:
+                dropped.append(DropTable(STALE))
             self._keep_stale(None)
-            return steps
+            return dropped
         older = [state for state in self.tables.values() if state.phase is not Phase.FOLLOWING]
         states = [state for state in older if state.live is not None]
         now = [[state.schema, state.name, format_lsn(state.until), state.why] for state in states]
-        steps = [CreateTable(STALE)] if self._stale is None else []
+        steps: list[Step] = []
+        if self._stale is None:
+            steps.append(CreateTable(STALE))
         before = self._stale or []
         steps += [DeleteRow(STALE, _stale_row(row)) for row in before if row not in now]
         if rows := [_stale_row(row) for row in now if row not in before]:

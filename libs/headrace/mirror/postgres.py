@@ -50,6 +50,8 @@ SCHEMA = "headrace_mirror"
 WRITER = "writer"
 # How long to wait for another writer's transaction, which may be committing, before reporting it.
 TAKE_OVER_S = 10
+# Sent without waiting for each answer. The answers wait in memory at both ends, so the number is
+# limited.
 PIPELINED_MAX = 500
 _CONNECT_TIMEOUT_S = 10
 _COPY_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -62,6 +64,7 @@ _Statement = tuple[Table, str, list[str | None]]
 
 def table_name(table: Table) -> str:
     if table.staging:
+        # A name may have 63 bytes already, so nothing fits in front of it.
         digest = hashlib.sha256(f"{table.schema}\0{table.name}".encode()).hexdigest()[:24]
         return f"{SCHEMA}.new_{digest}"
     return quote_table(table.schema, table.name)
@@ -73,10 +76,13 @@ class PostgresTarget:
     def __init__(self, url: str) -> None:
         self._url = url
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        # A mark in the target names its writer, and each transaction checks it. A second mirror of
+        # the same target takes over when it opens, and this one is refused at its next transaction.
         self._writer = uuid.uuid4().hex
         self._has_opened = False
 
     async def load(self) -> dict[str, str]:
+        # Whatever the old connection had not committed is rolled back with it.
         await self.close()
         async with _explained():
             connection = await _connect(self._url, "headrace mirror")
@@ -95,6 +101,8 @@ class PostgresTarget:
     async def _take_over(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """From here on no other mirror writes; its last commit is complete, or never will be."""
         await connection.execute(f"SET LOCAL lock_timeout = '{TAKE_OVER_S}s'")
+        # The first time it takes over from any writer; later only a mirror that is still the writer
+        # may go on.
         if self._has_opened:
             await self._check_writer(connection)
         await connection.execute(
@@ -148,6 +156,8 @@ class PostgresTarget:
         async with _explained():
             connection = await _connect(self._url, "headrace verify")
         try:
+            # Marks and rows must be of one moment, because a verification compares them with the
+            # source at that LSN.
             await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
             await connection.set_read_only(True)
             async with _explained():
@@ -252,6 +262,7 @@ class _Writer:
             case DeleteRow(table, where):
                 await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)  # noqa: S608  # quoted
             case InsertRows(table, rows):
+                # COPY can't be part of a pipeline; the changes before it must be applied first.
                 await self.flush()
                 await self._insert(table, rows)
             case TruncateTable(table):
@@ -274,6 +285,7 @@ class _Writer:
         async with self._connection.pipeline():
             done = [await self._connection.execute(sql, values) for _, sql, values in waiting]
         for (table, _, _), cursor in zip(waiting, done, strict=True):
+            # The mirror's table differs from the source's: continuing would hide that.
             if cursor.rowcount != 1:
                 raise RowMissingError(table, "a change of a row that doesn't exist")
 
@@ -337,6 +349,8 @@ class _Writer:
             staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
         )
         await self.do(DropTable(live))
+        # An index is named after its table, so the names must be free before the live table's are
+        # created.
         await self._drop_indexes(staged)
         await self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {quote_name(live.name)}")
         await self._run(
@@ -349,6 +363,7 @@ class _Writer:
         after = step.after
         renamed = step.renamed
         name = table_name(after)
+        # Their columns may be renamed, dropped or get another type.
         await self._drop_indexes(before)
         for new, old in renamed.items():
             await self._run(
@@ -394,6 +409,8 @@ def _mark(table: Table, name: str) -> str:
 def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None]]:
     """The condition that only the row with these values fulfills, and its parameters."""
     named, rest = split(table, where)
+    # Without a usable key the row is found by all its values, and LIMIT 1 chooses one of several
+    # equal rows: the source has changed exactly one of them, and they can't be distinguished.
     if named is where or None in named.values():
         found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"  # noqa: S608  # quoted
         return f"ctid = ({found})", _texts(table, where)

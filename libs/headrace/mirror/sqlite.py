@@ -134,6 +134,7 @@ class SqliteTarget:
     def _load(self) -> dict[str, str]:
         with _explained(self._path):
             connection = _connect(self._path)
+            # Readers and the writer don't block each other only in this mode.
             connection.execute("PRAGMA journal_mode = WAL")
             # A power failure may cost the last commits as a whole: the stream still contains their
             # changes.
@@ -142,6 +143,8 @@ class SqliteTarget:
                 f"CREATE TABLE IF NOT EXISTS {MARKS} (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
             )
             self._connection = connection
+            # Takes the write lock now. A transaction that started by reading could find the file
+            # changed when it first writes, and SQLite would then refuse it.
             connection.execute("BEGIN IMMEDIATE")
             if self._has_opened:
                 self._check_writer(connection)
@@ -336,6 +339,7 @@ def _tests(values: Iterable[str]) -> str:
 
 def _row_id(table: Table) -> str:
     taken = {column.name.lower() for column in table.columns}
+    # SQLite has three names for a row's number; a column may hide any of them.
     return next(name for name in ("rowid", "_rowid_", "oid") if name not in taken)
 
 
@@ -409,6 +413,7 @@ class SqliteReading:
                     f"SQLite file {path} contains no mirror", remedy=_NO_MIRROR_REMEDY
                 )
             self._connection.execute("BEGIN")
+            # The first read fixes the moment that this transaction sees.
             self.marks = _marks(self._connection)
 
     def close(self) -> None:

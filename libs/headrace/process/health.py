@@ -78,13 +78,12 @@ def application(
         return web.json_response({"status": "ok", "service": health.service})
 
     async def readyz(_: web.Request) -> web.Response:
-        body = {
-            "status": "ok" if health.ready else "unavailable",
-            "service": health.service,
-            "reasons": health.reasons,
-            **({"warnings": health.warnings} if health.warnings else {}),
-        }
-        return web.json_response(body, status=200 if health.ready else 503)
+        body = {"status": "ok", "service": health.service, "reasons": health.reasons}
+        if health.warnings:
+            body["warnings"] = health.warnings
+        if health.ready:
+            return web.json_response(body)
+        return web.json_response(body | {"status": "unavailable"}, status=503)
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(

@@ -40,7 +40,11 @@ from headrace.spark.session import HOLDER_SESSION
 
 log = logs.logger("snapshot")
 
+# A waiting lock request blocks every later one, also of the application: the snapshot gives up
+# first.
 LOCK_TIMEOUT_S = 10
+# The table was rewritten between the snapshot and the lock; a migration rarely does that three
+# times.
 ATTEMPTS = 3
 _APPLICATION = "headrace snapshot"
 _TOO_LARGE_MAX = 10
@@ -265,6 +269,7 @@ async def _hold(
     connection = await connect_lastingly(settings.postgres, _APPLICATION, **HOLDER_SESSION)
     stack.callback(connection.terminate)
     lost = asyncio.Event()
+    # The connection is idle while tasks copy, so nothing else would notice its end.
     connection.add_termination_listener(lambda _: lost.set())
     try:
         lsn, exported = await _take_over(connection, settings)
@@ -291,6 +296,8 @@ async def _take_over(connection: asyncpg.Connection, settings: Settings) -> tupl
         await connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(exported.name)}")
         name: str = await connection.fetchval("SELECT pg_export_snapshot()")
     finally:
+        # Its temporary slot ends with it, and no longer keeps WAL. The snapshot lives on in the
+        # transaction.
         slot.close()
     return exported.lsn, name
 
@@ -312,6 +319,8 @@ async def _export(
     slot: ReplicationConnection, connection: asyncpg.Connection, settings: Settings
 ) -> ExportedSnapshot:
     wait_s = settings.snapshot.slot_wait_s
+    # A task, because creating a slot waits for every older transaction, and what it waits for is to
+    # be reported.
     export = asyncio.create_task(
         slot.export_snapshot(f"headrace_snapshot_{secrets.token_hex(8)}"), name="export-snapshot"
     )
@@ -395,8 +404,10 @@ async def _locked_storages(
     """
     rows = await connection.fetch(_STORAGES, table.relation_id)
     await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
+    # Partitions too: locking the parent only would not protect them from TRUNCATE.
     names = {row["relation"] for row in rows} | {quote_table(table.schema, table.name)}
     try:
+        # In a fixed order, so that two snapshots of related tables can't deadlock.
         for name in sorted(names):
             await connection.execute(f"LOCK TABLE ONLY {name} IN ACCESS SHARE MODE")
     except asyncpg.LockNotAvailableError as error:
@@ -406,6 +417,8 @@ async def _locked_storages(
         ) from error
     except asyncpg.UndefinedTableError as error:
         raise ChangedMeanwhileError(f"{table.schema}.{table.name} was dropped") from error
+    # Read again under the locks. Rows that a rewrite moved to another file are invisible to a
+    # snapshot taken before it, so COPY would silently find none.
     rows = await connection.fetch(_STORAGES, table.relation_id)
     if any(row["file"] != row["file_now"] for row in rows):
         raise ChangedMeanwhileError(f"{table.schema}.{table.name} was just rewritten or truncated")
@@ -438,6 +451,7 @@ async def _check_query(
         return
     names = ", ".join(quote_name(column.name) for column in columns)
     where = "".join(f" AND ({condition})" for condition in conditions)
+    # EXPLAIN plans the query, with all its checks, and reads no row.
     query = f"EXPLAIN SELECT {names} FROM ONLY {storages[0]['relation']} WHERE true{where}"  # noqa: S608  # every part is quoted
     try:
         await connection.execute(query)

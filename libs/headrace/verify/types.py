@@ -58,5 +58,7 @@ def _type(known: Mapping[int, Sequence[Any]], oid: int) -> SqlType:
     if base:
         resolved = _type(known, base)
         return SqlType(resolved.name, own_name, resolved.element, resolved.delimiter)
-    of = _type(known, element) if element else None
-    return SqlType(own_name, own_name, of, known[element][3] if element else delimiter)
+    if not element:
+        return SqlType(own_name, own_name, None, delimiter)
+    # An array's text separates elements by their type's delimiter, not its own.
+    return SqlType(own_name, own_name, _type(known, element), known[element][3])

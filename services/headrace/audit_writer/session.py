@@ -73,9 +73,12 @@ class Session:
     selection: Selection
     book: TableBook
     stitcher: Stitcher
+    # Whether this session has committed anything: then the next failure is a new one.
     worked: bool = False
+    # Set whenever there may be something to commit: after each read, and after each write.
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    # By relation: the audit's own, wanted, or other.
     _what: dict[tuple[int, str, str], str] = field(default_factory=dict)
     _rows: Counter[str] = field(default_factory=Counter)
     # Facts about tables, and their positions, until a batch that reaches there stores them.
@@ -83,8 +86,12 @@ class Session:
     # The time at which a relation's files were last read from the catalog.
     _files_at: dict[int, float] = field(default_factory=dict)
     _kept_at: float = field(default_factory=time.monotonic)
+    # Whether anything but the audit's own changes came since the position was stored. Storing it is
+    # a change as well, which the stream may bring back.
     _foreign: bool = False
+    # The reading task has ended: what is complete is committed, whatever is due.
     _ended: bool = False
+    # How far the stream was read; whether a batch is being written.
     _read_seq: int = 0
     _writing: bool = False
 

@@ -44,9 +44,9 @@ class Trail:
     async def answer(self, _: web.Request) -> web.Response:
         """200 while the trail makes progress; else 503, with a line for each reason."""
         reasons = self.reasons(time.monotonic())
-        return web.Response(
-            text="\n".join(reasons) + "\n" if reasons else "ok\n", status=503 if reasons else 200
-        )
+        if reasons:
+            return web.Response(text="\n".join(reasons) + "\n", status=503)
+        return web.Response(text="ok\n")
 
     def reasons(self, now: float) -> list[str]:
         """Why the trail makes no progress; empty while it does."""

@@ -163,10 +163,10 @@ def message(head: dict[str, Any], chunk: Chunk, encoding: Encoding, *, zstd: boo
 
 def key_only(chunk: Chunk, key: Collection[str], encoding: Encoding) -> Chunk:
     """A large row's key columns, for the message that refers to the stored row."""
-    row: Row = (
-        orjson.loads(memoryview(chunk.body)[:-1])
-        if encoding is Encoding.JSON
-        else msgpack.unpackb(chunk.body)
-    )
+    row: Row
+    if encoding is Encoding.JSON:
+        row = orjson.loads(memoryview(chunk.body)[:-1])
+    else:
+        row = msgpack.unpackb(chunk.body)
     small = block_of([{name: value for name, value in row.items() if name in key}], encoding)
     return Chunk(1, bytes(small.data))

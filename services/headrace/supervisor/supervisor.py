@@ -25,6 +25,7 @@ from headrace.timing.waits import wait_for
 
 BACKOFF_S = 0.5
 BACKOFF_S_MAX = 30.0
+# A service that ran for this long has not failed at its start: the next pause is short again.
 STEADY_S = 60.0
 READY_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
@@ -50,6 +51,8 @@ class _Kept:
     service: Service
     process: ServiceProcess | None = None
     keeper: asyncio.Task[None] | None = None
+    # Whether it has been ready since the suite started. A failure before that is a matter of the
+    # configuration, which a restart would only repeat.
     was_ready: bool = False
 
 
@@ -63,7 +66,9 @@ class Supervisor:
         self._listener = listener
         self._stop_timeout_s = stop_timeout_s
         self._stopping = asyncio.Event()
+        # Set by a second Ctrl-C: services are killed, not asked to stop.
         self._hasty = asyncio.Event()
+        # The permanent failure that ends the suite, for `check` to raise.
         self._failure: HeadraceError | None = None
         # Set when the suite should end: a service failed permanently, or was stopped over the bus.
         self.over = asyncio.Event()
@@ -164,6 +169,7 @@ class Supervisor:
         name = kept.service.name
         process = await ServiceProcess.start(kept.service)
         kept.process = process
+        # The stop came while the process was being started, and has found none to stop.
         if self._stopping.is_set():
             process.terminate()
         try:

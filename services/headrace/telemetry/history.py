@@ -39,14 +39,21 @@ class History:
         """Keep how the suite is now."""
         totals = suite.totals(now)
         publisher = suite.member(PUBLISHER, now)
-        recent = self._recent(publisher.stats.get("ack_lag_seconds") if publisher else None)
-        slot = suite.watch.slot if suite.watch.reachable else None
+        lags = None
+        if publisher:
+            lags = publisher.stats.get("ack_lag_seconds")
+        recent = self._recent(lags)
+        lag_bytes = None
+        retained_bytes = None
+        if suite.watch.reachable and suite.watch.slot:
+            lag_bytes = suite.watch.slot.lag_bytes
+            retained_bytes = suite.watch.slot.retained_bytes
         self._samples.append(
             Sample(
                 round(time.time(), 1),
                 totals.cdc_events,
-                slot.lag_bytes if slot else None,
-                slot.retained_bytes if slot else None,
+                lag_bytes,
+                retained_bytes,
                 quantile("ack_lag_seconds", recent, 0.5),
                 quantile("ack_lag_seconds", recent, 0.99),
             )

@@ -91,13 +91,16 @@ class Standing:
     def of(cls, info: dict[str, Any]) -> Standing:
         config = info["config"]
         filters = config.get("filter_subjects") or []
-        one = config.get("filter_subject") or (filters[0] if len(filters) == 1 else ">")
-        asked = config.get("ack_policy", "explicit") != "none"
-        floor = info["ack_floor" if asked else "delivered"]["stream_seq"]
-        if asked:
-            unacknowledged = info.get("num_ack_pending", 0)
-        else:
+        one = config.get("filter_subject", "")
+        if not one and len(filters) == 1:
+            one = filters[0]
+        one = one or ">"
+        if config.get("ack_policy", "explicit") == "none":
+            floor = info["delivered"]["stream_seq"]
             unacknowledged = 0
+        else:
+            floor = info["ack_floor"]["stream_seq"]
+            unacknowledged = info.get("num_ack_pending", 0)
         return cls(info["name"], info.get("num_pending", 0), unacknowledged, floor, one)
 
     @property
@@ -109,6 +112,7 @@ def judge(
     stream: StreamView, standing: Standing, oldest_age_s: float, bytes_per_s: float
 ) -> ConsumerView:
     """`oldest_age_s`: the age of the oldest message that it has not acknowledged."""
+    # The number of messages that the stream may still discard before the consumer loses one.
     ahead = max(0, standing.floor_seq + 1 - stream.first_seq)
     seconds: list[float] = []
     ratios = [1.0]
@@ -117,11 +121,13 @@ def judge(
         left_age_s = stream.age_max_s - oldest_age_s
         seconds.append(left_age_s)
         ratios.append(left_age_s / stream.age_max_s)
+    # A stream that refuses new messages instead of discarding old ones loses nothing.
     if stream.bytes_max and stream.discards_old:
         left_bytes = max(0.0, stream.bytes_max - stream.bytes + ahead * stream.message_bytes)
         ratios.append(left_bytes / stream.bytes_max)
         paced = seconds_left(left_bytes, bytes_per_s)
-        seconds += [paced] if paced is not None else []
+        if paced is not None:
+            seconds.append(paced)
     if stream.messages_max and stream.discards_old:
         ratios.append((stream.messages_max - stream.messages + ahead) / stream.messages_max)
     behind = standing.behind

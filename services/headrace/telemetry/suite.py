@@ -237,7 +237,9 @@ def _works(report: Report) -> bool:
 
 
 def _whole(member: Member | None, key: str) -> int:
-    value = member.stats.get(key, 0) if member else 0
+    if member is None:
+        return 0
+    value = member.stats.get(key, 0)
     if isinstance(value, int | float):
         return int(value)
     return 0

@@ -1,21 +1,11 @@
 """Publishing by JetStream's fast ingest: one acknowledgement for many messages.
 
 ADR-50 of NATS, servers from 2.14. A batch is an ordered sequence of messages that the server knows
-by an id. The reply subject says what a message is to its batch:
-`{inbox}.{batch}.{flow}.fail.{number}.{operation}.$FI`. The server answers every `flow` messages,
-and once more when the batch is ended. In the gap mode `fail`, a lost or refused message ends its
-batch, and all messages after it are refused.
+by an id. The server answers every `flow` messages, and once more when the batch is ended. In the
+gap mode `fail`, a lost or refused message ends its batch, and all messages after it are refused.
 
 Promises the same as `ChainPipe`: in order, without holes or duplicates, fenced, independent of the
-duplicate window. Three rules ensure this (docs/adr/0010):
-
-- every message names the stream's last sequence that must precede it, the first one's read from
-  the server. A batch alone is not enough: the server checks for a duplicate before it checks the
-  expected sequence, so a first message that it has seen would open a batch unfenced, and a failed
-  write does not end a batch;
-- a batch starts only after the final answer to the one before, so that its expected sequence is
-  known and not guessed;
-- a batch's id is never reused.
+duplicate window. The rules that ensure this are in `fast_batch`.
 
 Messages are sent many at a time, at the latest when the caller signals with `catch_up` that it has
 no more ready. A few of them form their own batch, acknowledged in one round trip; more of them
@@ -27,7 +17,6 @@ Never retries a message whose fate is unknown: that is an `IngestError`, as in `
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -49,6 +38,7 @@ from headrace.jetstream.publishing.errors import (
     MessageTooLargeError,
     refusal,
 )
+from headrace.jetstream.publishing.fast_batch import FastBatch
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.pipe import (
     HEADERS_BYTES_MAX,
@@ -65,12 +55,6 @@ from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
 
-# Operations in the reply subject of ADR-50: open a batch, add to it, end it with this message, or
-# end it without storing the message.
-_START = 0
-_APPEND = 1
-_END = 2
-_END_BARE = 3
 # The server's error code for a batch that it doesn't know, or that it has ended.
 _UNKNOWN_BATCH = 10208
 # The server never acknowledges less often.
@@ -116,13 +100,8 @@ class FastPipe(Pipe):
         self._payload_bytes_max = client.max_payload - HEADERS_BYTES_MAX
         # Several answers fit into the window; with only one, publishing would stop for each round
         # trip.
-        self._flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
-        # One subscription for the answers to all batches, which contain the batch's id.
-        self._inbox = client.new_inbox()
+        flow = max(1, min(_FLOW_MAX, window.messages_max // 4))
         self._subscription: Subscription | None = None
-        # Part of each batch's id, so that no id is ever used again, not even by a restarted
-        # publisher.
-        self._life = secrets.token_hex(8)
         # Handed over by the caller and not sent; sent and not known to be stored. A message leaves
         # `_sent` only when the stream shows it, so that after a refusal both together are what must
         # be published.
@@ -133,26 +112,7 @@ class FastPipe(Pipe):
         # the stream.
         self._own_seq = 0
         self._own_id = ""
-        # The batch: its first message is stored behind `_base`; `_number` of its messages are sent,
-        # `_kept` stored.
-        self._batches = 0
-        self._batch = ""
-        # A batch that is ended without a message needs a subject of the stream; the last one will
-        # do.
-        self._own_subject = ""
-        # A batch is open; its end was requested, and no message may be added to it.
-        self._open = False
-        self._ending = False
-        self._base = 0
-        self._number = 0
-        self._kept = 0
-        # Refused for its position, and whether the server has said what it stored of the batch.
-        self._broken = False
-        self._over = False
-        # Messages of the batch that the server accepted; whether some of them don't show up in the
-        # stream.
-        self._taken = 0
-        self._unproved = False
+        self._batch = FastBatch(client.new_inbox(), flow)
         # Reads back the last accepted message; at most one at a time.
         self._proving: asyncio.Task[None] | None = None
         # `published` at the last call of `catch_up`, to recognize that nothing was added since.
@@ -175,7 +135,9 @@ class FastPipe(Pipe):
         if tail.ids_in_doubt:
             # The server forgets an id some time after its window.
             self._doubtful_until = time.monotonic() + 2 * tail.duplicate_window_s
-        self._subscription = await self._client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
+        self._subscription = await self._client.subscribe(
+            f"{self._batch.inbox}.>", cb=self._on_answer
+        )
         if self._turns is not None:
             await self._turns.open(self._is_writing)
         await self._client.flush()
@@ -186,7 +148,7 @@ class FastPipe(Pipe):
         return super()._id_header(message)
 
     def _is_writing(self) -> bool:
-        return (self._open or bool(self._unsent)) and not self._broken
+        return (self._batch.open or bool(self._unsent)) and not self._batch.broken
 
     async def close(self) -> None:
         if self._proving is not None:
@@ -236,8 +198,11 @@ class FastPipe(Pipe):
             await self._send_soon()
 
     async def _send_soon(self) -> None:
-        # A refused or ending batch takes no messages: they wait here for the final answer.
-        if len(self._unsent) >= _HANDED_OVER_AT_ONCE and not self._ending and not self._broken:
+        if (
+            len(self._unsent) >= _HANDED_OVER_AT_ONCE
+            and not self._batch.ending
+            and not self._batch.broken
+        ):
             await self._send(end=False)
             # Answers arrive only when the event loop runs.
             await asyncio.sleep(0)
@@ -263,7 +228,7 @@ class FastPipe(Pipe):
     async def catch_up(self) -> None:
         """Called when there is nothing to publish: sends the rest, repairs, detects losses."""
         self._check_connection()
-        if self._broken and self._over:
+        if self._batch.broken and self._batch.over:
             await self._begin_again()
         elif self._sent and time.monotonic() - self._heard_at > self._ack_timeout_s:
             self._fail(self._late())
@@ -272,27 +237,31 @@ class FastPipe(Pipe):
         # messages of a burst would stay unconfirmed, and hold back the slot, until more arrive.
         idle = self.published == self._caught_up_at
         self._caught_up_at = self.published
-        small = not self._open and len(self._unsent) <= _SMALL_BATCH
-        await self._send(end=idle or small or self._unproved)
+        small = not self._batch.open and len(self._unsent) <= _SMALL_BATCH
+        await self._send(end=idle or small or self._batch.unproved)
 
     async def _progress(self) -> None:
         """Wait for an answer, or repair."""
         self._raise_failure()
-        if self._broken and self._over:
+        if self._batch.broken and self._batch.over:
             await self._begin_again()
             return
         # With so few messages the server says nothing until the batch is ended.
-        await self._send(end=self._pending < 2 * self._flow or self._unproved)
+        await self._send(end=self._pending < 2 * self._batch.flow or self._batch.unproved)
         # While another source writes, nothing was sent, so no answer will come.
-        if self._pending and not (self._broken and self._over):
+        if self._pending and not (self._batch.broken and self._batch.over):
             await self._answer()
 
     async def _send(self, *, end: bool) -> None:
         """Send the unsent messages, unless a batch is ending; with `end`, end the batch too."""
-        if self._turns is not None and not self._ending and not self._broken:
+        if self._turns is not None and not self._batch.ending and not self._batch.broken:
             end = self._keep_to_turns(self._turns) or end
         # Only the final answer to this batch says where the next one may start (docs/adr/0010).
-        if self._ending or self._broken or not (self._unsent or (end and self._open)):
+        if (
+            self._batch.ending
+            or self._batch.broken
+            or not (self._unsent or (end and self._batch.open))
+        ):
             return
         self._check_connection()
         # From here until the bytes are in the client's buffer nothing may wait: a second sender
@@ -310,12 +279,12 @@ class FastPipe(Pipe):
         """Start nothing while another source writes; whether the open batch must end for a waiting
         source.
         """
-        if not self._open:
+        if not self._batch.open:
             # Treated like a refusal of a batch that stored nothing: the repair waits for the turn,
             # and reads what the other source writes.
             if self._unsent and turns.others_write:
-                self._broken = True
-                self._over = True
+                self._batch.broken = True
+                self._batch.over = True
             return False
         return turns.is_over
 
@@ -324,57 +293,22 @@ class FastPipe(Pipe):
         # The server's silence counts only while it owes an answer.
         if not self._sent:
             self._heard_at = time.monotonic()
-        if not self._open:
-            self._open = True
-            self._number = 0
-            self._kept = 0
-            # Every sequence that this batch expects is derived from here. It comes from a read of
-            # the stream's end or from the final answer to the batch before, never from a guess.
-            self._base = self._last_seq
-            self._taken = 0
-            self._unproved = False
-            self._batches += 1
-            self._batch = f"{self._life}-{self._batches}"
-        prefix = f"{self._inbox}.{self._batch}.{self._flow}.fail"
-        number = self._number
-        base = self._base
-        commands = []
-        last = len(self._unsent) - 1
+        if not self._batch.open:
+            self._batch.start(self._last_seq)
         # A skipped duplicate goes unnoticed if another source's message took its place.
-        doubt = self._known or time.monotonic() < self._doubtful_until
-        for index, message in enumerate(self._unsent):
-            if end and index == last:
-                operation = _END
-            else:
-                operation = _APPEND if number else _START
-            reply = f"{prefix}.{number + 1}.{operation}.$FI"
-            commands.append(
-                wire.command(
-                    message,
-                    reply,
-                    # Each message names the sequence right before its own: it is stored exactly
-                    # there, or refused.
-                    base + number,
-                    self._id_header(message) if doubt else wire.MSG_ID,
-                )
-            )
-            number += 1
-        # Nothing is left to send, but the batch must end: an end without a message stores nothing.
-        if not self._unsent:
-            commands.append(wire.bare(self._own_subject, f"{prefix}.{number + 1}.{_END_BARE}.$FI"))
+        if self._known or time.monotonic() < self._doubtful_until:
+            commands = self._batch.commands(self._unsent, self._id_header, end=end)
         else:
-            self._own_subject = self._unsent[-1].subject
+            commands = self._batch.commands(self._unsent, end=end)
         self._sent.extend(self._unsent)
         self._unsent.clear()
-        self._number = number
-        self._ending = end
         return commands
 
     async def _on_answer(self, message: Msg) -> None:
         # The inbox may contain dots, so the fields are counted from the end.
         _, batch, _, _, number, _, _ = message.subject.rsplit(".", 6)
         # A late answer to an earlier batch, whose final answer has said everything already.
-        if batch != self._batch or not self._open:
+        if batch != self._batch.id or not self._batch.open:
             return
         self._heard_at = time.monotonic()
         if (message.headers or {}).get("Status") == "503":
@@ -385,8 +319,7 @@ class FastPipe(Pipe):
         answer = orjson.loads(message.data)
         kind = answer.get("type")
         if kind == "ack":
-            # Accepted is not stored: the count includes messages that were skipped as duplicates.
-            self._taken = max(self._taken, int(answer["seq"]))
+            self._batch.taken = max(self._batch.taken, int(answer["seq"]))
             if self._proving is None or self._proving.done():
                 self._proving = asyncio.create_task(self._prove(), name="flow")
                 self._proving.add_done_callback(self._proved)
@@ -415,27 +348,35 @@ class FastPipe(Pipe):
         looked = ("", 0)
         # `looked` ends the loop if the server could not answer: the next acknowledgement tries
         # again.
-        while self._taken > self._kept and (place := (self._batch, self._taken)) != looked:
+        while (
+            self._batch.taken > self._batch.kept
+            and (place := (self._batch.id, self._batch.taken)) != looked
+        ):
             looked = place
-            index = self._taken - self._kept - 1
+            index = self._batch.taken - self._batch.kept - 1
             if index >= len(self._sent):
                 return
             wanted = self._sent[index].msg_id
             there = None
             try:
-                there = await self._tail.id_at(self._base + self._taken)
+                there = await self._tail.id_at(self._batch.base + self._batch.taken)
             except NatsError as error:
                 log.debug("flow_not_checked", reason=str(error))
             # While the stream was read, the batch may have ended, or another one started. What was
             # read then says nothing about the current one.
             batch, number = looked
-            if batch != self._batch or not self._open or self._over or number <= self._kept:
+            if (
+                batch != self._batch.id
+                or not self._batch.open
+                or self._batch.over
+                or number <= self._batch.kept
+            ):
                 continue
             if there == wanted:
                 self._keep(number)
             else:
                 # Only the batch's end tells more.
-                self._unproved = True
+                self._batch.unproved = True
             self._room.set()
 
     def _proved(self, task: asyncio.Task[None]) -> None:
@@ -445,35 +386,37 @@ class FastPipe(Pipe):
 
     def _keep(self, up_to: int) -> None:
         """The batch's messages up to this number are stored."""
-        new = up_to - self._kept
+        new = up_to - self._batch.kept
         # Never adjusted silently: an impossible count means that the pipe and the server disagree
         # about what is stored, and only reading the stream again decides that.
         if new < 0 or new > len(self._sent):
             self._fail(
-                IngestError(f"message {up_to} of a batch was acknowledged, of {self._number} sent")
+                IngestError(
+                    f"message {up_to} of a batch was acknowledged, of {self._batch.number} sent"
+                )
             )
             return
         take = self._sent.popleft
         kept = [take() for _ in range(new)]
         if kept:
-            self._own_seq = self._base + up_to
+            self._own_seq = self._batch.base + up_to
             self._own_id = kept[-1].msg_id
-        self._kept = up_to
+        self._batch.kept = up_to
         self._pending_bytes -= sum([len(message.payload) for message in kept])
-        self._count(kept, self._base + up_to)
+        self._count(kept, self._batch.base + up_to)
 
     def _refused(self, error: dict[str, object], *, first: bool, final: bool) -> None:
         code = error.get("err_code")
         # Something else was stored at the expected position: another source's message, or an
         # heir's. Reading the stream's end tells which.
         if code in CHAIN_CODES:
-            if not self._broken:
+            if not self._batch.broken:
                 count(self._stats, "batches_broken")
-            self._broken = True
+            self._batch.broken = True
             # If the first message was refused, nothing was stored; else the server says how much
             # was.
-            self._over = self._over or (first and final)
-        elif code == _UNKNOWN_BATCH and self._broken:
+            self._batch.over = self._batch.over or (first and final)
+        elif code == _UNKNOWN_BATCH and self._batch.broken:
             # The server has ended the batch at its first refusal; each later message is answered
             # like this.
             return
@@ -488,36 +431,31 @@ class FastPipe(Pipe):
         """The final answer to a batch: how much of it is stored, and where its last message is."""
         seq = int(str(answer["seq"]))
         taken = int(str(answer.get("count", 1)))
-        # It counts what it skipped as a duplicate; each message is stored behind the one before, or
-        # not at all.
-        if answer.get("duplicate"):
-            kept = 0
-        else:
-            # The answer's sequence is that of the last stored message. Behind `_base` it counts
-            # this batch's messages only, because each is stored right after the one before.
-            kept = max(0, min(taken, seq - self._base))
+        kept = self._batch.stored(seq, taken, is_duplicate=bool(answer.get("duplicate")))
         self._keep(kept)
         # The rest was skipped as duplicates of messages that are no longer in the stream. They are
         # published again, with ids that the server doesn't compare.
         if kept < taken and self._failure is None:
             self._refuse_duplicates([self._sent[index] for index in range(taken - kept)])
-            self._broken = True
-        self._last_seq = self._base + kept
-        if self._broken:
-            self._over = True
+            self._batch.broken = True
+        self._last_seq = self._batch.base + kept
+        if self._batch.broken:
+            self._batch.over = True
             return
         # Ended without a request and without a refusal: treated as unknown, not as stored.
-        if not self._ending or kept != self._number:
+        if not self._batch.ending or kept != self._batch.number:
             self._fail(
-                IngestError(f"JetStream ended a batch after {kept} of {self._number} messages")
+                IngestError(
+                    f"JetStream ended a batch after {kept} of {self._batch.number} messages"
+                )
             )
             return
-        self._open = False
-        self._ending = False
+        self._batch.open = False
+        self._batch.ending = False
         if self._turns is not None and self._turns.pass_on(more=bool(self._unsent)):
             # As after a refusal: what is left goes behind what the other writes.
-            self._broken = bool(self._unsent)
-            self._over = self._broken
+            self._batch.broken = bool(self._unsent)
+            self._batch.over = self._batch.broken
             await self._turns.tell()
         elif self._unsent:
             await self._send(end=len(self._unsent) <= _SMALL_BATCH)
@@ -531,10 +469,10 @@ class FastPipe(Pipe):
         # order.
         self._unsent = [*self._sent, *self._unsent]
         self._sent.clear()
-        self._open = False
-        self._ending = False
-        self._broken = False
-        self._over = False
+        self._batch.open = False
+        self._batch.ending = False
+        self._batch.broken = False
+        self._batch.over = False
         await self._send(end=len(self._unsent) <= _SMALL_BATCH)
 
     async def _go_behind_others(self) -> None:
@@ -544,8 +482,7 @@ class FastPipe(Pipe):
         if self._turns is None:
             await self._check(await self._tail.after(self._last_seq))
             return
-        # The announcement precedes the read: what the writing source adds in between is read in the
-        # loop.
+        # The announcement comes first: what the writing source adds meanwhile is read in the loop.
         await self._turns.want()
         async with self._tail.watched(self._last_seq) as look:
             before = -1

@@ -61,10 +61,9 @@ async def _publish(js: JetStreamContext, run: ReplayRun, stream: str, prefix: st
         answers = []
         for event in window:
             # Each names its predecessor, so that nothing is stored after a hole.
-            headers = {
-                "Nats-Msg-Id": event.msg_id,
-                **({"Nats-Expected-Last-Msg-Id": last_id} if last_id else {}),
-            }
+            headers = {"Nats-Msg-Id": event.msg_id}
+            if last_id:
+                headers["Nats-Expected-Last-Msg-Id"] = last_id
             subject = f"{prefix}.{event.subject}"
             answers.append(
                 await js.publish_async(subject, event.payload, stream=stream, headers=headers)

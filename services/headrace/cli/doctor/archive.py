@@ -69,8 +69,12 @@ def _last(url: str) -> tuple[int, SegmentInfo | None]:
 
     reader = WalReader(url)
     listed = reader.list()
-    file = reader.get(listed[-1][0]) if listed else None
-    return len(listed), None if file is None else file.info
+    if not listed:
+        return 0, None
+    file = reader.get(listed[-1][0])
+    if file is None:
+        return len(listed), None
+    return len(listed), file.info
 
 
 async def _keeper(settings: Settings, findings: Findings) -> None:

@@ -94,12 +94,11 @@ async def _ddl_trigger(session: asyncpg.Connection, screen: Screen) -> None:
                 "no such permission."
             ),
         ) from error
-    show = screen.kept if there else screen.made
-    show(
-        "event trigger",
-        "headrace_ddl",
-        "was there" if there else "created: reports drops, renames and rewrites in order",
-    )
+    what = ("event trigger", "headrace_ddl")
+    if there:
+        screen.kept(*what, "was there")
+    else:
+        screen.made(*what, "created: reports drops, renames and rewrites in order")
 
 
 async def _require_logical(session: asyncpg.Connection) -> None:
@@ -205,8 +204,11 @@ async def _objects(settings: Settings, screen: Screen) -> None:
         screen.title(f"NATS {shown(settings.nats)}")
         created = set(await ensure(client.jetstream(), settings.streams))
     for config in declared(settings.streams):
-        show = screen.made if config.name in created else screen.kept
-        show(*kind_and_name(str(config.name)), "created" if config.name in created else "was there")
+        what = kind_and_name(str(config.name))
+        if config.name in created:
+            screen.made(*what, "created")
+        else:
+            screen.kept(*what, "was there")
 
 
 async def _require_own_tables(session: asyncpg.Connection, settings: Settings) -> None:

@@ -56,14 +56,18 @@ class Options:
 
     def environment(self) -> dict[str, str]:
         """The flags that all services share, as variables."""
-        given = {
-            "HEADRACE_ENCODING": "json" if self.json else None,
-            "HEADRACE_DELIVERY": None if self.delivery is None else str(self.delivery),
-            "HEADRACE_ZSTD": "true" if self.zstd else None,
-            "HEADRACE_ZSTD_EVENTS": "true" if self.zstd_events else None,
-            "HEADRACE_ARCHIVE_URL": self.archive,
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        given: dict[str, str] = {}
+        if self.json:
+            given["HEADRACE_ENCODING"] = "json"
+        if self.delivery is not None:
+            given["HEADRACE_DELIVERY"] = str(self.delivery)
+        if self.zstd:
+            given["HEADRACE_ZSTD"] = "true"
+        if self.zstd_events:
+            given["HEADRACE_ZSTD_EVENTS"] = "true"
+        if self.archive is not None:
+            given["HEADRACE_ARCHIVE_URL"] = self.archive
+        return given
 
 
 class FolderError(HeadraceError):

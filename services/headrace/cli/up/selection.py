@@ -50,7 +50,7 @@ class Chosen:
 def paired(slots: Sequence[str], pubs: Sequence[str]) -> tuple[Chosen, ...]:
     """A suite for each `--slot` with the corresponding `--pub`."""
     if len(slots) < 2 and len(pubs) < 2:
-        return (Chosen(slots[0] if slots else None, pubs[0] if pubs else None),)
+        return (Chosen(next(iter(slots), None), next(iter(pubs), None)),)
     if len(slots) != len(pubs):
         raise SettingError(
             f"--slot is given {_times(slots)}, --pub {_times(pubs)}",
