@@ -11,8 +11,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from headrace.metrics.catalogue import FIGURES, PUBLISHER, READER
+from headrace.metrics.catalogue import FIGURES
 from headrace.metrics.counting import Stats
+from headrace.metrics.figure import PUBLISHER, READER
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS
 from headrace.testing.names import Names

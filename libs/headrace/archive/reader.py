@@ -62,6 +62,7 @@ class ReadingStart:
         """The rows of the first files that are before it are left out."""
         after = self.after
         if self.from_lsn is not None:
+            # Behind every position of the LSN before: ordinals stay below 2^62.
             after = Position(self.from_lsn - 1, 1 << 62)
         return RowSelection(
             after=after, from_time_us=None if self.from_time is None else self._time_us
@@ -77,6 +78,8 @@ class ReadingStart:
         info = opened.info
         begins = f"file {info.id}, the first one, starts at {format_lsn(info.from_lsn)}"
         if (
+            # The file says which row came before it, so a reader that starts behind that row has
+            # lost nothing.
             info.id > FIRST_ID
             and info.after is not None
             and (self.from_lsn is not None or self.after is not None)
@@ -92,6 +95,8 @@ class ReadingStart:
             return begins
         if self.from_time is not None and info.id > FIRST_ID:
             first = segment.first_time_us(opened.footer)
+            # Without a commit time in each row, it is unknown whether earlier files contained later
+            # ones.
             if first is None or self._time_us < first:
                 return f"files before {info.id} were removed by garbage collection"
         return None
@@ -173,6 +178,8 @@ class ArchiveReading:
     def next_file(self, file_id: int, trail: ReadFiles, *, wait: bool) -> Steps[Opened | None]:
         """The next file of a reading; None at the tail, where it does not wait."""
         opened = yield from read_protocol.open_file(file_id, self.options, self.seen, polling=wait)
+        # The first file of a reading doesn't exist yet. Without a file before it, nothing proves
+        # that the archive reaches so far.
         if opened is None and trail.before is None:
             opened = yield from read_protocol.begin_at_end(file_id, self.options, self.seen)
         if opened is None and wait:
@@ -220,6 +227,7 @@ class ArchiveReading:
         with naming(opened.info.id):
             if self.options.verify and read.whole:
                 segment.verify(read.data, opened.info)
+            # Only some row groups were fetched; each of them has a checksum.
             elif self.options.verify:
                 segment.verify_groups(read.data, opened.info, read.wanted)
             for batch in segment.batches(
@@ -233,6 +241,7 @@ class ArchiveReading:
                     _raise(rows.take(batch))
                 self.metrics.rows += batch.num_rows
                 yield batch
+            # Rows were left out on purpose otherwise, so their number says nothing.
             if seen and chosen == ALL:
                 _raise(rows.end())
 

@@ -21,7 +21,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from headrace.metrics.catalogue import BRIDGE_FIGURES, FIGURES, Figure
+from headrace.metrics.catalogue import BRIDGE_FIGURES, FIGURES
+from headrace.metrics.figure import Figure
 
 # A number; a text that isn't a metric itself; the series of a metric with labels, keyed by the
 # label values joined with blanks; a histogram: the sum, then the count of each bucket, the last of

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from headrace.metrics.catalogue import BRIDGE_FIGURES, EVERY, FIGURES, SERVICES, Figure
+from headrace.metrics.catalogue import BRIDGE_FIGURES, FIGURES
+from headrace.metrics.figure import EVERY, SERVICES, Figure
 
 _INTRODUCTION = """\
 # Metrics

@@ -35,6 +35,7 @@ from headrace.pgoutput.messages import (
     Value,
 )
 
+# Bound methods of compiled formats: decoding runs for every value of every change.
 _uint16 = Struct(">H").unpack_from
 _uint32 = Struct(">I").unpack_from
 _uint64 = Struct(">Q").unpack_from
@@ -45,6 +46,8 @@ _message_head = Struct(">BQ").unpack_from
 _insert_head = Struct(">xIBH").unpack_from
 _value_size = Struct(">xI").unpack_from
 
+# The kind of a value: NULL, an unchanged TOASTed value that PostgreSQL doesn't send, or text. The
+# kind of a row: the key of the old row, the whole old row, the new row.
 _NULL, _TOAST, _TEXT = b"nut"
 _KEY, _OLD, _NEW = b"KON"
 _REPLICA_IDENTITIES = frozenset("dnfi")
@@ -64,6 +67,8 @@ def decode(data: bytes) -> PgoutputMessage:
         raise DecodeError(
             f"pgoutput message {data[:1]!r} of {len(data)} bytes ends too early"
         ) from error
+    # A message that is longer or shorter than its content was misread, so its values can't be
+    # trusted.
     if end != len(data):
         if end > len(data):
             fault = "ends too early"
@@ -193,6 +198,8 @@ def _read_insert(data: bytes) -> tuple[Insert, int]:
 
 
 def _read_update(data: bytes) -> tuple[Update, int]:
+    # The old key comes only if the key has changed, and the whole old row only with REPLICA
+    # IDENTITY FULL; without either, the message starts with the new row.
     key: Row | None = None
     old: Row | None = None
     at = 5
@@ -244,6 +251,7 @@ def _read_message(data: bytes) -> tuple[Message, int]:
 
 _Reader = Callable[[bytes], tuple[PgoutputMessage, int]]
 
+# Protocol version 1: streamed and two-phase transactions are not requested.
 _READERS: dict[int, _Reader] = {
     ord("B"): _read_begin,
     ord("C"): _read_commit,

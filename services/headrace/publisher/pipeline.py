@@ -21,8 +21,8 @@ from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe, Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
 from headrace.jetstream.state import Cell, bucket, suite_identity
-from headrace.metrics.catalogue import INGEST_MODES
 from headrace.metrics.counting import Stats, one_of
+from headrace.metrics.figure import INGEST_MODES
 from headrace.publisher.assembler import Assembler
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.batches import Batches

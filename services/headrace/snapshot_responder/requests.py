@@ -32,8 +32,8 @@ from headrace.contract.naming import (
 )
 from headrace.errors import DecodeError, HeadraceError, describe
 from headrace.jetstream.state import Cell
-from headrace.metrics.catalogue import SPARK_STATES
 from headrace.metrics.counting import Stats, count, observe, one_of
+from headrace.metrics.figure import SPARK_STATES
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope

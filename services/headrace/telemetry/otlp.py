@@ -24,8 +24,9 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
-from headrace.metrics.catalogue import FIGURES, Figure
+from headrace.metrics.catalogue import FIGURES
 from headrace.metrics.counting import Stats, Value, series
+from headrace.metrics.figure import Figure
 from headrace.process.tracing import ROOT, Span
 
 _SCOPE = InstrumentationScope(name="headrace")

@@ -14,8 +14,8 @@ import asyncpg
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, describe
-from headrace.metrics.catalogue import WAL_ALARMS, WAL_STATUSES
 from headrace.metrics.counting import observe, one_of
+from headrace.metrics.figure import WAL_ALARMS, WAL_STATUSES
 from headrace.postgres import connection
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings, WatchSettings

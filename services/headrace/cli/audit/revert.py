@@ -120,12 +120,16 @@ class Reverting:
                     else [*ids[:100], f"and {len(ids) - 100} more"]
                 }
             )
+            # Becomes the context of these changes in the trail: a reader sees that they are a
+            # revert, and of what.
             await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
             for change in self.changes:
                 await self._do(await self._step(change))
             self._require_left()
 
     async def _prepare(self) -> None:
+        # Texts are compared with those of the stream, so they must be written with the same
+        # settings.
         for name, value in SESSION_SETTINGS.items():
             await self.source.execute("SELECT set_config($1, $2, false)", name, value)
         here = await self.source.fetchval("SELECT current_database()")
@@ -140,6 +144,7 @@ class Reverting:
             )
         tables = {(change["schema"], change["table"]) for change in self.changes}
         self._references = await references_to(self.source, tables)
+        # Rows that refer to others are deleted before them, and inserted after them.
         self.changes = ordered(self.changes, self._references)
 
     def _require_left(self) -> None:
@@ -156,6 +161,8 @@ class Reverting:
         await self._hold_alone(step)
         if not step.idle:
             status = await self.source.execute(step.statement)
+            # A trigger may suppress the statement, and a rule replace it; neither is an error to
+            # PostgreSQL.
             if not status.endswith(" 1"):
                 raise IrreversibleError(
                     (
@@ -195,6 +202,8 @@ class Reverting:
     async def _check_imagined(self, step: Step) -> None:
         """Find the row as `_do` would, if the steps before were done."""
         place = (step.table.quoted, located(step.table, step.found_by))
+        # Each row is read once; after that, the script's own earlier statements decide what it
+        # looks like.
         if place not in self._imagined:
             await self._hold(
                 step, await self._read(step.table, step.found_by, lock=False), step.now
@@ -287,6 +296,7 @@ class Reverting:
         )
         where = f"WHERE {located(table, side)}" + (" FOR UPDATE OF t" if lock else "")
         rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")  # noqa: S608  # quoted
+        # The key has no unique index (any more): a statement would change all of these rows.
         if len(rows) > 1:
             raise IrreversibleError(
                 f"{len(rows)} rows of {table.name} have the key of one", remedy="Undo it manually."

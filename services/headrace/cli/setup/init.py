@@ -119,6 +119,8 @@ async def _publication(
         "SELECT oid, puballtables FROM pg_publication WHERE pubname = $1", name
     )
     if found is None:
+        # A publication that would break the application's updates is rolled back before anyone
+        # notices it.
         async with session.transaction():
             await _new_publication(session, name, wanted)
         screen.made("publication", name, f"created for {_counted(wanted)}")
@@ -155,6 +157,7 @@ async def _new_publication(
         options = ""
     await _execute_ddl(session, f"CREATE PUBLICATION {quote_name(name)} FOR {scope}{options}")
     mark = f"COMMENT ON PUBLICATION {quote_name(name)} IS {quote_literal(PUBLICATION_MARK)}"
+    # `headrace teardown` removes only a publication with this mark.
     await _execute_ddl(session, mark)
     refused = await generated_columns.refused(session, name)
     if refused.names:
