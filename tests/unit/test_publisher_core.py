@@ -37,6 +37,7 @@ from headrace.pgoutput.messages import (
 )
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
 from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.batches import Batches
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.ledger import Ledger
@@ -336,9 +337,8 @@ def place(progress: Progress, lost_up_to: int = 0) -> ResumePoint:
 
 def advanced(progress: Progress, position: Position, lsn: int) -> Progress:
     """The progress that is written once all transactions before `lsn` are stored."""
-    return replace(
-        progress, position=position, confirmed_lsn=lsn, complete=progress.stored(position, lsn)
-    )
+    complete = progress.stored(position, lsn, past_lanes=True)
+    return replace(progress, position=position, confirmed_lsn=lsn, complete=complete)
 
 
 class TestGapBefore:
@@ -411,6 +411,37 @@ class Sent:
 
     async def drain(self) -> None:
         """Everything is stored already."""
+
+
+class TestBehindLanes:
+    """A crash cut off a flush: table `a` is stored up to 500, the stream as a whole up to 300."""
+
+    @pytest.mark.parametrize("batches", [True, False])
+    async def test_what_is_stored_there_and_confirmed_is_a_gap_if_it_is_lost(
+        self, *, batches: bool
+    ) -> None:
+        progress = advanced(Progress(complete=((ORIGIN, 300),)), Position(300, 0), 348)
+        found = replace(place(progress), lanes={"a": Position(500, 0)})
+        pipe, large = cast("Pipe", Sent()), cast("LargeStore", None)
+        delivery = (
+            Batches(pipe, large, found, {}, Settings(), 1_000_000)
+            if batches
+            else Delivery(pipe, large, found, {}, "slot")
+        )
+        for commit in (400, 500, 600):
+            event = Event("cdc.b.insert", f"{commit}", b"{}", position=Position(commit, 0))
+            await delivery.event(event)
+            await delivery.mark(Mark(commit + 48, whole=True))
+            await delivery.flush()
+            lsn, (position, _) = delivery.confirmable(), delivery.stored()
+            complete = progress.stored(position, lsn, past_lanes=delivery.past_lanes)
+            progress = replace(progress, position=position, confirmed_lsn=lsn, complete=complete)
+            # The stream loses all that was stored since the crash.
+            cut = place(replace(progress, position=Position(300, 0)), lsn)
+            gap = gap_before(cut, replace(OPENING, confirmed_lsn=lsn))
+            assert gap == Gap(300, commit + 48, "stream_tail_lost")
+        # It loses nothing.
+        assert gap_before(place(progress, lsn), replace(OPENING, confirmed_lsn=lsn)) is None
 
 
 class TestCatalogReading:

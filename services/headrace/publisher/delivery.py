@@ -82,6 +82,13 @@ class Delivery:
         """The commit of the last transaction with events in the stream, or about to be."""
         return max(self.position, self._lanes_end).lsn
 
+    @property
+    def past_lanes(self) -> bool:
+        """Whether all stored events are at or before `stored()`: until the stream is past the
+        arrays that a crash cut off, events are stored that do not advance it.
+        """
+        return self._last[0] >= self._lanes_end
+
     def begin_epoch(self) -> None:
         """The wal-reader starts again, before `position`; older marks come again too."""
         self._transactions += self._ledger.transactions

@@ -63,8 +63,12 @@ class ProgressWriter:
         self.progress = replace(self.progress, confirmed_lsn=up_to, complete=())
         await self._cell.write(self.progress.encode())
 
-    def begin(self, lsn: int, position: Position, msg_id: str, stream_seq: int) -> None:
-        """Write that everything before `lsn` is stored, the last event of it at `position`."""
+    def begin(
+        self, lsn: int, position: Position, msg_id: str, stream_seq: int, *, past_lanes: bool
+    ) -> None:
+        """Write that everything before `lsn` is stored, the last event of it at `position`; some of
+        it may be beyond, unless the stream is past the lanes of a crash.
+        """
         if lsn <= self.confirmed_lsn and position == self.progress.position:
             return
         progress = replace(
@@ -73,7 +77,7 @@ class ProgressWriter:
             stream_seq=stream_seq or self.progress.stream_seq,
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self.progress.confirmed_lsn),
-            complete=self.progress.stored(position, lsn),
+            complete=self.progress.stored(position, lsn, past_lanes=past_lanes),
         )
         failpoint("publisher.before_progress")
         task = asyncio.create_task(self._cell.write(progress.encode()), name="progress")

@@ -56,8 +56,15 @@ class Progress:
     # transaction that committed before the LSN. A stream that lost its tail lost none of those.
     complete: tuple[tuple[Position, int], ...] = ()
 
-    def stored(self, position: Position, lsn: int) -> tuple[tuple[Position, int], ...]:
-        """`complete`, once all transactions before `lsn` are stored by `position`."""
+    def stored(
+        self, position: Position, lsn: int, *, past_lanes: bool
+    ) -> tuple[tuple[Position, int], ...]:
+        """`complete`, once all transactions before `lsn` are stored; with `past_lanes`, they are
+        stored by `position`.
+        """
+        if not past_lanes:
+            # The stream may reach this position and lack what was stored behind it.
+            return self.complete
         if position > self.position:
             return (*self.complete, (position, lsn))[-COMPLETE_MAX:]
         if self.complete and self.complete[-1][0] == position:

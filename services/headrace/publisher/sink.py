@@ -286,7 +286,9 @@ class StreamSink:
         lsn = self._delivery.confirmable()
         position, msg_id = self._delivery.stored()
         self._doubt.progressed |= lsn > 0
-        self._progress.begin(lsn, position, msg_id, self._pipe.stored_seq)
+        self._progress.begin(
+            lsn, position, msg_id, self._pipe.stored_seq, past_lanes=self._delivery.past_lanes
+        )
 
     async def _finish_writing(self) -> None:
         lsn = await self._progress.finish()
