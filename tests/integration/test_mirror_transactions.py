@@ -16,8 +16,10 @@ from nats.aio.client import Client
 
 from headrace.consumer import Watermark
 from headrace.consumer.pull import Delivered, Pull
+from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.provisioning import ensure
 from headrace.mirror import CreateTable, Streams, follower
+from headrace.mirror.ahead import SINGLE_MESSAGES, Ahead
 from headrace.mirror.bootstrap import Bootstrap
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import SEEN
@@ -148,6 +150,22 @@ async def test_a_transaction_that_ends_in_a_table_not_followed_is_shown_at_once(
         await publish(client, *closing)
         async with asyncio.timeout(PATIENCE_S):
             await target.shows({"a20.0"})
+
+
+@pytest.mark.parametrize("more", [0, SINGLE_MESSAGES], ids=["one_by_one", "in_bulk"])
+async def test_a_transaction_that_lost_an_event_is_not_over_where_a_table_not_followed_says_so(
+    client: Client, more: int
+) -> None:
+    js = client.jetstream()
+    first = await publish(client, row("a", 20, 0))
+    before = await publish(client, *(row("c", 20, n) for n in range(1, more + 1)), row("c", 20, 90))
+    lost = await publish(client, row("a", 20, 91))
+    await publish(client, row("c", 20, 92, last=True))
+    assert await js.delete_msg("CDC", lost)
+    ahead = Ahead(client, "CDC", DictionaryReader(js, StreamSettings().state), frozenset({"a"}))
+    found = [event async for events in ahead.read(first) for event in events]
+    assert [event.stream_seq for event in found] == list(range(first + 1, before + 1))
+    assert ahead.at == before
 
 
 async def test_transactions_of_two_sources_that_stand_inside_each_other_are_whole(

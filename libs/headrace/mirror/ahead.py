@@ -2,8 +2,8 @@
 
 A transaction's last event may belong to a table that the mirror doesn't follow, and then none of
 the mirror's events says that the transaction is over. Promises: messages are read in stream order,
-up to the first one that the mirror has yet to receive. So their statements hold, no matter which
-server answers, or how far behind it is.
+up to the first one that the mirror has yet to receive, or that nats-server lists as missing. So
+their statements hold, no matter which server answers, or how far behind it is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.consumer.messages import events_of
 from headrace.contract.events import GAP
 from headrace.contract.naming import CDC_SUBJECTS, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
+from headrace.jetstream.holes import HolesError, keeps_all, known_holes, within
 from headrace.jetstream.range_reader import Stretch, StretchError
 
 # This many are requested one by one: a transaction mostly has only a few more events.
@@ -53,7 +54,7 @@ class Ahead:
                 yield events
             async for events in self._stretch():
                 yield events
-        except (NatsError, OSError, StretchError):
+        except (NatsError, OSError, StretchError, HolesError):
             # Not found, or nobody answers: the caller tries again.
             return
 
@@ -62,19 +63,26 @@ class Ahead:
         # a consumer would wait. A transaction rarely has more than a few foreign events left.
         message = await self._js.get_msg(self._stream, self.at + 1, subject=CDC_SUBJECTS, next=True)
         seq = int(message.seq or 0)
-        # A skipped sequence may have been an event for the mirror. If it was discarded, nothing
+        # A skipped sequence may have been an event for the mirror. If it is gone, nothing
         # behind it may end a transaction.
-        if seq > self.at + 1 and await self._discarded():
+        if await self._are_gone(seq):
             return []
         header = "".join(f"{name}: {value}\r\n" for name, value in (message.headers or {}).items())
         return await self._foreign(seq, header.encode(), message.data or b"")
 
-    async def _discarded(self) -> bool:
-        """Whether the next messages were discarded by the stream's limits: the mirror's consumer
-        will report it too.
+    async def _are_gone(self, seq: int) -> bool:
+        """Whether messages before this one were discarded by the stream's limits, or are missing
+        from its middle: a transaction may have lost events there, and the mirror's consumer will
+        report it too.
         """
-        state = (await self._js.stream_info(self._stream)).state
-        return int(state.first_seq) > self.at + 1
+        if seq == self.at + 1:
+            return False
+        info = await self._js.stream_info(self._stream)
+        if int(info.state.first_seq) > self.at + 1:
+            return True
+        if not info.state.num_deleted or not keeps_all(info.config):
+            return False
+        return bool(within(await known_holes(self._js, self._stream), self.at + 1, seq - 1))
 
     async def _stretch(self) -> AsyncIterator[list[Event]]:
         """Many of them, read in bulk."""
@@ -83,7 +91,7 @@ class Ahead:
         try:
             async for found in stretch.read(min(end, self.at + STRETCH_MESSAGES)):
                 for seq, header, payload in found:
-                    if seq > self.at + 1 and await self._discarded():
+                    if await self._are_gone(seq):
                         return
                     events = await self._foreign(seq, header, payload)
                     if not events:
