@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nats
 import pytest
-from nats.js.api import StreamConfig
+from nats.js.api import StreamConfig, StreamSource
 
 from headrace.consumer import (
     Event,
@@ -179,6 +179,23 @@ async def test_a_stream_that_keeps_the_last_of_each_subject_has_holes_that_are_n
     found, error = await read_to_the_loss(server, Subscription(), 7)
     assert error is None
     assert [event.data["id"] for event in found] == [2, 7, 9, 11]
+
+
+@pytest.mark.parametrize("filters", [(), ("cdc.t.>",)])
+async def test_a_stream_that_copies_another_in_part_has_holes_that_are_no_loss(
+    server: EmbeddedNats, filters: tuple[str, ...]
+) -> None:
+    client = await nats.connect(server.url)
+    part = StreamSource(name="CDC", filter_subject="cdc.t.>")
+    await filled(server, 10)
+    await client.jetstream().add_stream(StreamConfig(name="PART", mirror=part))
+    async with asyncio.timeout(30):
+        while (await client.jetstream().stream_info("PART")).state.messages < 5:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.05)
+    await client.close()
+    found, error = await read_to_the_loss(server, Subscription("PART", filters), 9)
+    assert error is None
+    assert [event.data["id"] for event in found] == [1, 3, 5, 7, 9]
 
 
 def environment(

@@ -31,6 +31,10 @@ class HolesError(HeadraceError):
 
 def keeps_all(config: StreamConfig) -> bool:
     """Whether limits remove messages only from the front, so that a hole is a loss."""
+    copied = config.mirror
+    if copied is not None and (copied.filter_subject or copied.subject_transforms):
+        # It has the sequences of the stream that it copies, and not all of its messages.
+        return False
     per_subject = config.max_msgs_per_subject or -1
     limits = config.retention in {None, RetentionPolicy.LIMITS}
     return limits and per_subject < 0 and not config.allow_rollup_hdrs
