@@ -7,18 +7,24 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterable
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from headrace.audit import query
 from headrace.audit.query import Search
 from headrace.audit.rows import COLUMNS, RowMaker
 from headrace.audit.stitching import Batch
 from headrace.audit.table_book import Noted, TableBook
+from headrace.audit_writer import source
 from headrace.audit_writer.session import Session
 from headrace.consumer import Event
 from headrace.contract.selection import Selection
 from headrace.lsn import Position
+from headrace.postgres.facts import RelationFiles
 
 USERS = ("public", "users")
 _ESCAPED, _NAMED = re.compile(r"\\(.)", re.DOTALL), {"n": "\n", "t": "\t", "r": "\r"}
@@ -204,6 +210,26 @@ def test_what_is_read_of_a_table_ahead_of_a_batch_is_kept_with_a_later_one() -> 
     assert session._learned_by(Batch(position=Position(10, 2))) == {}
     assert session._learned_by(Batch(position=Position(10, 6)))[USERS].key == ("a",)
     assert session._learned_by(Batch(position=Position(11, 0)))[USERS].key == ("b",)
+
+
+async def test_what_is_known_of_tables_is_kept_with_the_trail_wherever_another_source_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another server's positions mean nothing here, and may be far beyond this source's."""
+
+    async def files(_: object, relation_ids: Iterable[int]) -> dict[int, RelationFiles]:
+        return {one: RelationFiles("1:1", 5, first=True) for one in relation_ids}
+
+    monkeypatch.setattr(source, "files", files)
+    book = TableBook({USERS: Noted(("id",), relation_id=1)})
+    scope: Any = SimpleNamespace(health=SimpleNamespace(stats={}))
+    nothing: Any = None
+    session = Session(scope, nothing, nothing, nothing, "s", nothing, nothing, book, nothing)
+    ours = change("SCHEMA", 3, primary_key=["a"], replica_identity="d", resync=False)
+    theirs = change("SCHEMA", primary_key=["b"], replica_identity="d", resync=False)
+    await session._add([ours, theirs._replace(source="t", position=Position(10**12, 0))])
+    found = session._learned_by(Batch(position=Position(10, 3)))
+    assert (found[USERS].key, found[USERS].files) == (("a",), "1:1")
 
 
 def test_a_key_of_several_columns_is_found_however_its_array_is_spaced() -> None:

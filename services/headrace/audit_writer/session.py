@@ -22,7 +22,7 @@ from headrace.audit.table_book import Names, Noted, TableBook
 from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, RetentionGapError, Watermark
 from headrace.contract.selection import Selection
-from headrace.lsn import Position
+from headrace.lsn import ORIGIN, Position
 from headrace.metrics.counting import count, count_in
 from headrace.process.lifecycle import Scope
 from headrace.settings import PostgresSettings
@@ -83,6 +83,8 @@ class Session:
     _rows: Counter[str] = field(default_factory=Counter)
     # Facts about tables, and their positions, until a batch that reaches there stores them.
     _learned: deque[tuple[Position, Names, Noted]] = field(default_factory=deque)
+    # The last event of this source: positions of another one say nothing about this trail.
+    _taken: Position = ORIGIN
     # The time at which a relation's files were last read from the catalog.
     _files_at: dict[int, float] = field(default_factory=dict)
     _kept_at: float = field(default_factory=time.monotonic)
@@ -153,12 +155,12 @@ class Session:
         for event in events:
             if event.source == self.source:
                 self._take(event, queued_at)
-        await self._read_files(events[-1].position)
+        await self._read_files()
         for operation, number in self._rows.items():
             count_in(self.scope.health.stats, "audit_rows", operation.lower(), number)
         self._rows.clear()
 
-    async def _read_files(self, position: Position) -> None:
+    async def _read_files(self) -> None:
         """Ask the catalog for the files of tables that may have new ones."""
         now = time.monotonic()
         wanted = {
@@ -172,9 +174,10 @@ class Session:
         for relation_id, names in wanted.items():
             self._files_at[relation_id] = now
             self.book.take_files(names, found.get(relation_id))
-            self._learned.append((position, names, self.book.tables[names]))
+            self._learned.append((self._taken, names, self.book.tables[names]))
 
     def _take(self, event: Event, queued_at: bytes) -> None:
+        self._taken = event.position
         if event.operation in _CHANGES:
             table = (event.payload["relation_id"], event.schema, event.table)
             what = self._what.get(table)
