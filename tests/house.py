@@ -34,16 +34,26 @@ OF_A_LIBRARY: dict[str, tuple[str, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A count or a share, and the limit that it keeps."""
+    """A count or a share; the budget that it keeps today, and the goal that the budget nears."""
 
     name: str
     value: float
-    limit: float
+    budget: float
+    goal: float
     at_least: bool = False
 
     @property
     def holds(self) -> bool:
-        return self.value >= self.limit if self.at_least else self.value <= self.limit
+        return self._is_within(self.budget)
+
+    @property
+    def is_at_its_goal(self) -> bool:
+        return self._is_within(self.goal)
+
+    def _is_within(self, limit: float) -> bool:
+        if self.at_least:
+            return self.value >= limit
+        return self.value <= limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +82,24 @@ def figures() -> list[Figure]:
     nodes = [node for module in source for node in ast.walk(module.tree)]
     lines = sum(len(module.lines) for module in source)
     root = [path for path in (ROOT / "libs/headrace").glob("*.py") if path.stem != "__init__"]
+    share = sum(len(module.lines) for module in tests) / lines
+    longest = max(len(module.lines) for module in source)
+    ternaries = per(nodes, is_ternary, lines)
+    parallels = per(nodes, is_parallel, lines)
+    remarks = 100 * comments(source) / lines
     return [
-        Figure("lines over 100 columns", len(list(long_lines(source))), 0),
-        Figure("conditional expressions per 1,000 lines", per(nodes, is_ternary, lines), 7),
-        Figure("nested conditional expressions", sum(map(is_nested, nodes)), 0),
-        Figure("parallel assignments per 1,000 lines", per(nodes, is_parallel, lines), 3),
-        Figure("comment lines, percent", 100 * comments(source) / lines, 5, at_least=True),
-        Figure("class names that stand twice", len(homonyms(source)), 3),
-        Figure("attributes first set outside __init__", len(list(late(source))), 0),
-        Figure("modules in the root of libs", len(root), 4),
-        Figure("lines of the longest module", max(len(m.lines) for m in source), 500),
-        Figure("lines of the longest function", max(map(length, nodes)), 60),
-        Figure("statements", sum(map(is_statement, nodes)), 21_000),
-        Figure(
-            "lines of tests per line of source",
-            sum(len(module.lines) for module in tests) / lines,
-            1,
-            at_least=True,
-        ),
+        Figure("lines over 100 columns", len(list(long_lines(source))), 72, 0),
+        Figure("conditional expressions per 1,000 lines", ternaries, 7, 7),
+        Figure("nested conditional expressions", sum(map(is_nested, nodes)), 0, 0),
+        Figure("parallel assignments per 1,000 lines", parallels, 3, 3),
+        Figure("comment lines, percent", remarks, 3.4, 5, at_least=True),
+        Figure("class names that stand twice", len(homonyms(source)), 3, 3),
+        Figure("attributes first set outside __init__", len(list(late(source))), 1, 0),
+        Figure("modules in the root of libs", len(root), 4, 4),
+        Figure("lines of the longest module", longest, 517, 500),
+        Figure("lines of the longest function", max(map(length, nodes)), 60, 60),
+        Figure("statements", sum(map(is_statement, nodes)), 25_700, 22_000),
+        Figure("lines of tests per line of source", share, 1, 1, at_least=True),
     ]
 
 
@@ -217,9 +227,14 @@ def set_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
 def main() -> int:
     found = figures()
     for figure in found:
-        mark = " " if figure.holds else "✗"
+        mark = "·"
+        if figure.is_at_its_goal:
+            mark = "✓"
+        if not figure.holds:
+            mark = "✗"
         sign = "≥" if figure.at_least else "≤"
-        print(f"{mark} {figure.name:42} {figure.value:10,.1f}   {sign} {figure.limit:,g}")
+        limits = f"{sign} {figure.budget:<8,g} goal {figure.goal:,g}"
+        print(f"{mark} {figure.name:42} {figure.value:9,.1f}   {limits}")
     if "--list" in sys.argv:
         source = [m for m in modules(*SOURCES) if not m.path.is_relative_to(TESTING)]
         for place in [*long_lines(source), *late(source)]:

@@ -32,7 +32,15 @@ from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import bucket, suite_identity
 from headrace.lsn import ORIGIN, Position
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.messages import Begin, Commit, Delete, Insert, Message, Relation, Update
+from headrace.pgoutput.messages import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Relation,
+    Update,
+)
 from headrace.process import lifecycle
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -134,7 +142,7 @@ class LinesSink:
             case Delete() as delete:
                 shape = self._tables[delete.relation_id].shape
                 self._row(shape, "DELETE", shape.old_row(delete.key, delete.old) or Values())
-            case Message() as emitted:
+            case LogicalMessage() as emitted:
                 cursor.emitted(emitted)
 
     def _row(self, shape: RelationShape, operation: str, values: Values) -> None:

@@ -264,7 +264,7 @@ async def test_a_start_that_fails_shows_what_the_server_logged(folder: Path) -> 
 
 
 def test_a_token_that_clients_would_misread_in_a_url_is_refused(folder: Path) -> None:
-    with pytest.raises(SettingError, match="Use letters, digits"):
+    with pytest.raises(SettingError, match="Use only letters, digits"):
         EmbeddedNats(folder, token="s@cret")
 
 

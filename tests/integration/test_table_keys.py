@@ -12,7 +12,7 @@ import pytest
 from headrace.audit.table_book import Noted
 from headrace.audit_writer import source as audit_source
 from headrace.postgres.catalog import read_publication, table_facts
-from headrace.schema_publisher.reading import CatalogReading
+from headrace.schema_publisher.reading import SchemaReading
 from headrace.settings import Settings, load
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import describe_table
@@ -114,7 +114,7 @@ async def test_all_who_ask_for_a_key_get_the_same(database: Database) -> None:
         reading.table.name: reading
         for reading in (await read_publication(session, "headrace")).tables
     }
-    reader = CatalogReading(settings)
+    reader = SchemaReading(settings)
     schemas = {str(schema.content["table"]): schema.content for schema in await reader.schemas()}
     reader.close()
     for case in CASES:

@@ -24,7 +24,7 @@ from headrace.pgoutput import (
     Begin,
     Commit,
     Insert,
-    Message,
+    LogicalMessage,
     PgoutputMessage,
     Relation,
     RelationColumn,
@@ -151,7 +151,7 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
     table = archived(relation)
     # A message of the log next to the table's rows: another kind, and one without a time.
     alone: list[PgoutputMessage] = (
-        [Message(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
+        [LogicalMessage(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
     )
     inserts: list[PgoutputMessage] = []
     for number in range(1, transactions + 1):

@@ -15,7 +15,7 @@ from headrace.pgoutput import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     Origin,
     PgoutputMessage,
     Relation,
@@ -82,7 +82,7 @@ def encode(message: PgoutputMessage) -> bytes:  # noqa: PLR0911 - one case per m
         case Truncate(relation_ids, cascade, restart):
             head = b"T" + struct.pack("!iB", len(relation_ids), cascade | restart << 1)
             return head + struct.pack(f"!{len(relation_ids)}I", *relation_ids)
-        case Message(transactional, lsn, prefix, content):
+        case LogicalMessage(transactional, lsn, prefix, content):
             # Any bytes, in a SQL_ASCII database.
             named = prefix.encode(errors="surrogateescape") + b"\0"
             head = b"M" + struct.pack("!BQ", transactional, lsn) + named
@@ -116,7 +116,7 @@ messages = st.one_of(
     st.builds(Delete, oids, rows, st.none()),
     st.builds(Delete, oids, st.none(), rows),
     st.builds(Truncate, st.lists(oids, max_size=5).map(tuple), st.booleans(), st.booleans()),
-    st.builds(Message, st.booleans(), lsns, names, st.binary(max_size=60)),
+    st.builds(LogicalMessage, st.booleans(), lsns, names, st.binary(max_size=60)),
 )
 
 

@@ -12,7 +12,7 @@ from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.pgoutput import Relation, RelationColumn, decode
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 RELATIONS = (16_385, 0xFFFF_FFFE)
@@ -96,15 +96,15 @@ def assembler(columns: Columns, hidden: frozenset[str], encoding: Encoding) -> A
     return made
 
 
-def fed(made: Assembler, entries: list[Entry]) -> list[Event | Mark]:
-    items: list[Event | Mark] = []
+def fed(made: Assembler, entries: list[Entry]) -> list[PublishedEvent | Mark]:
+    items: list[PublishedEvent | Mark] = []
     for lsn, data in entries:
         items += made.feed(lsn, decode(data)) if data else made.keepalive(lsn)
     return items
 
 
-def taken(made: Assembler, entries: list[Entry], cuts: list[int]) -> list[Event | Mark]:
-    items: list[Event | Mark] = []
+def taken(made: Assembler, entries: list[Entry], cuts: list[int]) -> list[PublishedEvent | Mark]:
+    items: list[PublishedEvent | Mark] = []
     for start, end in zip([0, *cuts], [*cuts, len(entries)], strict=True):
         assert made.take(entries[:end], start) == max(start, end)
         items += made.taken()
@@ -146,8 +146,10 @@ def test_what_is_wrong_with_a_message_is_left_with_nothing_done() -> None:
     ]
     made = assembler(columns, frozenset(), Encoding.MSGPACK)
     assert made.take(entries, 0) == 3
-    assert [item.msg_id for item in made.taken() if isinstance(item, Event)][-1].startswith("5b-")
+    assert [item.msg_id for item in made.taken() if isinstance(item, PublishedEvent)][
+        -1
+    ].startswith("5b-")
     assert made.cursor.position == (100, 2)
     made.cursor.pass_over()
     assert made.take(entries, 4) == 5
-    assert [item.msg_id[:3] for item in made.taken() if isinstance(item, Event)] == ["5c-"]
+    assert [item.msg_id[:3] for item in made.taken() if isinstance(item, PublishedEvent)] == ["5c-"]

@@ -23,7 +23,7 @@ from headrace.lsn import ORIGIN
 from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationColumn, Update
 from headrace.pgoutput.messages import PgoutputMessage
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, Event
+from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 INFO = SegmentInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
@@ -65,7 +65,10 @@ def streamed(encoding: Encoding) -> list[dict[str, object]]:
     assembler.learn(TableEvents.of(shape))
     sent = (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0))
     made = [
-        events.decode(e.payload) for m in sent for e in assembler.feed(9, m) if isinstance(e, Event)
+        events.decode(e.payload)
+        for m in sent
+        for e in assembler.feed(9, m)
+        if isinstance(e, PublishedEvent)
     ]
     return [payload for payload in made if payload["operation"] != "SCHEMA"]
 

@@ -30,7 +30,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     PgoutputMessage,
     Relation,
     RelationColumn,
@@ -38,7 +38,7 @@ from headrace.pgoutput.messages import (
     Update,
 )
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
-from headrace.publisher.assembler import Assembler, Event
+from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.gaps import gap_event
 from headrace.publisher.table_events import TableEvents
 from headrace.schema_publisher import schema as bucket
@@ -211,7 +211,7 @@ def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> l
     found = []
     for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
         for item in assembler.feed(0x1000, sent):
-            if isinstance(item, Event):
+            if isinstance(item, PublishedEvent):
                 payload = events.decode(item.payload)
                 assert (payload["subject"], payload["msg_id"]) == (item.subject, item.msg_id)
                 found.append(payload)
@@ -254,12 +254,14 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(
     encoding: Encoding,
 ) -> None:
     found = assembled(
-        encoding, Message(True, 0x1000, "audit", b"text"), Message(True, 0x1000, "", b"\xff\x00")
+        encoding,
+        LogicalMessage(True, 0x1000, "audit", b"text"),
+        LogicalMessage(True, 0x1000, "", b"\xff\x00"),
     )
     assert [payload["operation"] for payload in found] == ["MESSAGE", "MESSAGE"]
     assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit"}))
-    alone = next(iter(assembler.feed(0x3000, Message(False, 0x3000, "audit", b"alone"))))
-    assert isinstance(alone, Event)
+    alone = next(iter(assembler.feed(0x3000, LogicalMessage(False, 0x3000, "audit", b"alone"))))
+    assert isinstance(alone, PublishedEvent)
     for payload in (*found, events.decode(alone.payload)):
         check("message-event", payload)
 
@@ -294,7 +296,7 @@ def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding)
         Delete(16384, (b"1", None), None),
         Truncate((16384,), False, False),
     )
-    found = assembled(encoding, *sent, Message(True, 0x1000, "audit", b"text"), compat=True)
+    found = assembled(encoding, *sent, LogicalMessage(True, 0x1000, "audit", b"text"), compat=True)
     assert [payload["operation"] for payload in found] == ["INSERT", "DELETE"]
     for payload in found:
         check("bridge-event", payload)
@@ -306,7 +308,7 @@ def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encodi
         Insert(16384, (b"1", b"x" * 1000)),
         Delete(16384, None, (b"1", b"x" * 1000)),
     ]
-    sent.append(Message(True, 0x1000, "audit", b"x" * 1000))
+    sent.append(LogicalMessage(True, 0x1000, "audit", b"x" * 1000))
     changes = assembled(encoding, *sent, payload_bytes_max=900)[1:]
     assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
     for name, payload in zip(

@@ -13,7 +13,7 @@ from headrace.contract.values import ArrayForm, Encoding, JsonForm, ValueOptions
 from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationColumn, Update
 from headrace.pgoutput.messages import PgoutputMessage
 from headrace.postgres.facts import TableFacts
-from headrace.publisher.assembler import Assembler, Event
+from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 both = pytest.mark.parametrize("encoding", list(Encoding))
@@ -119,7 +119,7 @@ def assembled(
         for sent in (Begin(99, 0, 7), *stream, Commit(0, 99, 100, 0))
         for item in assembler.feed(9, sent)
     )
-    payloads = [events.decode(item.payload) for item in made if isinstance(item, Event)]
+    payloads = [events.decode(item.payload) for item in made if isinstance(item, PublishedEvent)]
     return [payload for payload in payloads if payload["operation"] != "SCHEMA"]
 
 

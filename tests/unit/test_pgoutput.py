@@ -13,7 +13,7 @@ from headrace.pgoutput import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     Origin,
     PgoutputMessage,
     Relation,
@@ -75,9 +75,9 @@ CASES: list[tuple[bytes, PgoutputMessage]] = [
     (b"T\x00\x00\x00\x01\x03" + RELATION_ID, Truncate((0xFF004001,), True, True)),
     (
         b"M\x01" + LSN_1 + b"audit\x00\x00\x00\x00\x03a\x00\xff",
-        Message(True, 0x191BFD0, "audit", b"a\x00\xff"),
+        LogicalMessage(True, 0x191BFD0, "audit", b"a\x00\xff"),
     ),
-    (b"M\x00" + LSN_1 + b"\x00\x00\x00\x00\x00", Message(False, 0x191BFD0, "", b"")),
+    (b"M\x00" + LSN_1 + b"\x00\x00\x00\x00\x00", LogicalMessage(False, 0x191BFD0, "", b"")),
 ]
 IDS = [f"{message.__class__.__name__}-{at}" for at, (_, message) in enumerate(CASES)]
 
@@ -168,7 +168,7 @@ def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
 
 def test_an_emitted_messages_prefix_may_be_any_bytes_and_no_other_prefix_is_taken_for_it() -> None:
     message = decode(b"M\x00" + LSN_1 + b"a\xff\x00\x00\x00\x00\x00")
-    assert isinstance(message, Message)
+    assert isinstance(message, LogicalMessage)
     assert (message.readable, message.prefix.encode(errors="surrogateescape")) == (
         "a\\xff",
         b"a\xff",

@@ -26,7 +26,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     Origin,
     PgoutputMessage,
     Relation,
@@ -36,7 +36,7 @@ from headrace.pgoutput.messages import (
     Update,
 )
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
-from headrace.publisher.assembler import Assembler, Event, Mark
+from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
 from headrace.publisher.batches import Batches
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.delivery import Delivery
@@ -76,7 +76,7 @@ def assembler(*relations: Relation, primary: tuple[str, ...] = ("id",)) -> Assem
     return made
 
 
-def fed(made: Assembler, *messages: tuple[int, PgoutputMessage]) -> list[Event | Mark]:
+def fed(made: Assembler, *messages: tuple[int, PgoutputMessage]) -> list[PublishedEvent | Mark]:
     return [item for lsn, message in messages for item in made.feed(lsn, message)]
 
 
@@ -90,8 +90,8 @@ def transaction(
     )
 
 
-def payloads(items: list[Event | Mark]) -> list[dict[str, Any]]:
-    return [events.decode(item.payload) for item in items if isinstance(item, Event)]
+def payloads(items: list[PublishedEvent | Mark]) -> list[dict[str, Any]]:
+    return [events.decode(item.payload) for item in items if isinstance(item, PublishedEvent)]
 
 
 def insert(number: int, *values: bytes | None) -> Insert:
@@ -144,7 +144,7 @@ class TestAssembler:
             (1, True),
         ]
         assert items[-1] == Mark(508, whole=True)
-        assert [event.position for event in items if isinstance(event, Event)] == [
+        assert [event.position for event in items if isinstance(event, PublishedEvent)] == [
             Position(500, 0),
             Position(500, 1),
         ]
@@ -242,7 +242,7 @@ class TestAssembler:
         items += fed(
             made, *transaction(508, (100, insert(1, b"2", b"b")), (450, insert(2, b"3", b"c")))
         )
-        positions = [item.position for item in items if isinstance(item, Event)]
+        positions = [item.position for item in items if isinstance(item, PublishedEvent)]
         assert positions == sorted(set(positions))
         assert len({p["msg_id"] for p in payloads(items)}) == 3
 
@@ -429,7 +429,7 @@ class TestBehindLanes:
             else Delivery(pipe, large, found, {}, "slot")
         )
         for commit in (400, 500, 600):
-            event = Event("cdc.b.insert", f"{commit}", b"{}", position=Position(commit, 0))
+            event = PublishedEvent("cdc.b.insert", f"{commit}", b"{}", position=Position(commit, 0))
             await delivery.event(event)
             await delivery.mark(Mark(commit + 48, whole=True))
             await delivery.flush()
@@ -524,7 +524,7 @@ def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() 
     )
     assembler.feed(0x1000, Begin(0x2000, 0, 700))
     with pytest.raises(DecodeError, match="prefix"):
-        assembler.feed(0x1000, Message(True, 0x1000, "\udcff", b"x"))
+        assembler.feed(0x1000, LogicalMessage(True, 0x1000, "\udcff", b"x"))
     assert assembler.cursor.position == Position(0x2000, 0)
     assembler.cursor.pass_over()
     assert assembler.cursor.position == Position(0x2000, 1)

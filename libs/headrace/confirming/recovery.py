@@ -14,7 +14,8 @@ from headrace.errors import HeadraceError
 from headrace.process.lifecycle import Scope
 from headrace.timing.backoff import Backoff
 
-BACKOFF_S, BACKOFF_S_MAX = 0.1, 5.0
+BACKOFF_S = 0.1
+BACKOFF_S_MAX = 5.0
 
 
 async def follow_on(

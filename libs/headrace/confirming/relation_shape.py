@@ -116,7 +116,9 @@ class RelationShape:
         """The row before an Update or Delete as in the message: whole, its key, or None."""
         if old is not None:
             return self.row(old)
-        return None if key is None else self.key_row(key)
+        if key is None:
+            return None
+        return self.key_row(key)
 
 
 class HasShape(Protocol):
@@ -136,4 +138,6 @@ class DescribedRelations(dict[int, T]):
     def hidden(self, message: bytes) -> frozenset[int]:
         """The indexes of the excluded columns in a row's message."""
         known = self.get(int.from_bytes(message[1:5], "big"))
-        return frozenset() if known is None else known.shape.hidden
+        if known is None:
+            return frozenset()
+        return known.shape.hidden

@@ -125,7 +125,10 @@ def compiled_texts(columns: Columns, key: Sequence[str]) -> QuickKeyedRow | None
     """
     places = {name: place for place, (name, _) in enumerate(columns)}
     row = _template([(name, place) for name, place in places.items() if columns[place][1]])
-    second = _template([(name, places[name]) for name in key]) if key else "None"
+    if key:
+        second = _template([(name, places[name]) for name in key])
+    else:
+        second = "None"
     constants = {"dumps": orjson.dumps, "old_head": None}
     return _made(_HEAD + _read(columns, "v", _TEXTS), row, second, columns, constants)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from headrace.errors import HeadraceError
 from headrace.lsn import ORIGIN, Position
-from headrace.pgoutput.messages import Begin, Message
+from headrace.pgoutput.messages import Begin, LogicalMessage
 
 
 class ProtocolError(HeadraceError):
@@ -34,7 +34,9 @@ class TransactionCursor:
     def position(self) -> Position:
         """The next change's; `ORIGIN` between transactions."""
         begin = self.transaction
-        return ORIGIN if begin is None else Position(begin.final_lsn, self.ordinal)
+        if begin is None:
+            return ORIGIN
+        return Position(begin.final_lsn, self.ordinal)
 
     def begin(self, begin: Begin) -> None:
         if self.transaction is not None:
@@ -53,7 +55,7 @@ class TransactionCursor:
         self.ordinal += 1
         return position
 
-    def emitted(self, message: Message) -> Position:
+    def emitted(self, message: LogicalMessage) -> Position:
         """The position of a message of `pg_logical_emit_message`: among the changes of its
         transaction, or, where it is a separate transaction, its LSN.
         """
@@ -65,7 +67,9 @@ class TransactionCursor:
 
     def unread(self, lsn: int) -> Position:
         """The position of a change that can't be read, whose record ends at `lsn`."""
-        return _alone_at(lsn) if self.transaction is None else self.position
+        if self.transaction is None:
+            return _alone_at(lsn)
+        return self.position
 
     def pass_over(self) -> None:
         """The change at hand takes its position, and is not delivered."""

@@ -30,7 +30,7 @@ from headrace.mirror.session import (
     LOOK_S,
     FollowSession,
     StepRefusedError,
-    TableRefusedError,
+    StepsRefusedError,
     TornError,
     refusals,
 )
@@ -116,7 +116,7 @@ class Follower:
                 await self._roll_back()
             except CopyWantedError as wanted:
                 await self._roll_back(wanted)
-            except TableRefusedError as refused:
+            except StepsRefusedError as refused:
                 await self._roll_back()
                 async with self._book.lock:
                     await self._book.park(refused.token, refused.error)
@@ -420,7 +420,7 @@ class Follower:
             # A parked table is refused over another one's rows: to park it again changes nothing.
             if state is None or state.phase is not Phase.FOLLOWING:
                 raise
-            raise TableRefusedError(token, error) from error
+            raise StepsRefusedError(token, error) from error
 
     async def _show(self, state: TableState) -> None:
         """Replace a table by its copy; if the target refuses that, park the table."""

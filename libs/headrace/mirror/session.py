@@ -55,7 +55,7 @@ class StepRefusedError(Exception):
     """The target refuses something of what was written together."""
 
 
-class TableRefusedError(Exception):
+class StepsRefusedError(Exception):
     """The target refuses a change of this table, or to replace the table by its copy."""
 
     def __init__(self, token: str, error: TargetError) -> None:
@@ -74,4 +74,4 @@ def refusals(token: str) -> Iterator[None]:
     except (TargetAwayError, TakenOverError, RowMissingError):
         raise
     except TargetError as error:
-        raise TableRefusedError(token, error) from error
+        raise StepsRefusedError(token, error) from error

@@ -23,7 +23,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     Origin,
     PgoutputMessage,
     Relation,
@@ -241,12 +241,12 @@ def _read_truncate(data: bytes) -> tuple[Truncate, int]:
     return Truncate(relation_ids, bool(options & 1), bool(options & 2)), end
 
 
-def _read_message(data: bytes) -> tuple[Message, int]:
+def _read_message(data: bytes) -> tuple[LogicalMessage, int]:
     flags, lsn = _message_head(data, 1)
     prefix, at = _read_bytes_as_text(data, 10)
     start = at + 4
     end = start + _uint32(data, at)[0]
-    return Message(bool(flags & 1), lsn, prefix, data[start:end]), end
+    return LogicalMessage(bool(flags & 1), lsn, prefix, data[start:end]), end
 
 
 _Reader = Callable[[bytes], tuple[PgoutputMessage, int]]

@@ -128,7 +128,7 @@ class Truncate:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class LogicalMessage:
     """A message from `pg_logical_emit_message`.
 
     In a SQL_ASCII database the prefix may be any bytes: invalid UTF-8 is represented by surrogates.
@@ -146,7 +146,16 @@ class Message:
 
 
 PgoutputMessage: TypeAlias = (
-    Begin | Commit | Origin | Relation | TypeMessage | Insert | Update | Delete | Truncate | Message
+    Begin
+    | Commit
+    | Origin
+    | Relation
+    | TypeMessage
+    | Insert
+    | Update
+    | Delete
+    | Truncate
+    | LogicalMessage
 )
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from headrace.errors import DecodeError
-from headrace.pgoutput.messages import Message
+from headrace.pgoutput.messages import LogicalMessage
 
 PREFIX = "headrace_ddl"
 # Not the name of a likely role: a schema named like the user comes first in its search_path.
@@ -84,7 +84,7 @@ class Ddl:
     tables: tuple[DdlTable, ...]
 
 
-def claim(message: Message) -> Ddl | None:
+def claim(message: LogicalMessage) -> Ddl | None:
     """A message that claims to be the trigger's; None if it isn't, or isn't valid."""
     if not message.transactional or message.prefix != PREFIX:
         return None

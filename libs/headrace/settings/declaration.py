@@ -19,7 +19,8 @@ from headrace.errors import SettingError
 
 T = TypeVar("T")
 MIB = 1024 * 1024
-_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off", ""}
 
 
 def setting(
@@ -61,7 +62,10 @@ def _raw(declared: dataclasses.Field[Any], environ: Mapping[str, str]) -> str | 
     env = declared.metadata["env"]
     if env in environ:
         return environ[env]
-    file = environ.get(f"{env}_FILE") if declared.metadata["secret"] else None
+    if declared.metadata["secret"]:
+        file = environ.get(f"{env}_FILE")
+    else:
+        file = None
     if file is None:
         return None
     try:
@@ -104,7 +108,8 @@ def _expected(kind: type) -> str:
 
 
 def _check_least(declared: dataclasses.Field[Any], values: Mapping[str, object]) -> None:
-    least, value = declared.metadata["least"], values.get(declared.name)
+    least = declared.metadata["least"]
+    value = values.get(declared.name)
     if least is not None and isinstance(value, int | float) and value < least:
         env = declared.metadata["env"]
         raise SettingError(f"{env}={value} is too small", remedy=f"Set {env} to {least} or more.")

@@ -162,7 +162,9 @@ class DeliverySettings:
     @property
     def hold_s(self) -> float:
         """Seconds to wait between an acknowledgement and its confirmation to PostgreSQL."""
-        return self.sync_interval_s if self.durability is Durability.SYNC else 0.0
+        if self.durability is Durability.SYNC:
+            return self.sync_interval_s
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,9 @@ def _default(declared: Field[Any]) -> str:
 
 
 def _number(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
 
 
 def _wrapped(text: str) -> str:

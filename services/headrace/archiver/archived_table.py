@@ -40,12 +40,16 @@ class ArchivedTable:
         if new is not None:
             known = known | new.native
         found = {name: known[name] for name in self.key if name in known}
-        return orjson.dumps(found) if found else None
+        if found:
+            return orjson.dumps(found)
+        return None
 
 
 def text(row: Values | None) -> bytes | None:
     """A row's text; None where nothing is known of it."""
-    return orjson.dumps(row.native) if row is not None and row.native else None
+    if row is not None and row.native:
+        return orjson.dumps(row.native)
+    return None
 
 
 def exact(new: Values | None, old: Values | None) -> bytes | None:
@@ -57,7 +61,9 @@ def exact(new: Values | None, old: Values | None) -> bytes | None:
         for side, row in (("after", new), ("before", old))
         if row is not None and row.exact
     }
-    return orjson.dumps(found) if found else None
+    if found:
+        return orjson.dumps(found)
+    return None
 
 
 def _key(shape: RelationShape) -> tuple[str, ...]:
@@ -70,7 +76,9 @@ def _key(shape: RelationShape) -> tuple[str, ...]:
 
 
 def _table_info(shape: RelationShape, key: tuple[str, ...]) -> TableInfo:
-    relation, facts, shown = shape.relation, shape.facts, frozenset(shape.shown)
+    relation = shape.relation
+    facts = shape.facts
+    shown = frozenset(shape.shown)
     columns = tuple(
         ColumnInfo(
             column.name,

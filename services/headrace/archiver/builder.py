@@ -18,7 +18,7 @@ import pyarrow as pa
 from headrace.archive.columns import GROUP_ROWS, SCHEMA
 from headrace.archive.metadata import TableInfo
 from headrace.archiver.archived_table import ArchivedTable, exact, text
-from headrace.archiver.chunk import Chunk, RowKind
+from headrace.archiver.chunk import RowChunk, SharedColumns
 from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.row_compiler import QuickKeyedRow
 from headrace.confirming.transaction_cursor import TransactionCursor
@@ -28,7 +28,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     PgoutputMessage,
     Truncate,
     Update,
@@ -85,7 +85,7 @@ class _Filling:
     bytes: int = 0
     first: Position | None = None
     tables: dict[tuple[str, str, int], TableInfo] = field(default_factory=dict)
-    kinds: dict[RowKind, int] = field(default_factory=dict)
+    kinds: dict[SharedColumns, int] = field(default_factory=dict)
 
 
 class Builder:
@@ -108,10 +108,10 @@ class Builder:
             Update: self._on_update,
             Delete: self._on_delete,
             Truncate: self._on_truncate,
-            Message: self._on_message,
+            LogicalMessage: self._on_message,
         }
         self._file = _Filling()
-        self._chunk = Chunk()
+        self._chunk = RowChunk()
         # The next ordinal of the run of positions at hand.
         self._run_next = -1
         self._due_bytes = 0
@@ -273,7 +273,7 @@ class Builder:
             if (table := self._wanted(relation_id)) is not None:
                 self._row(lsn, table, "truncate")
 
-    def _on_message(self, lsn: int, message: Message) -> None:
+    def _on_message(self, lsn: int, message: LogicalMessage) -> None:
         """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
@@ -282,7 +282,7 @@ class Builder:
         position = self.cursor.emitted(message)
         if message.transactional:
             if position.seq >= self._skip_below:
-                self._put(lsn, self._number(RowKind(None, None, "message", None)), key, body)
+                self._put(lsn, self._number(SharedColumns(None, None, "message", None)), key, body)
             return
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
@@ -325,7 +325,7 @@ class Builder:
         after = None if new is None else orjson.dumps(new.native)
         self._put(lsn, self._kind_of[of], table.key_of(new, old), after)
 
-    def _kind(self, table: ArchivedTable, operation: str) -> RowKind:
+    def _kind(self, table: ArchivedTable, operation: str) -> SharedColumns:
         """The common part of rows of this kind; a new shape is a new version of its table."""
         info = table.info
         name = orjson.dumps([info.schema, info.table]).decode()
@@ -338,9 +338,9 @@ class Builder:
             version += 1
             self._versions[name] = (version, shape)
         self._file.tables[info.schema, info.table, version] = replace(info, version=version)
-        return RowKind(info.schema, info.table, operation, version)
+        return SharedColumns(info.schema, info.table, operation, version)
 
-    def _number(self, kind: RowKind) -> int:
+    def _number(self, kind: SharedColumns) -> int:
         return self._file.kinds.setdefault(kind, len(self._file.kinds))
 
     def _put(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
@@ -359,7 +359,7 @@ class Builder:
         self._run_next = -1
         self._last = position
         self._file.first = self._file.first or position
-        self._add(lsn, self._number(RowKind(None, None, operation, None)), key, after)
+        self._add(lsn, self._number(SharedColumns(None, None, operation, None)), key, after)
 
     def _add(self, lsn: int, kind: int, key: bytes | None, after: bytes | None) -> None:
         chunk = self._chunk
@@ -387,7 +387,7 @@ class Builder:
             return
         self._file.chunks.append(self._chunk.batch(list(self._file.kinds)))
         self._file.chunked_rows += count
-        self._chunk = Chunk()
+        self._chunk = RowChunk()
         self._run_next = -1
 
 

@@ -17,7 +17,7 @@ from headrace.archive.columns import SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
-class RowKind:
+class SharedColumns:
     """The columns that all rows of one kind share."""
 
     schema: str | None
@@ -27,7 +27,7 @@ class RowKind:
 
 
 @dataclass(slots=True)
-class Chunk:
+class RowChunk:
     """Rows of the open file, column by column, as they come."""
 
     lsns: list[int] = field(default_factory=list)
@@ -43,9 +43,11 @@ class Chunk:
     # transaction, time.
     runs: list[tuple[int, int, int, int, int | None]] = field(default_factory=list)
 
-    def batch(self, known: Sequence[RowKind]) -> pa.RecordBatch:
+    def batch(self, known: Sequence[SharedColumns]) -> pa.RecordBatch:
         """The rows as the archive has them; `known` are the file's kinds."""
-        count, kinds, runs = len(self.lsns), self.kinds, self.runs
+        count = len(self.lsns)
+        kinds = self.kinds
+        runs = self.runs
         starts = np.array([run[0] for run in runs])
         lengths = np.diff(np.append(starts, count))
         ordinals = np.arange(count) + np.repeat(

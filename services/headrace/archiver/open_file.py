@@ -35,7 +35,8 @@ class OpenFile:
     async def encoded(self) -> None:
         """Wait for the group that is being encoded; raises its error."""
         if self._encoding is not None:
-            encoding, self._encoding = self._encoding, None
+            encoding = self._encoding
+            self._encoding = None
             await encoding
 
     async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:

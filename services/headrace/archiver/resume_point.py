@@ -88,7 +88,9 @@ class ArchiveEnd:
         if self.info is not None and not self.info.whole:
             # A part of a transaction: everything committed before it is there.
             begins = max(begins, self.info.last.lsn)
-        return source_identity.gap_before(begins, opening) if self.known_lsn else None
+        if self.known_lsn:
+            return source_identity.gap_before(begins, opening)
+        return None
 
     def check_source(self, opening: Opening) -> None:
         """Refuse to continue if LSNs have changed their meaning."""
@@ -108,7 +110,9 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
     found: list[ObjectMetadata] = store.ask(Names(after)) or []
     numbered = [number for item in found if (number := layout.file_id(item.location)) is not None]
     if not numbered:
-        return last_info(store) if hint else None
+        if hint:
+            return last_info(store)
+        return None
     last = numbered[-1]
     with naming(last):
         fetched: Fetched | None = store.ask(Get(layout.file_name(last), _TAIL_BYTES))

@@ -65,7 +65,8 @@ async def _work(
     if settings.archive.keep_s is not None:
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
     relations = Relations(settings, "headrace archiver", OPTIONS)
-    source, stats = settings.source.slot, scope.health.stats
+    source = settings.source.slot
+    stats = scope.health.stats
     parked = LargeStore(client.jetstream(), settings.streams.parked, client.max_payload)
     parking = Parking(settings.delivery.poison, parked, source, stats, "archive_parked_messages")
     cell = Cell(state, f"archive.{source}")
@@ -84,7 +85,10 @@ async def _work(
 
     async def failed(error: Exception) -> bool:
         count(stats, "archive_recoveries")
-        part = "store" if isinstance(error, ArchiveUnreachableError) else "archive"
+        if isinstance(error, ArchiveUnreachableError):
+            part = "store"
+        else:
+            part = "archive"
         scope.health.block(part, describe(error))
         log.warning("archive_recovery", reason=describe(error))
         return writer is not None and writer.progressed

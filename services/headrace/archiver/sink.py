@@ -154,7 +154,8 @@ class ArchiveSink:
         """The change is parked before the archive passes it; without parking, it stops here."""
         if not self._parking.takes(message):
             raise error
-        cursor, hidden = self._builder.cursor, self._builder.tables.hidden(message)
+        cursor = self._builder.cursor
+        hidden = self._builder.tables.hidden(message)
         await self._parking.put(lsn, cursor.unread(lsn), message, error, hidden)
         cursor.pass_over()
 
@@ -171,7 +172,8 @@ class ArchiveSink:
 
     async def _pass_idle(self, now: float) -> None:
         """With nothing to write, the log that passed is marked, and then confirmed."""
-        lsn, known_lsn = self._builder.complete_lsn, self._writer.end.known_lsn
+        lsn = self._builder.complete_lsn
+        known_lsn = self._writer.end.known_lsn
         if self._builder.rows or self._writing is not None or not 0 < known_lsn < lsn:
             return
         if now - self._marked_at >= self._interval_s or self._scope.stopping.is_set():
@@ -182,7 +184,9 @@ class ArchiveSink:
         """Close the open file and write it, once the previous one is written."""
         await self._finish_writing()
         assert self._opening is not None, "rows came outside an epoch"
-        sealed, file, self._open = self._builder.seal(), self._open, OpenFile()
+        sealed = self._builder.seal()
+        file = self._open
+        self._open = OpenFile()
         self._opened_at = time.monotonic()
         self._writing_bytes = file.size
         self._writing = asyncio.create_task(

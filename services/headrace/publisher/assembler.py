@@ -2,8 +2,8 @@
 
 Promises: positions strictly increase; the same WAL gives the same ids and positions on every
 replay; an event is held back until it is known whether it is its transaction's last. `feed` yields
-what to publish (`Event`) and, when everything before an LSN is complete, a `Mark`; `take` does so
-for many messages together, if that needs nothing else.
+what to publish (`PublishedEvent`) and, when everything before an LSN is complete, a `Mark`; `take`
+does so for many messages together, if that needs nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.pgoutput.messages import (
     Commit,
     Delete,
     Insert,
-    Message,
+    LogicalMessage,
     PgoutputMessage,
     Truncate,
     Update,
@@ -46,7 +46,7 @@ from headrace.publisher.table_events import Kind, TableEvents
 PAYLOAD_BYTES_MAX = 1_000_000
 
 
-class Event(NamedTuple):
+class PublishedEvent(NamedTuple):
     """An encoded event with its position; `advances` is False if it only describes the event after
     it.
     """
@@ -122,11 +122,11 @@ class Assembler:
         self._lsn = -1
         self._repeats: dict[str, int] = {}
         self._quick_bytes_max = payload_bytes_max - quick_events.AROUND_BYTES_MAX
-        self._taken: list[Event | Mark] = []
+        self._taken: list[PublishedEvent | Mark] = []
         # What the catalog says about relations that the current message makes a claim about.
         self._now: Mapping[int, RelationNow] | None = None
         # The items that `feed` will yield next.
-        self._out: list[Event | Mark] = []
+        self._out: list[PublishedEvent | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
             Insert: self._insert,
             Update: self._update,
@@ -134,13 +134,16 @@ class Assembler:
             Truncate: self._truncate,
             Begin: self._on_begin,
             Commit: self._commit,
-            Message: self._message,
+            LogicalMessage: self._message,
         }
 
     def begin_frame(self) -> None:
         """From here on `oldest_commit_us` covers later messages."""
         begin = self.cursor.transaction
-        self.oldest_commit_us = begin.commit_ts_us if begin is not None else None
+        if begin is not None:
+            self.oldest_commit_us = begin.commit_ts_us
+        else:
+            self.oldest_commit_us = None
 
     def learn(self, table: TableEvents) -> None:
         """Rows of this relation have this shape from here on."""
@@ -154,9 +157,9 @@ class Assembler:
         if self.cursor.transaction is None:
             yield Mark(lsn, whole=False)
 
-    def feed(self, lsn: int, message: PgoutputMessage) -> list[Event | Mark]:
+    def feed(self, lsn: int, message: PgoutputMessage) -> list[PublishedEvent | Mark]:
         """Process the next message; yields what it completes."""
-        out: list[Event | Mark] = []
+        out: list[PublishedEvent | Mark] = []
         self._out = out
         take = self._takers.get(type(message))
         # Types and origins contain nothing to deliver; relations come through `learn`.
@@ -180,9 +183,10 @@ class Assembler:
                 at += 1
         return at
 
-    def taken(self) -> list[Event | Mark]:
+    def taken(self) -> list[PublishedEvent | Mark]:
         """The items that `take` has produced since the last call."""
-        taken, self._taken = self._taken, []
+        taken = self._taken
+        self._taken = []
         return taken
 
     def _take_plainly(self, lsn: int, data: bytes) -> bool:
@@ -204,15 +208,15 @@ class Assembler:
         """Relations in a message whose claims the catalog has to confirm before it is fed."""
         if (
             self._compat
-            or not isinstance(message, Message)
+            or not isinstance(message, LogicalMessage)
             or (ddl := ddl_trigger.claim(message)) is None
         ):
             return set()
         return self._book.concerns(ddl, self.cursor.position)
 
     def feed_claim(
-        self, lsn: int, message: Message, now: Mapping[int, RelationNow]
-    ) -> list[Event | Mark]:
+        self, lsn: int, message: LogicalMessage, now: Mapping[int, RelationNow]
+    ) -> list[PublishedEvent | Mark]:
         """`feed` for such a message, with the facts of the relations that exist."""
         self._now = now
         try:
@@ -222,21 +226,18 @@ class Assembler:
 
     def _take_rows(self, entries: Sequence[tuple[int, bytes]], at: int) -> int:
         """Take rows that the fast path can convert; returns the index of the first other entry."""
-        begin, writers, write, held = (
-            self.cursor.transaction,
-            self._writers,
-            self._write,
-            self._held,
-        )
+        begin = self.cursor.transaction
+        writers = self._writers
+        write = self._write
+        held = self._held
         if begin is None or not writers:
             return at
-        commit, seq, tx_head, room = (
-            begin.final_lsn,
-            self.cursor.ordinal,
-            self._tx_head,
-            self._quick_bytes_max,
-        )
-        put, not_last = self._taken.append, self._tx.not_last
+        commit = begin.final_lsn
+        seq = self.cursor.ordinal
+        tx_head = self._tx_head
+        room = self._quick_bytes_max
+        put = self._taken.append
+        not_last = self._tx.not_last
         for index in range(at, len(entries)):
             lsn, data = entries[index]
             writer = writers.get(data[:6])
@@ -251,7 +252,8 @@ class Assembler:
             if lsn == self._lsn:
                 msg_id = f"{lsn:x}{id_end}{self._repeat(lsn, id_end)}"
             else:
-                self._lsn, self._repeats = lsn, {id_end: 1}
+                self._lsn = lsn
+                self._repeats = {id_end: 1}
                 msg_id = f"{lsn:x}{id_end}"
             body = b"".join(
                 (head, write(msg_id), after_id, row, after_data, write(lsn), tx_head, write(seq))
@@ -259,14 +261,17 @@ class Assembler:
             if type(held) is tuple:
                 place, of, named, before, behind = held
                 written = before + not_last + behind
-                put(_new(Event, (of, named, written, NO_HEADERS, True, place, False, None)))
+                put(
+                    _new(PublishedEvent, (of, named, written, NO_HEADERS, True, place, False, None))
+                )
             elif held is not None:
                 put(self._release(last=False))
             held = (_new(Position, (commit, seq)), subject, msg_id, body, rest)
             seq += 1
         else:
             index = len(entries)
-        self._held, self.cursor.ordinal = held, seq
+        self._held = held
+        self.cursor.ordinal = seq
         return index
 
     def _on_begin(self, _: int, begin: Begin) -> None:
@@ -327,7 +332,9 @@ class Assembler:
             self._tell(lsn, table, position)
         msg_id = f"{lsn:x}{kind.id_end}{self._repeat(lsn, kind.id_end)}"
         payload = quick_events.change(table, kind, self._source)
-        payload["msg_id"], payload["data"], payload["lsn"] = msg_id, new.native, lsn
+        payload["msg_id"] = msg_id
+        payload["data"] = new.native
+        payload["lsn"] = lsn
         payload["tx"] = events.transaction(self.cursor.xid, position, self._ts, last=False)
         payload |= _beside(new, old)
         self._held = _Held(position, kind.subject, msg_id, payload, table.key)
@@ -352,7 +359,7 @@ class Assembler:
             tx = events.transaction(xid, position, self._ts, last=False)
             self._out.append(self._schema_event(told, position, lsn, tx))
 
-    def read_catalog(self, reading: CatalogReading) -> Iterator[Event]:
+    def read_catalog(self, reading: CatalogReading) -> Iterator[PublishedEvent]:
         """Changes that the catalog shows beyond the stream, reported at the reading's position;
         only between transactions.
         """
@@ -362,7 +369,9 @@ class Assembler:
             tx = events.transaction(0, position, None, last=False)
             yield self._schema_event(told, position, reading.lsn, tx)._replace(ends=True)
 
-    def _schema_event(self, told: Told, position: Position, lsn: int, tx: Payload) -> Event:
+    def _schema_event(
+        self, told: Told, position: Position, lsn: int, tx: Payload
+    ) -> PublishedEvent:
         subject = schema_subject(told.token)
         body = schemas.event(
             told.shape,
@@ -375,16 +384,19 @@ class Assembler:
         encoded = events.encode(payload, self._encoding)
         if len(encoded) > self._payload_bytes_max:
             encoded = events.encode(schemas.without_fills(payload), self._encoding)
-        return Event(subject, told.msg_id, encoded, advances=False, position=position)
+        return PublishedEvent(subject, told.msg_id, encoded, advances=False, position=position)
 
-    def _message(self, lsn: int, message: Message) -> None:
+    def _message(self, lsn: int, message: LogicalMessage) -> None:
         """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
         if message.prefix in self._message_prefixes and message.readable != message.prefix:
             raise DecodeError("the prefix of an emitted message is not UTF-8")
         position = self.cursor.emitted(message)
-        xid, ts = (self.cursor.xid, self._ts) if message.transactional else (0, None)
+        if message.transactional:
+            xid, ts = (self.cursor.xid, self._ts)
+        else:
+            xid, ts = (0, None)
         if (
             not self._compat
             and self._now is not None
@@ -412,7 +424,7 @@ class Assembler:
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def _message_payload(
-        self, lsn: int, message: Message, position: Position, xid: int, ts: str | None
+        self, lsn: int, message: LogicalMessage, position: Position, xid: int, ts: str | None
     ) -> Payload:
         return {
             "subject": message_subject(message.prefix),
@@ -433,16 +445,18 @@ class Assembler:
             return ""
         before = self._repeats.get(id_end, 0)
         self._repeats[id_end] = before + 1
-        return f"-{before}" if before else ""
+        if before:
+            return f"-{before}"
+        return ""
 
-    def _release(self, *, last: bool) -> Event:
+    def _release(self, *, last: bool) -> PublishedEvent:
         held = self._held
         assert held is not None
         self._held = None
         if isinstance(held, tuple):
             position, subject, msg_id, body, rest = held
             written = body + (self._tx.last if last else self._tx.not_last) + rest
-            return Event(subject, msg_id, written, position=position, ends=last)
+            return PublishedEvent(subject, msg_id, written, position=position, ends=last)
         held.payload["tx"]["last"] = last
         headers = {}
         payload = held.payload
@@ -455,11 +469,13 @@ class Assembler:
         except DecodeError as error:
             raise ProtocolError(f"event {held.msg_id} can't be encoded: {error}") from error
         if len(encoded) <= self._payload_bytes_max:
-            return Event(
+            return PublishedEvent(
                 held.subject, held.msg_id, encoded, headers, position=held.position, ends=last
             )
         small = self._referring(payload, held.key, len(encoded))
-        return Event(held.subject, held.msg_id, small, headers, True, held.position, last, encoded)
+        return PublishedEvent(
+            held.subject, held.msg_id, small, headers, True, held.position, last, encoded
+        )
 
     def _referring(self, payload: Payload, key: frozenset[str], size: int) -> bytes:
         small = events.encode(
@@ -478,7 +494,9 @@ def _content(content: bytes, encoding: Encoding) -> str | bytes:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        return base64.b64encode(content).decode() if encoding is Encoding.JSON else content
+        if encoding is Encoding.JSON:
+            return base64.b64encode(content).decode()
+        return content
 
 
 def _beside(new: Values, old: Values | None) -> Payload:

@@ -145,7 +145,9 @@ class AtomicPipe(Pipe):
         await self._land()
         if self._group:
             self._check_connection()
-            self._flying, self._group, self._group_bytes = self._group, [], 0
+            self._flying = self._group
+            self._group = []
+            self._group_bytes = 0
             self._flight = asyncio.create_task(self._store(self._flying), name="atomic group")
 
     async def drain(self) -> None:
@@ -186,10 +188,12 @@ class AtomicPipe(Pipe):
         self._count(group, last_seq)
         self._heard_at = time.monotonic()
         self._last_seq = last_seq
-        self._flying, self._duplicates = [], False
+        self._flying = []
+        self._duplicates = False
 
     async def _send(self, group: list[Message]) -> dict[str, object]:
-        batch, size = secrets.token_hex(16), len(group)
+        batch = secrets.token_hex(16)
+        size = len(group)
         last = group[-1]
         try:
             for part in wire.parts(self._commands(group, batch)):
@@ -206,7 +210,9 @@ class AtomicPipe(Pipe):
         except NatsError as error:
             raise IngestError(f"a group of messages was not acknowledged: {error!r}") from error
         answer = orjson.loads(reply.data or b"{}")
-        return answer if isinstance(answer, dict) else {}
+        if isinstance(answer, dict):
+            return answer
+        return {}
 
     def _commands(self, group: Sequence[Message], batch: str) -> Iterator[bytes]:
         """The bytes of all messages but the last, which is answered."""

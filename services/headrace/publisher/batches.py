@@ -23,7 +23,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
 from headrace.metrics.counting import Stats
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
 from headrace.settings import Settings
@@ -93,7 +93,7 @@ class Batches(Delivery):
         if self._batches and time.monotonic() - self._since >= self._limits.batch_age_max_s:
             await self.flush()
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: PublishedEvent) -> None:
         token = lane_of(event.subject)
         if not event.advances or event.large is not None or token == MESSAGES:
             # A single event comes after everything before it.
@@ -105,25 +105,27 @@ class Batches(Delivery):
             await self._flush(up_to=self._before)
             batch = None
         if batch is None:
-            batch = self._batches[token] = _Batch()
+            batch = _Batch()
+            self._batches[token] = batch
         if len(self._batches) == 1 and not batch.payloads:
             self._since = time.monotonic()
         batch.payloads.append(event.payload)
         batch.size += len(event.payload) + _SEPARATOR_BYTES
         batch.last_id = event.msg_id
 
-    async def _take_all(self, events: list[Event]) -> None:
+    async def _take_all(self, events: list[PublishedEvent]) -> None:
         """Fill a table's batch without a step for each event; one by one where more is needed."""
         at = 0
         while at < len(events):
             taken = self._take_some(events, at)
             at += taken
             if not taken:
-                self._before, self.position = self.position, events[at].position
+                self._before = self.position
+                self.position = events[at].position
                 await self._take(events[at])
                 at += 1
 
-    def _take_some(self, events: list[Event], at: int) -> int:
+    def _take_some(self, events: list[PublishedEvent], at: int) -> int:
         """Add consecutive events of one table to its batch, as far as they fit; returns their
         number.
         """
@@ -131,7 +133,9 @@ class Batches(Delivery):
         batch = self._batches.get(lane_of(subject))
         if batch is None:
             return 0
-        room, size, payloads = self._bytes_max - batch.size, 0, []
+        room = self._bytes_max - batch.size
+        size = 0
+        payloads = []
         for event in events[at : at + self._limits.batch_events_max - len(batch.payloads)]:
             size += len(event.payload) + _SEPARATOR_BYTES
             if size > room or event.subject is not subject:
@@ -145,7 +149,7 @@ class Batches(Delivery):
             self.position = last.position
         return len(payloads)
 
-    async def _alone(self, event: Event) -> None:
+    async def _alone(self, event: PublishedEvent) -> None:
         if not event.advances:
             await self._send(event)
             return
@@ -167,7 +171,8 @@ class Batches(Delivery):
 
     async def _flush(self, up_to: Position) -> None:
         """Send all batches; with the last, everything up to there is in the stream."""
-        batches, self._batches = self._batches, {}
+        batches = self._batches
+        self._batches = {}
         for left, (token, batch) in zip(
             range(len(batches) - 1, -1, -1), batches.items(), strict=True
         ):
@@ -182,12 +187,15 @@ class Batches(Delivery):
             )
         self._floor = self._floor_at(up_to)
         if self._mark is not None:
-            mark, self._mark = self._mark, None
+            mark = self._mark
+            self._mark = None
             await super().mark(mark)
 
     def _floor_at(self, position: Position) -> Position:
         """The floor once everything up to there is in the stream."""
-        return position if position >= self._lanes_end else self._floor
+        if position >= self._lanes_end:
+            return position
+        return self._floor
 
     def _header(self, floor: Position) -> dict[str, str]:
         headers = {events.POSITION_HEADER: events.position_header(self._source, floor)}

@@ -67,7 +67,8 @@ class ChainPipe(Pipe):
         self._sent = 0
         self._refused_to = 0
         self._broken = False
-        self._own_seq, self._own_id = 0, ""
+        self._own_seq = 0
+        self._own_id = ""
         self._head = True
         # The head is sent and not acknowledged.
         self._unproved = False
@@ -150,7 +151,8 @@ class ChainPipe(Pipe):
         headers = {self._id_header(message): message.msg_id, **message.headers}
         if self._head:
             headers["Nats-Expected-Last-Sequence"] = str(self._last_seq)
-            self._head, self._unproved = False, True
+            self._head = False
+            self._unproved = True
         else:
             headers["Nats-Expected-Last-Msg-Id"] = self._last_id
         if self._sent == self._acked:
@@ -191,7 +193,8 @@ class ChainPipe(Pipe):
             # was removed from the stream, or another source's message has the id. If it is ours
             # after all, reading the tail shows it.
             self._refuse_duplicates((self._pending[index - self._acked],))
-            self._broken, self._refused_to = True, index + 1
+            self._broken = True
+            self._refused_to = index + 1
             return
         if index != self._acked or self._broken:
             self._fail(IngestError(f"message {index} was acknowledged, expected {self._acked}"))
@@ -199,8 +202,10 @@ class ChainPipe(Pipe):
         message = self._pending.popleft()
         self._pending_bytes -= len(message.payload)
         seq = int(str(answer["seq"]))
-        self._last_seq, self._unproved = seq, False
-        self._own_seq, self._own_id = seq, message.msg_id
+        self._last_seq = seq
+        self._unproved = False
+        self._own_seq = seq
+        self._own_id = message.msg_id
         self._count((message,), seq)
 
     def _refused(self, index: int, error: dict[str, object]) -> None:
@@ -222,9 +227,11 @@ class ChainPipe(Pipe):
         )
         self._generation += 1
         self._broken = False
-        self._sent, self._refused_to = self._acked, 0
+        self._sent = self._acked
+        self._refused_to = 0
         self._last_seq = tail.last_seq
-        self._head, self._unproved = True, False
+        self._head = True
+        self._unproved = False
         # Acknowledgements arrive meanwhile, and the chain may break again: the rest stays for the
         # next time.
         for message in tuple(self._pending):

@@ -23,7 +23,7 @@ from headrace.contract.dictionaries import Compressor
 from headrace.jetstream.dictionaries import DictionaryMissingError, DictionaryReader
 from headrace.jetstream.provisioning import LARGE_MARGIN_S
 from headrace.jetstream.state import Cell
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.delivery import lane_of
 from headrace.settings import DeliveryMode, Settings
 
@@ -61,7 +61,9 @@ class _Table:
         if self.events < RATIO_EVENTS:
             return False
         ratio = self.after / max(self.before, 1)
-        self.events = self.before = self.after = 0
+        self.events = 0
+        self.before = 0
+        self.after = 0
         if not self.ratio:
             self.ratio = ratio
         return ratio > WORSE * self.ratio
@@ -69,7 +71,8 @@ class _Table:
 
 class Compression:
     def __init__(self, js: JetStreamContext, state: KeyValue, settings: Settings) -> None:
-        source, age_max_s = settings.source.slot, settings.streams.cdc_age_max_s
+        source = settings.source.slot
+        age_max_s = settings.streams.cdc_age_max_s
         self._reader = DictionaryReader(js, settings.streams.state)
         self._wanted = (
             settings.format.zstd_events and settings.delivery.mode is not DeliveryMode.BATCH
@@ -112,16 +115,16 @@ class Compression:
             log.warning("dictionary_missing", id=dictionary_id, reason=str(error))
             return None
 
-    async def of(self, items: list[Event | Mark]) -> list[Event | Mark]:
+    async def of(self, items: list[PublishedEvent | Mark]) -> list[PublishedEvent | Mark]:
         """The same items, with row events compressed if that is wanted and helps."""
         if not self._wanted:
             return items
         return [
-            await self._one(item) if isinstance(item, Event) and item.advances else item
+            await self._one(item) if isinstance(item, PublishedEvent) and item.advances else item
             for item in items
         ]
 
-    async def _one(self, event: Event) -> Event:
+    async def _one(self, event: PublishedEvent) -> PublishedEvent:
         if event.large is not None or len(event.payload) > PAYLOAD_BYTES_MAX:
             return event
         token = lane_of(event.subject)
@@ -143,7 +146,8 @@ class Compression:
 
     async def _train(self, token: str, table: _Table) -> None:
         """Stored first, used after."""
-        samples, table.samples = table.samples, []
+        samples = table.samples
+        table.samples = []
         dictionary = await asyncio.to_thread(dictionaries.train, samples)
         if dictionary is None:
             table.hopeless = True

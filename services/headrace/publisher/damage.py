@@ -101,7 +101,10 @@ class Damage:
     async def _gap(self, first: int, last: int, reach: int, place: ResumePoint) -> _HoleGap:
         before = await self._tail.last_mark(place.tail.first_seq, first - 1)
         behind = await self._tail.first_settled(last + 1, reach)
-        after = before.position.lsn if before is not None and before.position is not None else 0
+        if before is not None and before.position is not None:
+            after = before.position.lsn
+        else:
+            after = 0
         if behind is None or behind.position is None:
             up_to = max([place.position, *place.lanes.values()]).lsn + 1
         elif behind.lane is None:
@@ -140,7 +143,9 @@ class Damage:
 
 def _begin(position: Position) -> int:
     """The LSN from which nothing is missing, if this is the first event after the hole."""
-    return position.lsn if position.seq == 0 else position.lsn + 1
+    if position.seq == 0:
+        return position.lsn
+    return position.lsn + 1
 
 
 def _log(gap: _HoleGap) -> None:

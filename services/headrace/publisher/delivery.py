@@ -20,7 +20,7 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
 from headrace.metrics.counting import Stats, count
 from headrace.process.failpoint import failpoint
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.ledger import Ledger
 from headrace.publisher.resume_point import ResumePoint
 
@@ -94,7 +94,7 @@ class Delivery:
         self._transactions += self._ledger.transactions
         self._ledger = Ledger()
 
-    async def event(self, event: Event) -> None:
+    async def event(self, event: PublishedEvent) -> None:
         position = event.position
         there = position <= self.position or event.msg_id in self._ids_after
         if there or (self._lanes and position <= self._lanes.get(lane_of(event.subject), ORIGIN)):
@@ -113,7 +113,7 @@ class Delivery:
             self.position = position
         await self._take(event)
 
-    async def events(self, events: list[Event]) -> None:
+    async def events(self, events: list[PublishedEvent]) -> None:
         """`event` for several in sequence, all of which advance."""
         new = events[0].position > max(self.position, self._lanes_end)
         if new and not any(map(_LARGE, events)):
@@ -156,7 +156,7 @@ class Delivery:
             self._sent.popleft()
         return self._last
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: PublishedEvent) -> None:
         """Take an event that is not in the stream."""
         if self._is_behind_lanes(event):
             await self._send_behind_lanes(event)
@@ -165,21 +165,24 @@ class Delivery:
             self._sent.append((self._pipe.published, (event,)))
         await self._pipe.publish(event)
 
-    async def _take_all(self, events: list[Event]) -> None:
+    async def _take_all(self, events: list[PublishedEvent]) -> None:
         """Take events that are not in the stream, that advance, and that fit a message."""
-        self._before = self.position if len(events) == 1 else events[-2].position
+        if len(events) == 1:
+            self._before = self.position
+        else:
+            self._before = events[-2].position
         self.position = events[-1].position
         self._sent.append((self._pipe.published, events))
         await self._pipe.publish_all(events)
 
-    def _is_behind_lanes(self, event: Event) -> bool:
+    def _is_behind_lanes(self, event: PublishedEvent) -> bool:
         """Whether interrupted arrays go further, in batches: then its position is not how far the
         stream is.
         """
         return event.advances and event.position < self._lanes_end
 
     async def _send_behind_lanes(
-        self, event: Event, headers: Mapping[str, str] = NO_HEADERS
+        self, event: PublishedEvent, headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
         """With the stream's floor: after a crash, a publisher must meet those arrays again."""
         floor = {POSITION_HEADER: position_header(self._source, self._floor)}
@@ -189,7 +192,7 @@ class Delivery:
             event.position,
         )
 
-    async def _send(self, event: Event, headers: dict[str, str] | None = None) -> None:
+    async def _send(self, event: PublishedEvent, headers: dict[str, str] | None = None) -> None:
         if headers is None:
             await self._publish(event, event.position)
             return

@@ -8,10 +8,10 @@ from headrace.contract import events
 from headrace.contract.naming import GAP_SUBJECT, gap_id
 from headrace.contract.values import Encoding
 from headrace.lsn import Gap, Position, format_lsn
-from headrace.publisher.assembler import Event
+from headrace.publisher.assembler import PublishedEvent
 
 
-def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) -> Event:
+def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) -> PublishedEvent:
     """It stands before whatever comes next, and takes nobody's position forward.
 
     `first_lost`: the first lost sequence, of a hole in the middle of the stream.
@@ -30,4 +30,6 @@ def gap_event(gap: Gap, source: str, encoding: Encoding, first_lost: int = 0) ->
         "tx": events.transaction(0, position, None, last=False),
     }
     encoded = events.encode(payload, encoding)
-    return Event(GAP_SUBJECT, msg_id, encoded, advances=False, position=position, ends=True)
+    return PublishedEvent(
+        GAP_SUBJECT, msg_id, encoded, advances=False, position=position, ends=True
+    )

@@ -70,9 +70,10 @@ class AckLag:
             self._traces.add(Span("publish", frame.name, frame.received_s, acked_s))
 
     def refresh(self, stats: Stats) -> None:
-        stats["lag_seconds"] = (
-            round(max(0.0, time.time() - self._frames[0].commit_s), 3) if self._frames else 0
-        )
+        if self._frames:
+            stats["lag_seconds"] = round(max(0.0, time.time() - self._frames[0].commit_s), 3)
+        else:
+            stats["lag_seconds"] = 0
 
 
 def unix_s(postgres_us: int) -> float:

@@ -40,7 +40,7 @@ from headrace.publisher.resume_point import (
 from headrace.publisher.schema_book import SchemaBook
 from headrace.publisher.schema_book_store import BookShelf
 from headrace.publisher.tally import tally
-from headrace.publisher.transactions import Transactions
+from headrace.publisher.transactions import AtomicDelivery
 from headrace.settings import Compat, DeliveryMode, IngestMode, Settings
 
 log = logs.logger("publisher")
@@ -65,7 +65,8 @@ class Pipeline:
 
     def assembler(self) -> Assembler:
         """A new one, for an epoch."""
-        form, delivery = self.settings.format, self.settings.delivery
+        form = self.settings.format
+        delivery = self.settings.delivery
         return Assembler(
             self.settings.source.slot,
             form.encoding,
@@ -80,7 +81,9 @@ class Pipeline:
 @contextlib.asynccontextmanager
 async def opened(client: Client, settings: Settings, stats: Stats) -> AsyncIterator[Pipeline]:
     """A pipeline whose pipe is open."""
-    js, source, streams = client.jetstream(), settings.source.slot, settings.streams
+    js = client.jetstream()
+    source = settings.source.slot
+    streams = settings.streams
     state = await bucket(js, streams.state)
     suite = await suite_identity(state)
     tail = StreamTail(js, streams.cdc, reader_of(source), suspect_of(source))
@@ -126,7 +129,8 @@ async def _report_damage(line: Pipeline, stats: Stats) -> None:
 
 
 async def _pipe(client: Client, settings: Settings, stats: Stats, tail: StreamTail) -> Pipe:
-    limits, delivery = settings.publishing, settings.delivery
+    limits = settings.publishing
+    delivery = settings.delivery
     stored = partial(tally, stats)
     if delivery.mode is DeliveryMode.TRANSACTION:
         stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
@@ -146,7 +150,8 @@ async def _pipe(client: Client, settings: Settings, stats: Stats, tail: StreamTa
 
 
 async def _is_fast(client: Client, settings: Settings) -> bool:
-    wanted, stream = settings.delivery.ingest, settings.streams.cdc
+    wanted = settings.delivery.ingest
+    stream = settings.streams.cdc
     if wanted is IngestMode.CHAIN:
         return False
     offered = await offers_fast_ingest(client.jetstream(), client, stream)
@@ -163,7 +168,7 @@ def _delivery(
     large = LargeStore(client.jetstream(), settings.streams.large, client.max_payload)
     source = settings.source.slot
     if isinstance(pipe, AtomicPipe):
-        return Transactions(pipe, large, start, stats, source)
+        return AtomicDelivery(pipe, large, start, stats, source)
     if settings.delivery.mode is DeliveryMode.BATCH:
         room = client.max_payload - HEADERS_BYTES_MAX
         return Batches(pipe, large, start, stats, settings, room)

@@ -85,7 +85,8 @@ class ProgressWriter:
 
     async def finish(self) -> int | None:
         """Wait for the write that is under way; the LSN that it was about, None where none was."""
-        write, self._write = self._write, None
+        write = self._write
+        self._write = None
         if write is None:
             return None
         await write.task
@@ -97,7 +98,8 @@ class ProgressWriter:
     async def abandon(self) -> None:
         """The next publisher reads from the state bucket how it ended."""
         if self._write is not None:
-            task, self._write = self._write.task, None
+            task = self._write.task
+            self._write = None
             task.cancel()
             await asyncio.wait({task})
             if not task.cancelled() and (error := task.exception()):

@@ -52,9 +52,14 @@ def writer(
     insert, update, update_full = heads(table.shape.relation.relation_id)
     if kind not in (table.insert, table.update) or (with_old and kind is table.insert):
         return {}
-    head = insert if kind is table.insert else update_full if with_old else update
+    if kind is table.insert:
+        head = insert
+    else:
+        head = update_full if with_old else update
     made = _writer(table, kind, source, encoding, with_old=with_old)
-    return {} if made is None else {head: made}
+    if made is None:
+        return {}
+    return {head: made}
 
 
 def change(table: TableEvents, kind: Kind, source: str) -> Payload:
@@ -77,26 +82,27 @@ def change(table: TableEvents, kind: Kind, source: str) -> Payload:
 def _writer(
     table: TableEvents, kind: Kind, source: str, encoding: Encoding, *, with_old: bool = False
 ) -> RowWriter | None:
-    payload, old_head = change(table, kind, source), None
+    payload = change(table, kind, source)
+    old_head = None
     holes: tuple[str, ...] = _HOLES
     if with_old:
-        payload["old"], holes = None, (*_HOLES, "old")
+        payload["old"] = None
+        holes = (*_HOLES, "old")
     head, after_id, after_data, _, *rest, end = events.pieces(payload, holes, encoding)
     if with_old:
         old_head = rest[0]
     read = compiled(table.shape.columns, events.writer(encoding), old_head=old_head, end=end)
-    return (
-        None
-        if read is None
-        else RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)
-    )
+    if read is None:
+        return None
+    return RowWriter(read, kind.subject, kind.id_end, head, after_id, after_data)
 
 
 class TransactionWriter:
     """The payload's `tx`, whose values belong to the transaction except for `seq` and `last`."""
 
     def __init__(self, encoding: Encoding) -> None:
-        self._write = write = events.writer(encoding)
+        write = events.writer(encoding)
+        self._write = write
         _, key, _ = events.pieces({"lsn": None, "tx": None}, ("lsn", "tx"), encoding)
         tx = events.transaction(0, ORIGIN, None, last=False)
         begin, self._lsn, self._ts, self._seq, last, end = events.pieces(tx, tuple(tx), encoding)

@@ -143,11 +143,16 @@ def reader_of(source: str) -> Reader:
         try:
             if events.POSITION_HEADER in headers:
                 owner, place = events.parse_position_header(headers[events.POSITION_HEADER])
-                return TailMark(msg_id, place, _lane(data)) if owner == source else None
+                if owner == source:
+                    return TailMark(msg_id, place, _lane(data))
+                return None
             payload = events.decode(data)
             if payload.get("source") != source:
                 return None
-            position = events.position_of(payload) if events.advances(payload) else None
+            if events.advances(payload):
+                position = events.position_of(payload)
+            else:
+                position = None
         except UnknownDictionaryError:
             # It may be ours: its claim about our position must not be skipped.
             raise
@@ -177,7 +182,10 @@ def _lane(data: bytes) -> tuple[str, Position] | None:
     if "tx" not in last:
         # The bridge's messages come one by one.
         return None
-    token = table_token(last["schema"], last["table"]) if "table" in last else MESSAGES
+    if "table" in last:
+        token = table_token(last["schema"], last["table"])
+    else:
+        token = MESSAGES
     return token, events.position_of(last)
 
 

@@ -141,7 +141,9 @@ class SchemaBook:
     def key_of(self, relation_id: int) -> tuple[str, ...] | None:
         """The relation's primary key as last reported; None if the stream has no rows of it."""
         entry = self._entries.get(self._by_relation.get(relation_id, ""))
-        return entry.shape.primary_key if entry is not None and entry.shape.columns else None
+        if entry is not None and entry.shape.columns:
+            return entry.shape.primary_key
+        return None
 
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
@@ -197,14 +199,13 @@ class SchemaBook:
         earlier = self._entries.get(self._by_relation.get(entry.shape.relation_id, ""))
         if earlier is not None and not earlier.shape.columns and earlier.since <= entry.since:
             # The event trigger reported at its position that the table was renamed.
-            changes, resync = (
-                [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)],
-                True,
-            )
+            changes = [schemas.renamed("from", earlier.shape.schema, earlier.shape.name)]
+            resync = True
         elif earlier is not None and earlier.since <= entry.since:
             changes, resync = schemas.differences(earlier.shape, entry.shape)
         else:
-            changes, resync = [{"change": "table_first_seen"}], False
+            changes = [{"change": "table_first_seen"}]
+            resync = False
         return self._enter(token, entry, changes, resync=resync)
 
     def _next(
@@ -261,12 +262,15 @@ class SchemaBook:
     def _heard_of(self, relation_id: int) -> Entry | None:
         known = self._entries.get(self._by_relation.get(relation_id, ""))
         there = known is not None and known.shape.relation_id == relation_id and known.shape.columns
-        return known if there else None
+        if there:
+            return known
+        return None
 
     def _heard(
         self, event: str, table: DdlTable, at: Heard, relations: Mapping[int, RelationNow]
     ) -> Told | None:
-        known, now = self._heard_of(table.relation_id), relations.get(table.relation_id)
+        known = self._heard_of(table.relation_id)
+        now = relations.get(table.relation_id)
         if known is None:
             return None
         token = self._by_relation[table.relation_id]

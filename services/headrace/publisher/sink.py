@@ -18,10 +18,10 @@ from headrace.errors import DecodeError
 from headrace.lsn import Gap, format_lsn
 from headrace.metrics.counting import count
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.messages import Message, Relation
+from headrace.pgoutput.messages import LogicalMessage, Relation
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.catalog_watch import CatalogWatch
 from headrace.publisher.doubt import Doubt
 from headrace.publisher.durability import Hold
@@ -105,7 +105,8 @@ class StreamSink:
 
     async def take(self, taken: Taken) -> Stored:
         self._note_acknowledged()
-        began, before = time.monotonic(), self._delivery.accepted
+        began = time.monotonic()
+        before = self._delivery.accepted
         self._assembler.begin_frame()
         await self._on_entries(taken.entries)
         if taken.entries:
@@ -215,19 +216,22 @@ class StreamSink:
         except DecodeError as error:
             if not self._line.parking.takes(message):
                 raise
-            cursor, hidden = self._assembler.cursor, self._assembler.tables.hidden(message)
+            cursor = self._assembler.cursor
+            hidden = self._assembler.tables.hidden(message)
             await self._line.parking.put(lsn, cursor.unread(lsn), message, error, hidden)
             failpoint("publisher.after_parking")
             cursor.pass_over()
             return
         await self._deliver(items)
 
-    async def _decoded(self, lsn: int, message: bytes) -> list[Event | Mark]:
+    async def _decoded(self, lsn: int, message: bytes) -> list[PublishedEvent | Mark]:
         assembler = self._assembler
         decoded = decode(message)
-        if isinstance(decoded, Message) and (claimed := assembler.doubts(decoded)):
+        if isinstance(decoded, LogicalMessage) and (claimed := assembler.doubts(decoded)):
             now = await self._relations.now(self._scope, claimed, assembler.cursor.xid)
-            return [] if now is None else assembler.feed_claim(lsn, decoded, now)
+            if now is None:
+                return []
+            return assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return assembler.feed(lsn, decoded)
         known_key = self._line.book.key_of(decoded.relation_id)
@@ -236,12 +240,12 @@ class StreamSink:
             assembler.learn(TableEvents.of(shape, known_key))
         return []
 
-    async def _deliver(self, items: list[Event | Mark]) -> None:
+    async def _deliver(self, items: list[PublishedEvent | Mark]) -> None:
         items = await self._line.compression.of(items)
-        rows: list[Event] = []
+        rows: list[PublishedEvent] = []
         for item in items:
             # No isinstance, which is slower for a class that is a tuple.
-            if item.__class__ is Event and item.advances:
+            if item.__class__ is PublishedEvent and item.advances:
                 rows.append(item)
                 continue
             if rows:
@@ -268,7 +272,7 @@ class StreamSink:
             await self._keep(token)
         self._line.book.adopted.clear()
 
-    async def _publish(self, event: Event) -> None:
+    async def _publish(self, event: PublishedEvent) -> None:
         if not event.advances:
             # Before the event: a shape that the stream may have must not be worked out again from a
             # later catalog.

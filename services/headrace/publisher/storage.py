@@ -89,13 +89,15 @@ def as_of(text: str, xid: int, next_xid: int) -> str:
 
 def same_files(before: str, now: str) -> bool:
     """Whether no file was rewritten since; False if nothing is known."""
-    was, is_ = Storage.parse(before), Storage.parse(now)
+    was = Storage.parse(before)
+    is_ = Storage.parse(now)
     return was is not None and is_ is not None and not _replaced(was, is_, ())
 
 
 def rewritten(before: str, now: str, truncated: Collection[int]) -> bool:
     """Whether rows may have changed without events; `truncated` by these transactions' events."""
-    was, is_ = Storage.parse(before), Storage.parse(now)
+    was = Storage.parse(before)
+    is_ = Storage.parse(now)
     if was is None or is_ is None or not (replaced := _replaced(was, is_, truncated)):
         return False
     if was.columns != is_.columns:
@@ -110,7 +112,8 @@ def partitions_moved(before: str, now: str, truncated: Collection[int]) -> bool:
     The last may be a TRUNCATE of only the partition, for which a table published as its root has no
     event.
     """
-    was, is_ = Storage.parse(before), Storage.parse(now)
+    was = Storage.parse(before)
+    is_ = Storage.parse(now)
     if was is None or is_ is None:
         return False
     if is_.divided and was.columns == is_.columns and _replaced(was, is_, truncated):

@@ -55,7 +55,8 @@ class TableEvents:
     @classmethod
     def of(cls, shape: RelationShape, known_key: Sequence[str] | None = None) -> TableEvents:
         """`known_key`: this relation's primary key in the stream so far; None without rows."""
-        relation, facts = shape.relation, shape.facts
+        relation = shape.relation
+        facts = shape.facts
         token = table_token(relation.schema, relation.name)
         primary_key = _primary_key(relation, facts, known_key)
         return cls(
@@ -117,7 +118,9 @@ def _event_key(shape: RelationShape, primary_key: Sequence[str]) -> tuple[str, .
     """
     by_index = shape.relation.replica_identity == "i" and not primary_key
     key = shape.identity if by_index else tuple(primary_key)
-    return key if set(key) <= set(shape.shown) else ()
+    if set(key) <= set(shape.shown):
+        return key
+    return ()
 
 
 def _table_shape(

@@ -35,4 +35,6 @@ def tally(stats: Stats, messages: Sequence[Message]) -> None:
 def _events(message: Message) -> int:
     """The number of events in a batch, according to its id."""
     number = message.msg_id.rpartition("-")[2]
-    return int(number) if number.isdigit() else 1
+    if number.isdigit():
+        return int(number)
+    return 1

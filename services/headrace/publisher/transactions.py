@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from headrace.jetstream.object_store import LargeStore
 from headrace.metrics.counting import Stats
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.delivery import Delivery
 from headrace.publisher.resume_point import ResumePoint
@@ -19,13 +19,13 @@ from headrace.publisher.resume_point import ResumePoint
 SPLIT_HEADER = {"Headrace-Transaction": "split"}
 
 
-class Transactions(Delivery):
+class AtomicDelivery(Delivery):
     def __init__(
         self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
     ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe
-        self._open: list[Event] = []
+        self._open: list[PublishedEvent] = []
         self._open_bytes = 0
         self._before_open = self.position
         self._split = False
@@ -39,7 +39,9 @@ class Transactions(Delivery):
         if self._open:
             # The open transaction comes again from its start.
             self.position = self._before_open
-        self._open, self._open_bytes, self._split = [], 0, False
+        self._open = []
+        self._open_bytes = 0
+        self._split = False
 
     async def mark(self, mark: Mark) -> None:
         if mark.whole:
@@ -54,7 +56,7 @@ class Transactions(Delivery):
     async def flush(self) -> None:
         await self._atomic.flush()
 
-    async def _take(self, event: Event) -> None:
+    async def _take(self, event: PublishedEvent) -> None:
         if self._is_behind_lanes(event):
             # Part of its transaction, or of a later one, is in the stream.
             await self._atomic.flush()
@@ -82,23 +84,26 @@ class Transactions(Delivery):
         if event.ends:
             await self._close()
 
-    async def _take_all(self, events: list[Event]) -> None:
+    async def _take_all(self, events: list[PublishedEvent]) -> None:
         """No event of an open transaction that fits needs a check of its own."""
         at = 0
         while at < len(events):
-            self._before, self.position = self.position, events[at].position
+            self._before = self.position
+            self.position = events[at].position
             await self._take(events[at])
             at += 1
             at += self._take_some(events, at)
 
-    def _take_some(self, events: list[Event], at: int) -> int:
+    def _take_some(self, events: list[PublishedEvent], at: int) -> int:
         """Add events to the open transaction, except for its last one, as far as they fit; returns
         their number.
         """
         if not self._open or self._split or at >= len(events):
             return 0
-        lsn, size, count = self._open[0].position.lsn, self._open_bytes, len(self._open)
-        some: list[Event] = []
+        lsn = self._open[0].position.lsn
+        size = self._open_bytes
+        count = len(self._open)
+        some: list[PublishedEvent] = []
         for event in events[at:]:
             size += len(event.payload)
             count += 1
@@ -119,7 +124,9 @@ class Transactions(Delivery):
         self._split = False
 
     async def _hand_over(self, headers: dict[str, str] | None) -> None:
-        events, self._open, self._open_bytes = self._open, [], 0
+        events = self._open
+        self._open = []
+        self._open_bytes = 0
         if headers is None and all(event.advances for event in events):
             if events:
                 self._sent.append((self._pipe.published, events))

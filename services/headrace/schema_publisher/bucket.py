@@ -28,7 +28,7 @@ from headrace.metrics.counting import Stats, count
 from headrace.process.failpoint import failpoint
 from headrace.schema_publisher.schema import (
     ABSENT,
-    Stored,
+    StoredSchema,
     TableSchema,
     changed,
     is_of,
@@ -49,7 +49,7 @@ class SchemaBucket:
         self._js: JetStreamContext = client.jetstream()
         self._stats = stats
         self._kv: KeyValue | None = None
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredSchema] = {}
         self._seen: tuple[int | None, int | None] | None = None
 
     def forget(self) -> None:
@@ -77,7 +77,7 @@ class SchemaBucket:
             self._seen = None
             raise LostRaceError("another process wrote the same schema first") from error
 
-    def _owns(self, stored: Stored) -> bool:
+    def _owns(self, stored: StoredSchema) -> bool:
         return is_of(stored, self._settings.source.slot)
 
     async def _current(self) -> KeyValue:
@@ -94,9 +94,9 @@ class SchemaBucket:
             self._seen = _place(state)
         return self._kv
 
-    async def _read(self, kv: KeyValue) -> dict[str, Stored]:
+    async def _read(self, kv: KeyValue) -> dict[str, StoredSchema]:
         watcher = await kv.watchall()
-        stored: dict[str, Stored] = {}
+        stored: dict[str, StoredSchema] = {}
         try:
             # The watcher marks the end of the current content with None, and each of its waits has
             # a time-out.
@@ -129,7 +129,9 @@ class SchemaBucket:
             "schema_published", table=table.content["schema"], version=version, revision=revision
         )
 
-    async def _before_deletion(self, kv: KeyValue, token: str, deleted: Stored) -> Stored:
+    async def _before_deletion(
+        self, kv: KeyValue, token: str, deleted: StoredSchema
+    ) -> StoredSchema:
         """A table that comes back continues counting: its old version must not be reused for
         another shape.
         """
@@ -137,7 +139,9 @@ class SchemaBucket:
             versions = [_stored(entry).version for entry in await kv.history(token)]
         except NoKeysError:
             return deleted
-        return Stored({"version": max(versions, default=0)}, deleted.encoding, deleted.revision)
+        return StoredSchema(
+            {"version": max(versions, default=0)}, deleted.encoding, deleted.revision
+        )
 
     async def _delete(self, kv: KeyValue, token: str) -> None:
         failpoint("schema_publisher.before_deletion")
@@ -151,10 +155,10 @@ def _place(state: StreamState) -> tuple[int | None, int | None]:
     return state.last_seq, state.messages
 
 
-def _stored(entry: KeyValue.Entry) -> Stored:
+def _stored(entry: KeyValue.Entry) -> StoredSchema:
     revision = entry.revision or 0
     if entry.operation in _DELETIONS or not entry.value:
-        return Stored(None, Encoding.MSGPACK, revision)
+        return StoredSchema(None, Encoding.MSGPACK, revision)
     if entry.value[:1] == b"{":
         encoding = Encoding.JSON
     else:
@@ -164,4 +168,4 @@ def _stored(entry: KeyValue.Entry) -> Stored:
     except DecodeError:
         # Another program's bytes under our key: they differ from any schema.
         decoded = {}
-    return Stored(decoded if isinstance(decoded, dict) else {}, encoding, revision)
+    return StoredSchema(decoded if isinstance(decoded, dict) else {}, encoding, revision)

@@ -36,7 +36,7 @@ class PublicationMissingError(PostgresError):
     remedy = "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub."
 
 
-class CatalogReading:
+class SchemaReading:
     """Reads the catalog repeatedly."""
 
     def __init__(self, settings: Settings) -> None:

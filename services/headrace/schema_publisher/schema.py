@@ -54,7 +54,7 @@ def _shown(column: PublishedColumn) -> Payload:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSchema:
     """A key of the bucket: its value (None if deleted), the encoding of that, and the revision that
     a write replaces.
     """
@@ -71,17 +71,17 @@ class Stored:
         return 0
 
 
-ABSENT = Stored(None, Encoding.MSGPACK, 0)
+ABSENT = StoredSchema(None, Encoding.MSGPACK, 0)
 
 
-def changed(stored: Stored, content: Payload) -> bool:
+def changed(stored: StoredSchema, content: Payload) -> bool:
     """Whether the value differs from the table's current schema."""
     if stored.value is None:
         return True
     return {key: value for key, value in stored.value.items() if key not in _NOT_CONTENT} != content
 
 
-def version_of(stored: Stored, content: Payload, told: int | None) -> int:
+def version_of(stored: StoredSchema, content: Payload, told: int | None) -> int:
     """The version to write: `told` by a schema event, else incremented if something changed."""
     if told is not None:
         return told
@@ -100,6 +100,6 @@ def value(content: Payload, version: int, timestamp: int) -> Payload:
     }
 
 
-def is_of(stored: Stored, source: str) -> bool:
+def is_of(stored: StoredSchema, source: str) -> bool:
     """Whether this source may delete the key: suites may share the bucket."""
     return stored.value is not None and stored.value.get("source") == source

@@ -20,7 +20,7 @@ from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
 from headrace.schema_publisher.bucket import SchemaBucket
 from headrace.schema_publisher.events import SchemaEvents
-from headrace.schema_publisher.reading import CatalogReading
+from headrace.schema_publisher.reading import SchemaReading
 from headrace.settings import Settings
 from headrace.timing.backoff import Backoff
 from headrace.timing.waits import wait_for
@@ -49,7 +49,7 @@ class SchemaPublisher:
     ) -> None:
         self._scope = scope
         self._interval_s = settings.watch.catalog_interval_s
-        self._reading = CatalogReading(settings)
+        self._reading = SchemaReading(settings)
         self._bucket = SchemaBucket(settings, client, scope.health.stats)
         self._events = events
         self._worked = False

@@ -69,7 +69,7 @@ SILENT_CONFIRMER_S = 1.5
 
 async def run(scope: Scope, settings: Settings) -> None:
     async def work(client: Client) -> None:
-        reader = SlotReader(scope, settings, client)
+        reader = WalReaderService(scope, settings, client)
         scope.refreshers.append(reader.refresh)
         await reader.run()
 
@@ -85,7 +85,7 @@ def _confirmers(settings: Settings) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset({PUBLISHER}), frozenset({ARCHIVER})
 
 
-class SlotReader:
+class WalReaderService:
     def __init__(self, scope: Scope, settings: Settings, client: Client) -> None:
         self._scope = scope
         self._settings = settings

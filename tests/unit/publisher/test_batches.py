@@ -16,7 +16,7 @@ from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
 from headrace.publisher import batches
-from headrace.publisher.assembler import Event, Mark
+from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.batches import Batches
 from headrace.publisher.resume_point import Progress, ResumePoint
 from headrace.settings import load
@@ -67,10 +67,10 @@ def delivery(
     )
 
 
-def event(at: int, table: str = "t", size: int = 1) -> Event:
+def event(at: int, table: str = "t", size: int = 1) -> PublishedEvent:
     payload = msgpack.packb(at) if size == 1 else msgpack.packb(b"x" * (size - 2))
     assert len(payload) == size
-    return Event(f"cdc.{table}.insert", f"id{at}", payload, position=Position(at, 0))
+    return PublishedEvent(f"cdc.{table}.insert", f"id{at}", payload, position=Position(at, 0))
 
 
 def wait_s(taken: Batches) -> Any:
