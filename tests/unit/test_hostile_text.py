@@ -23,7 +23,7 @@ from headrace.contract.events import decode
 from headrace.errors import DecodeError
 from headrace.log import quote
 from headrace.lsn import Position
-from headrace.mirror.postgres import type_in
+from headrace.mirror.postgres_values import type_in
 from headrace.snapshot_responder.requests import _named
 from headrace.spark.request import REQUEST_BYTES_MAX, RequestError, parse_request
 from headrace.terminal.text import one_line, plain

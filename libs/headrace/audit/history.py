@@ -112,11 +112,15 @@ async def row_at(
     oldest: Mapping[str, Any] | None = None
     for change in await _changes(connection, table, names, key, at, columns, database):
         over = change["operation"] in {"DELETE", "TRUNCATE"} or change["primary_key"] != key
+        # The row did not exist at that time: the change that ended it is the answer.
         if latest is None and over:
             return TrailRow(None, change=change)
+        # Earlier changes of this key value belong to another row.
         if over or _is_anothers(json.loads(change["after"]), columns, key):
             break
         after = parse(change["after"])
+        # The latest change says most; older ones only fill in the columns that PostgreSQL didn't
+        # send because their large values were unchanged.
         new = set(after)
         if latest is not None:
             new &= unknown

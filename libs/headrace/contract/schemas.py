@@ -113,6 +113,7 @@ class TableShape:
             else column
             for column in self.columns
         )
+        # A key with a column that this shape lacks says nothing about its rows.
         if {column.name for column in columns}.issuperset(known.primary_key):
             key = known.primary_key
         else:
@@ -126,6 +127,7 @@ class TableShape:
         defaults don't count.
         """
         return self._in_stream() == other._in_stream() and all(
+            # A number of 0 is unknown, and equals any: an old shape must not look changed for it.
             mine.number == its.number or not (mine.number and its.number)
             for mine, its in zip(self.columns, other.columns, strict=True)
         )
@@ -265,6 +267,8 @@ def _publication_differences(old: TableShape, new: TableShape) -> tuple[list[Cha
     change: Change = {"change": "publication_changed"}
     if new.publication:
         change["publishes"] = _published(new.publication)
+    # A publication that only lost operations has published every change so far: another copy of the
+    # table would gain nothing.
     narrowed = set(_published(new.publication)) < set(_published(old.publication))
     return [change], joined or not narrowed
 
@@ -278,6 +282,8 @@ def _column_differences(old: TableShape, new: TableShape) -> tuple[list[Change],
     resync = False
     pairs = _pair(old, new)
     kept = set(pairs.values())
+    # A column whose number isn't known may have been renamed, which looks like a drop and an
+    # addition.
     lost_track = any(column.number == 0 for column in old.columns if column not in kept)
     accounted = _accounted(old, new)
     names_before = {column.name for column in old.columns}
@@ -321,6 +327,7 @@ def _renames(
         name = next((name for name, wanted in left.items() if wanted not in left), None)
         if name is None:
             name = next(iter(left))
+            # Columns that exchanged their names: one of them takes a free name first.
             spare = next(spare for n in count(1) if (spare := f"headrace_{n}") not in names)
             names.add(spare)
             left[spare] = left[name]
@@ -356,6 +363,7 @@ def _accounted(old: TableShape, new: TableShape) -> bool:
 
 def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
     """Maps each new column to the old one: by its number in the table, else by its name."""
+    # Numbers belong to one relation: a table that was dropped and created again starts at 1.
     same_table = old.relation_id == new.relation_id
     by_number = {column.number: column for column in old.columns if column.number and same_table}
     by_name = {column.name: column for column in old.columns}

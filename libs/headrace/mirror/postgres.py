@@ -9,21 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
-from headrace.mirror.column_types import (
-    ValueKind,
-    array_literal,
-    as_bytes,
-    as_json,
-    is_portable,
-    kind_of,
-)
+from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table
 from headrace.mirror.target import (
     AlterTable,
@@ -442,52 +435,6 @@ def _texts(table: Table, values: Mapping[str, Any]) -> list[str | None]:
         None if value is None else text_of(table.type_of(name))(value)
         for name, value in values.items()
     ]
-
-
-def type_in(data_type: str) -> str:
-    """The column's type in the mirror."""
-    if is_portable(data_type):
-        return data_type
-    return "text"
-
-
-def _bool(value: Any) -> str:
-    if value:
-        return "t"
-    return "f"
-
-
-def _bytea(value: Any) -> str:
-    return "\\x" + as_bytes(value).hex()
-
-
-def _any(value: Any) -> str:
-    if isinstance(value, bool):
-        return _bool(value)
-    if isinstance(value, dict):
-        return as_json(value)
-    if isinstance(value, list):
-        return array_literal(value, _any)
-    if isinstance(value, bytes):
-        return _bytea(value)
-    return str(value)
-
-
-_TEXTS: Mapping[ValueKind, Callable[[Any], str]] = {
-    ValueKind.BOOL: _bool,
-    ValueKind.BYTES: _bytea,
-    ValueKind.JSON: as_json,
-}
-
-
-def text_of(data_type: str) -> Callable[[Any], str]:
-    """A value that is not NULL, as text that PostgreSQL can parse."""
-    if data_type.endswith("[]"):
-        element = text_of(data_type.removesuffix("[]"))
-        return lambda value: (
-            array_literal(value, element) if isinstance(value, list) else str(value)
-        )
-    return _TEXTS.get(kind_of(data_type), _any)
 
 
 class PostgresReading:

@@ -24,7 +24,7 @@ from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
 from headrace.lsn import format_lsn
 from headrace.metrics.counting import Stats, count
-from headrace.postgres.connection import PostgresError, where
+from headrace.postgres.connection import PostgresError
 from headrace.postgres.replication import (
     Keepalive,
     Message,
@@ -33,10 +33,7 @@ from headrace.postgres.replication import (
     SystemIdentity,
 )
 from headrace.postgres.replication_errors import (
-    ReplicationRefusedError,
     SlotBusyError,
-    SlotLostError,
-    SlotMissingError,
     StandbyError,
 )
 from headrace.process.failpoint import failpoint
@@ -47,6 +44,7 @@ from headrace.timing.backoff import Backoff, jittered
 from headrace.timing.waits import wait_for
 from headrace.wal_reader.holding import Holding
 from headrace.wal_reader.silence import Silence, StaleSlot
+from headrace.wal_reader.slot import prepared
 from headrace.wal_reader.transfers import Transfers
 
 log = logs.logger("wal-reader")
@@ -235,7 +233,7 @@ class WalReaderService:
         try:
             identity = await connection.identify()
             forks = await connection.forks(identity.timeline)
-            slot = await self._prepare(connection)
+            slot = await prepared(connection, self._settings, self._stale)
             # From here on the slot is ours: PostgreSQL lets only one connection read it.
             await connection.start(self._settings.source.slot, self._settings.source.publication)
             self._connection = connection
@@ -268,56 +266,6 @@ class WalReaderService:
             return (await connection.identify()).lsn
         finally:
             connection.close()
-
-    async def _prepare(self, connection: ReplicationConnection) -> SlotState:
-        """The slot, created if it is missing; raises errors for problems that would appear later,
-        or never.
-        """
-        source = self._settings.source
-        if await connection.is_standby():
-            raise StandbyError(f"PostgreSQL at {where(self._settings.postgres)} is a standby")
-        if not await connection.has_publication(source.publication):
-            raise ReplicationRefusedError(
-                f'publication "{source.publication}" does not exist',
-                remedy="Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
-            )
-        await self._stale.admit(connection)
-        slot = await connection.slot(source.slot)
-        if slot is None:
-            if not source.create_slot:
-                raise SlotMissingError(f'replication slot "{source.slot}" does not exist')
-            await connection.create_slot(source.slot, failover=source.failover)
-            failpoint("wal_reader.after_slot_created")
-            log.info("slot_created", slot=source.slot)
-            slot = await connection.slot(source.slot)
-        if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
-            slot = await self._recreate(connection)
-        if slot is None or slot.wal_status == "lost":
-            raise SlotLostError(
-                f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone'
-            )
-        # Another plugin's messages would be passed on unread, and fail only in the publisher.
-        if slot.plugin != "pgoutput":
-            raise ReplicationRefusedError(
-                f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
-                remedy="Name another slot with --slot.",
-            )
-        return slot
-
-    async def _recreate(self, connection: ReplicationConnection) -> SlotState | None:
-        """Create a new slot to replace an invalidated one; the publisher reports the gap in
-        between.
-        """
-        source = self._settings.source
-        await connection.drop_slot(source.slot)
-        failpoint("wal_reader.after_slot_dropped")
-        await connection.create_slot(source.slot, failover=source.failover)
-        log.error(
-            "slot_recreated",
-            slot=source.slot,
-            remedy="a gap event on cdc._gap reports the loss: bootstrap consumers again",
-        )
-        return await connection.slot(source.slot)
 
     async def _open(
         self, identity: SystemIdentity, slot: SlotState, forks: tuple[tuple[int, int], ...]

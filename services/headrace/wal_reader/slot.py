@@ -1,0 +1,72 @@
+"""The replication slot, ready to be read: checked, and created where the settings allow that."""
+
+from __future__ import annotations
+
+from headrace import log as logs
+from headrace.postgres.connection import where
+from headrace.postgres.replication import ReplicationConnection, SlotState
+from headrace.postgres.replication_errors import (
+    ReplicationRefusedError,
+    SlotLostError,
+    SlotMissingError,
+    StandbyError,
+)
+from headrace.process.failpoint import failpoint
+from headrace.settings import Settings
+from headrace.wal_reader.silence import StaleSlot
+
+log = logs.logger("wal-reader")
+
+
+async def prepared(
+    connection: ReplicationConnection, settings: Settings, stale: StaleSlot
+) -> SlotState:
+    """The slot, created if it is missing; raises errors for problems that would appear later,
+    or never.
+    """
+    source = settings.source
+    if await connection.is_standby():
+        raise StandbyError(f"PostgreSQL at {where(settings.postgres)} is a standby")
+    if not await connection.has_publication(source.publication):
+        raise ReplicationRefusedError(
+            f'publication "{source.publication}" does not exist',
+            remedy="Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
+        )
+    await stale.admit(connection)
+    slot = await connection.slot(source.slot)
+    if slot is None:
+        if not source.create_slot:
+            raise SlotMissingError(f'replication slot "{source.slot}" does not exist')
+        await connection.create_slot(source.slot, failover=source.failover)
+        failpoint("wal_reader.after_slot_created")
+        log.info("slot_created", slot=source.slot)
+        slot = await connection.slot(source.slot)
+    if slot is not None and slot.wal_status == "lost" and source.recreate_slot:
+        slot = await _recreated(connection, settings)
+    if slot is None or slot.wal_status == "lost":
+        raise SlotLostError(
+            f'replication slot "{source.slot}" was invalidated: WAL that it needs is gone'
+        )
+    # Another plugin's messages would be passed on unread, and fail only in the publisher.
+    if slot.plugin != "pgoutput":
+        raise ReplicationRefusedError(
+            f'replication slot "{source.slot}" belongs to the plugin {slot.plugin}',
+            remedy="Name another slot with --slot.",
+        )
+    return slot
+
+
+async def _recreated(connection: ReplicationConnection, settings: Settings) -> SlotState | None:
+    """Create a new slot to replace an invalidated one; the publisher reports the gap in
+    between.
+    """
+    source = settings.source
+    await connection.drop_slot(source.slot)
+    failpoint("wal_reader.after_slot_dropped")
+    await connection.create_slot(source.slot, failover=source.failover)
+    log.error(
+        "slot_recreated",
+        slot=source.slot,
+        remedy="a gap event on cdc._gap reports the loss: bootstrap consumers again",
+    )
+    return await connection.slot(source.slot)
