@@ -22,6 +22,7 @@ from headrace.consumer import (
     Watermark,
     follow,
 )
+from headrace.consumer.pull import Delivered, Pull
 from headrace.contract import events
 from headrace.contract.values import Encoding
 from headrace.embedded.nats import EmbeddedNats
@@ -150,3 +151,33 @@ async def test_a_table_that_is_followed_in_addition_is_no_sign_of_another_stream
     ) as consumer:
         await put(client, 4, table="other")
         assert await take(consumer, 1) == [4]
+
+
+@pytest.mark.parametrize("filters", [(), ("cdc.users.>",)])
+async def test_a_message_that_only_the_streams_leader_has_is_not_passed_over(
+    client: Client, filters: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server that delivers is behind: it has nothing more, while the stream's state does."""
+
+    async def nothing(_: Pull, _wait_s: float) -> list[Delivered]:
+        return []
+
+    async def none_left(_: Pull) -> int:
+        return 0
+
+    await put(client, 10)
+    async with follow(client, Subscription(filters=filters), MemoryWatermarks()) as consumer:
+        first = await consumer.next(PATIENCE_S)
+        assert first is not None
+        await consumer.done(first)
+        with monkeypatch.context() as behind:
+            behind.setattr(Pull, "read", nothing)
+            behind.setattr(Pull, "outstanding", none_left)
+            await put(client, 20, table="others" if filters else "users")
+            await put(client, 30)
+            consumer._checked_at = 0.0
+            assert await consumer.peek(0) is None
+            assert consumer.seen_seq == (2 if filters else 1)
+        found = await consumer.next(PATIENCE_S)
+        assert found is not None
+        assert found.stream_seq == (3 if filters else 2)

@@ -314,9 +314,10 @@ class Consumer:
         if self._read_seq is not None:
             _check_reach(self._read_seq, state)
         if left == 0:
-            if self._read_seq is not None and state.last_seq > self._read_seq:
-                await self._check_rest(info, self._read_seq + 1)
-            self._read_seq = max(self._read_seq or 0, state.last_seq)
+            last = state.last_seq
+            if self._read_seq is not None and last > self._read_seq:
+                last = await self._check_rest(info, self._read_seq + 1)
+            self._read_seq = max(self._read_seq or 0, last)
             self._pull.passed(self._read_seq)
             self._pass_to(self._read_seq)
 
@@ -338,16 +339,25 @@ class Consumer:
             gone = [part for hole in passed for part in within(known, *hole)]
         return RetentionGapError(*gone[0], damaged=True) if gone else None
 
-    async def _check_rest(self, info: StreamInfo, first: int) -> None:
-        """Nothing more comes up to the stream's end: no filter wants the rest, or it is gone."""
+    async def _check_rest(self, info: StreamInfo, first: int) -> int:
+        """The sequence up to which no filter wants a message, from `first` on; raises if some of
+        them are gone.
+        """
         last = info.state.last_seq
-        if _takes_all(self._subscription, info):
-            # The server that delivers messages may lag behind the leader, so ask the leader.
+        takes_all = _takes_all(self._subscription, info)
+        # The server that delivers messages may lag behind the leader, so ask the leader: what is on
+        # its way must not be passed.
+        for subject in (None,) if takes_all else self._subscription.filters:
             with contextlib.suppress(NotFoundError):
-                there = await self._js.get_msg(self._subscription.stream, seq=first, next=True)
+                there = await self._js.get_msg(
+                    self._subscription.stream, seq=first, subject=subject, next=True
+                )
                 last = min(last, (there.seq or first) - 1)
-        if last >= first and (gone := await self._gone(info, [(first, last)])) is not None:
+            if last < first:
+                return last
+        if (gone := await self._gone(info, [(first, last)])) is not None:
             raise gone
+        return last
 
     def _pass_to(self, stream_seq: int) -> None:
         """Nothing up to here is left to do, except for events that were returned."""
