@@ -131,8 +131,7 @@ class LinesSink:
                 self._complete_lsn = max(self._complete_lsn, commit.end_lsn)
             case Relation() as relation:
                 shape = await self._relations.describe(self._scope, relation, cursor.xid)
-                if shape is not None:
-                    self._tables[relation.relation_id] = Table(shape)
+                self._tables[relation.relation_id] = Table(shape)
             case Insert() as insert:
                 shape = self._tables[insert.relation_id].shape
                 self._row(shape, "INSERT", shape.row(insert.new))

@@ -26,6 +26,7 @@ from headrace.confirming.sink import TICK_S, Demand, Sink, Stored, Taken
 from headrace.errors import describe
 from headrace.lsn import format_lsn
 from headrace.metrics.counting import count
+from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
@@ -73,15 +74,10 @@ class EpochFollower:
             + self._client.max_payload,
         )
         try:
-            await self._send(self._receiver.join())
-            again_s = TICK_S
-            while not self._scope.stopping.is_set() and not is_over():
-                message = await _next(subscription, again_s)
-                if message is not None:
-                    await self._on_frame(message.data)
-                again_s = await self._between_frames(more=subscription.pending_msgs > 0)
-                if message is None:
-                    await self._on_silence()
+            # A relation that the stop left without a shape: its rows must not be taken in the shape
+            # that it had before. They come again, with all that follows them.
+            with contextlib.suppress(ReadingAbandonedError):
+                await self._follow(subscription, is_over)
             await self._leave()
         except BaseException as error:
             await self._give_up(error)
@@ -89,6 +85,17 @@ class EpochFollower:
         finally:
             if not self._client.is_closed:
                 await subscription.unsubscribe()
+
+    async def _follow(self, subscription: Subscription, is_over: Callable[[], bool]) -> None:
+        await self._send(self._receiver.join())
+        again_s = TICK_S
+        while not self._scope.stopping.is_set() and not is_over():
+            message = await _next(subscription, again_s)
+            if message is not None:
+                await self._on_frame(message.data)
+            again_s = await self._between_frames(more=subscription.pending_msgs > 0)
+            if message is None:
+                await self._on_silence()
 
     async def _on_frame(self, data: bytes) -> None:
         count(self._scope.health.stats, "frames_received")

@@ -1,4 +1,8 @@
-"""Describes relations: completes the stream's messages with the facts that only the catalog has."""
+"""Describes relations: completes the stream's messages with the facts that only the catalog has.
+
+What a sink asks here raises `ReadingAbandonedError` if the service stops before the catalog
+answers. Sinks let it pass: `EpochFollower` takes nothing more then.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +37,15 @@ class Relations:
         self._selection = Selection(form.include, form.exclude, form.exclude_columns)
         self._facts = RelationFacts(settings, application_name)
 
-    async def describe(self, scope: Scope, relation: Relation, xid: int) -> RelationShape | None:
-        """The relation's shape in transaction `xid`; None if the service stops before the catalog
-        answers.
-        """
+    async def describe(self, scope: Scope, relation: Relation, xid: int) -> RelationShape:
+        """The relation's shape in transaction `xid`."""
         facts = await self._facts.of(scope, relation, xid)
-        if facts is None:
-            return None
         return RelationShape.of(relation, facts, self._options, self._selection)
 
     async def now(
         self, scope: Scope, relation_ids: Collection[int], xid: int
-    ) -> dict[int, RelationNow] | None:
-        """The existing ones of these relations, read after transaction `xid`; None if the service
-        stops first.
-        """
+    ) -> dict[int, RelationNow]:
+        """The existing ones of these relations, read after transaction `xid`."""
         return await self._facts.now(scope, relation_ids, xid)
 
     async def close(self) -> None:

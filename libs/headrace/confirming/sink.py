@@ -59,7 +59,11 @@ class Sink(Protocol):
         ...
 
     async def take(self, taken: Taken) -> Stored:
-        """Take a frame; entries that the service's stop leaves untaken come again."""
+        """Take a frame; entries that the service's stop leaves untaken come again.
+
+        After `ReadingAbandonedError` it is not called again, but `store` is: what was taken before
+        stays.
+        """
         ...
 
     async def store(self, demand: Demand) -> Stored:

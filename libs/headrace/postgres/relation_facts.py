@@ -1,8 +1,9 @@
 """Catalog facts of a relation in the stream: its key, and types that are not built in.
 
 Waits for PostgreSQL as long as it takes: without the facts a change can't be written, and the
-frames wait on the bus. Never reads a catalog older than the current change, provided that
-PostgreSQL shows the change's transaction within `VISIBLE_TIMEOUT_S`.
+frames wait on the bus. Only a stop ends the wait, with an error: a caller can't go on without the
+facts. Never reads a catalog older than the current change, provided that PostgreSQL shows the
+change's transaction within `VISIBLE_TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar
 import asyncpg
 
 from headrace import log as logs
+from headrace.errors import HeadraceError
 from headrace.pgoutput.messages import Relation
 from headrace.postgres import catalog, connection
 from headrace.postgres.connection import PostgresUnreachableError
@@ -34,6 +36,12 @@ VISIBLE_TIMEOUT_S = 10.0
 VISIBLE_POLL_S = 0.002
 
 
+class ReadingAbandonedError(HeadraceError):
+    """The service stops before the catalog answers: the change at hand can't be read, nor can any
+    after it.
+    """
+
+
 class RelationFacts:
     """One connection to the catalog, opened when needed."""
 
@@ -44,8 +52,8 @@ class RelationFacts:
         # A transaction that did not become visible: its other tables don't wait for it again.
         self._unseen: int | None = None
 
-    async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts | None:
-        """The facts as transaction `xid` saw them; None if the service stops first."""
+    async def of(self, scope: Scope, relation: Relation, xid: int) -> TableFacts:
+        """The facts as transaction `xid` saw them."""
         types = [(column.type_oid, column.type_modifier) for column in relation.columns]
         publication = self._settings.source.publication
         return await self._asked(
@@ -58,13 +66,13 @@ class RelationFacts:
 
     async def now(
         self, scope: Scope, relation_ids: Collection[int], xid: int
-    ) -> dict[int, RelationNow] | None:
-        """The existing ones of these relations, read after transaction `xid`; None as above."""
+    ) -> dict[int, RelationNow]:
+        """The existing ones of these relations, read after transaction `xid`."""
         return await self._asked(
             scope, xid, lambda session: catalog.relations_now(session, relation_ids, xid)
         )
 
-    async def _asked(self, scope: Scope, xid: int, read: _Read[T]) -> T | None:
+    async def _asked(self, scope: Scope, xid: int, read: _Read[T]) -> T:
         while not scope.stopping.is_set():
             try:
                 found = await self._read(xid, read)
@@ -74,7 +82,7 @@ class RelationFacts:
             else:
                 scope.health.unblock("catalog")
                 return found
-        return None
+        raise ReadingAbandonedError("the service stops before the catalog answers")
 
     async def _read(self, xid: int, read: _Read[T]) -> T:
         try:

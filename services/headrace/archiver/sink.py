@@ -138,8 +138,7 @@ class ArchiveSink:
             decoded = decode(message)
             if isinstance(decoded, Relation):
                 shape = await self._relations.describe(self._scope, decoded, builder.cursor.xid)
-                if shape is not None:
-                    builder.learn(ArchivedTable.of(shape))
+                builder.learn(ArchivedTable.of(shape))
                 return
             builder.feed(lsn, decoded)
         except DecodeError as error:

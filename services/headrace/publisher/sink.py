@@ -229,15 +229,12 @@ class StreamSink:
         decoded = decode(message)
         if isinstance(decoded, LogicalMessage) and (claimed := assembler.doubts(decoded)):
             now = await self._relations.now(self._scope, claimed, assembler.cursor.xid)
-            if now is None:
-                return []
             return assembler.feed_claim(lsn, decoded, now)
         if not isinstance(decoded, Relation):
             return assembler.feed(lsn, decoded)
         known_key = self._line.book.key_of(decoded.relation_id)
         shape = await self._relations.describe(self._scope, decoded, assembler.cursor.xid)
-        if shape is not None:
-            assembler.learn(TableEvents.of(shape, known_key))
+        assembler.learn(TableEvents.of(shape, known_key))
         return []
 
     async def _deliver(self, items: list[PublishedEvent | Mark]) -> None:
