@@ -4,6 +4,7 @@ after a restart.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any, cast
 
@@ -47,6 +48,7 @@ from headrace.publisher.resume_point import (
     ResumePoint,
     SourceDivergedError,
     check_source,
+    find_resume_point,
     gap_before,
     reader_of,
 )
@@ -528,3 +530,53 @@ def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() 
     assert assembler.cursor.position == Position(0x2000, 0)
     assembler.cursor.pass_over()
     assert assembler.cursor.position == Position(0x2000, 1)
+
+
+class TestTheEventOfAGap:
+    """It moves no position: that it is still in the stream has to be looked for."""
+
+    def found(self, progress: Progress, tail: Tail) -> ResumePoint:
+        class Cell:
+            async def read(self) -> Any:
+                return progress.encode()
+
+        class Stream:
+            async def state(self) -> Tail:
+                return tail
+
+            async def after(self, _: int) -> Tail:
+                return tail
+
+            async def id_at(self, _: int) -> str:
+                return progress.msg_id
+
+        cell: Any = Cell()
+        stream: Any = Stream()
+        return asyncio.run(find_resume_point(cell, stream))
+
+    def reported(self) -> Progress:
+        progress = Progress(Position(400, 0), 5, "id", "made", 448)
+        return progress.reported(600, "600-_gap-slot")
+
+    def test_is_found(self) -> None:
+        there = Tail(1, 6, "made", ids_after={"600-_gap-slot"})
+        assert self.found(self.reported(), there).lost_up_to == 0
+
+    def test_is_missed_when_the_stream_lost_it(self) -> None:
+        lost = self.found(self.reported(), Tail(1, 5, "made"))
+        assert gap_before(lost, replace(OPENING, confirmed_lsn=600)) == Gap(
+            400, 600, "stream_tail_lost"
+        )
+
+    def test_is_not_missed_once_a_later_event_is_stored(self) -> None:
+        later = Tail(1, 7, "made", position=Position(700, 0), position_seq=7, position_id="x")
+        assert self.found(self.reported(), later).lost_up_to == 0
+        beyond = advanced(self.reported(), Position(700, 0), 748)
+        assert self.found(beyond, Tail(1, 7, "made")).lost_up_to == 0
+
+    def test_is_not_missed_where_it_aged_out(self) -> None:
+        assert self.found(self.reported(), Tail(7, 6, "made")).lost_up_to == 0
+
+    def test_is_missed_in_a_stream_that_was_made_again(self) -> None:
+        progress = Progress(stream_created="made", confirmed_lsn=448).reported(600, "600-_gap-slot")
+        assert self.found(progress, Tail(1, 0, "made again")).lost_up_to == 600

@@ -59,8 +59,9 @@ class ProgressWriter:
             await self._cell.write(known.encode())
             self.progress = known
 
-    async def pass_gap(self, up_to: int) -> None:
-        self.progress = replace(self.progress, confirmed_lsn=up_to, complete=())
+    async def pass_gap(self, up_to: int, gap_id: str) -> None:
+        """Write that a gap up to this LSN is reported, by the event of this id (none: empty)."""
+        self.progress = self.progress.reported(up_to, gap_id)
         await self._cell.write(self.progress.encode())
 
     def begin(

@@ -55,6 +55,16 @@ class Progress:
     # Positions with an LSN each, oldest first: a stream that reaches the position contains every
     # transaction that committed before the LSN. A stream that lost its tail lost none of those.
     complete: tuple[tuple[Position, int], ...] = ()
+    # The event of the last gap, and the position that it is behind: as long as no later position is
+    # stored, only the event itself proves that the stream reports the gap.
+    gap_id: str = ""
+    gap_position: Position = ORIGIN
+
+    def reported(self, up_to: int, gap_id: str) -> Progress:
+        """The progress once the stream contains the event of a gap up to this LSN."""
+        return replace(
+            self, confirmed_lsn=up_to, complete=(), gap_id=gap_id, gap_position=self.position
+        )
 
     def stored(
         self, position: Position, lsn: int, *, past_lanes: bool
@@ -92,6 +102,7 @@ class Progress:
             **asdict(self),
             "position": list(self.position),
             "complete": [[*position, lsn] for position, lsn in self.complete],
+            "gap_position": list(self.gap_position),
         }
 
     @classmethod
@@ -102,10 +113,12 @@ class Progress:
             raise DecodeError(
                 f"progress of format {value.get('format')}, this version reads {FORMAT}"
             )
-        # Progress that an earlier version wrote does not say what is complete.
-        fields = {name: value[name] for name in cls.__slots__ if name != "complete"}
+        # Progress that an earlier version wrote doesn't have all fields.
+        fields = {name: value[name] for name in cls.__slots__ if name in value}
+        for name in ("position", "gap_position"):
+            fields[name] = Position(*value.get(name, ORIGIN))
         complete = tuple((Position(*at), lsn) for *at, lsn in value.get("complete", ()))
-        return cls(**{**fields, "position": Position(*fields["position"]), "complete": complete})
+        return cls(**{**fields, "complete": complete})
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,16 +238,18 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
         here,
         frozenset(found.ids_after),
         found,
-        progress.confirmed_lsn if lost else 0,
+        progress.confirmed_lsn if lost or _gap_was_lost(progress, found) else 0,
         dict(found.lanes),
     )
 
 
 async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> bool:
     """Whether the stream no longer contains what progress says, for another reason than age."""
+    if progress.stream_created not in ("", now.created):
+        return True
     if progress.stream_seq == 0:
         return False
-    if progress.stream_created != now.created or progress.stream_seq > now.last_seq:
+    if progress.stream_seq > now.last_seq:
         return True
     if progress.stream_seq < now.first_seq:
         return False
@@ -244,6 +259,15 @@ async def _tail_was_lost(progress: Progress, now: Tail, tail: StreamTail) -> boo
         return there != progress.msg_id
     # nats-server keeps the number of what a damaged file has lost; or it aged out just now.
     return (await tail.state()).first_seq <= progress.stream_seq
+
+
+def _gap_was_lost(progress: Progress, found: Tail) -> bool:
+    """Whether the stream's last word was the event of a gap, and is no longer there."""
+    if not progress.gap_id or progress.gap_position != progress.position or found.position_seq:
+        return False
+    # Where messages behind the last known one are gone from the front, it may have aged out too.
+    aged = found.first_seq > progress.stream_seq + 1
+    return progress.gap_id not in found.ids_after and not aged
 
 
 def check_source(found: ResumePoint, opening: Opening) -> None:

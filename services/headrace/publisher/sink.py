@@ -187,11 +187,14 @@ class StreamSink:
                 "again"
             ),
         )
+        msg_id = ""
         if self._reports_gaps:
-            await self._delivery.event(gap_event(gap, self._source, self._encoding))
+            event = gap_event(gap, self._source, self._encoding)
+            msg_id = event.msg_id
+            await self._delivery.event(event)
             await self._deliver_all()
         failpoint("publisher.after_gap_before_progress")
-        await self._progress.pass_gap(gap.up_to)
+        await self._progress.pass_gap(gap.up_to, msg_id)
 
     async def _on_entries(self, entries: Sequence[Entry]) -> None:
         """All that needs no waiting is assembled in one go; then it is delivered, before an entry
