@@ -96,9 +96,9 @@ def figures() -> list[Figure]:
         Figure("class names that stand twice", len(homonyms(source)), 3, 3),
         Figure("attributes first set outside __init__", len(list(late(source))), 1, 0),
         Figure("modules in the root of libs", len(root), 4, 4),
-        Figure("lines of the longest module", longest, 517, 500),
+        Figure("lines of the longest module", longest, 512, 500),
         Figure("lines of the longest function", max(map(length, nodes)), 60, 60),
-        Figure("statements", sum(map(is_statement, nodes)), 25_700, 22_000),
+        Figure("statements", sum(map(is_statement, nodes)), 25_800, 22_000),
         Figure("lines of tests per line of source", share, 1, 1, at_least=True),
     ]
 

@@ -18,8 +18,8 @@ import orjson
 
 from headrace.terminal.text import plain
 
-# How often each warning or error was logged, under "{level} {event}", whatever level is printed.
-# Events are names in the code, so their number is bounded.
+# How often each warning or error was logged, under "{level} {event}", even if that level is not
+# printed. Events are names in the code, so their number is bounded.
 told: dict[str, float] = {}
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
 

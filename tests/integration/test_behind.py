@@ -1,4 +1,4 @@
-"""How far a follower is behind is what the stream says, whatever was discarded of it or made anew."""
+"""A follower's distance from the end is what the stream says, even if messages were discarded."""
 
 from __future__ import annotations
 

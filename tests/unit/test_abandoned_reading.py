@@ -1,5 +1,5 @@
 """A stop while a changed table is read from the catalog: neither sink takes a row of it in its
-earlier shape, and nothing from there on is stored or confirmed.
+earlier shape, and nothing after it is stored or confirmed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Line:
 
 
 class Pipe:
-    """Acknowledges at once."""
+    """Acknowledges immediately."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -142,7 +142,7 @@ class Pipe:
 
 
 class Written:
-    """Progress that is written at once."""
+    """Progress that is written immediately."""
 
     busy = done = False
 

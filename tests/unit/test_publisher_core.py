@@ -313,7 +313,7 @@ class TestProgress:
         [
             {"forks": ((1, 50), (2, 400))},
             {"forks": ((2, 399),), "current_lsn": 900},
-            # Two promotions at once: the earlier fork counts.
+            # Two promotions together: the earlier fork counts.
             {"timeline": 4, "forks": ((1, 50), (2, 300), (3, 700)), "current_lsn": 900},
             {"timeline": 2, "current_lsn": 399},
         ],

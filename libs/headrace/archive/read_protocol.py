@@ -363,7 +363,7 @@ def await_file(file_id: int, options: WalReaderOptions, seen: Seen) -> Steps[Ope
 
 
 def interesting(info: SegmentInfo, selection: RowSelection) -> bool:
-    """Whether a file may have rows that are wanted: by its own account alone."""
+    """Whether a file may have rows that are wanted: by its own account."""
     # What a gap lacks may have been anywhere in it.
     low = info.first.lsn if info.gap is None else info.gap.after
     if selection.before_lsn is not None and low >= selection.before_lsn:

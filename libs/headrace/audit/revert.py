@@ -34,7 +34,7 @@ class IrreversibleError(HeadraceError):
 
 
 class ValueForm(StrEnum):
-    """How a column's value is written; a domain is as its base type."""
+    """The form in which a column's value is written; a domain is as its base type."""
 
     DOCUMENT = "document"
     BINARY = "binary"
@@ -101,7 +101,7 @@ class Step:
 
     @property
     def found_by(self) -> RowImage:
-        """What the row is looked for by before the statement."""
+        """The values that identify the row before the statement."""
         side = self.then if self.now is None else self.now
         assert side is not None, "a change has at least one side"
         return side

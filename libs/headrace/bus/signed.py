@@ -24,7 +24,7 @@ def signature(token: str, *parts: object) -> str:
 
 
 def command(token: str | None, what: str, slot: str, now: float) -> bytes:
-    """The payload of a command that takes effect at once, such as a stop."""
+    """The payload of a command that takes effect immediately, such as a stop."""
     body: dict[str, object] = {"at": now}
     if token is not None:
         body["signature"] = signature(token, what, slot, now)

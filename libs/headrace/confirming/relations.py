@@ -1,6 +1,6 @@
 """Describes relations: completes the stream's messages with the facts that only the catalog has.
 
-What a sink asks here raises `ReadingAbandonedError` if the service stops before the catalog
+A question of a sink raises `ReadingAbandonedError` if the service stops before the catalog
 answers. Sinks let it pass: `EpochFollower` takes nothing more then.
 """
 

@@ -14,12 +14,13 @@ from typing import Protocol
 
 from headrace.bus.frame import Entry, Opening
 
-# How soon a sink is asked again when nothing comes, unless it wants to be asked sooner.
+# The interval at which a sink is asked again when nothing comes, unless it wants to be asked
+# sooner.
 TICK_S = 0.25
 
 
 class Demand(Enum):
-    """How much of what it took a sink is to store."""
+    """The share of the taken entries that a sink has to store."""
 
     # The next frame is at hand: only what must not wait.
     LITTLE = "little"
@@ -31,7 +32,7 @@ class Demand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How far a sink is: everything before `lsn` is durable, so that PostgreSQL may forget it.
+    """The progress of a sink: everything before `lsn` is durable, so that PostgreSQL may forget it.
 
     `lsn` never exceeds what the sink took in this epoch or its store contained before. `waiting`:
     something was taken that could be confirmed once it is durable. Within `again_s` the sink is

@@ -36,7 +36,7 @@ log = logs.logger("consumer")
 # server.
 MESSAGES_MAX = 4000
 BYTES_MAX = 4 << 20
-# What is read at a time.
+# The messages read at a time.
 READ_MESSAGES = 500
 READ_BYTES = 1 << 20
 EXPIRES_S = 30.0
@@ -53,7 +53,7 @@ INACTIVE_S = 60.0
 ACK_WAIT_S = 300.0
 # More messages than any transaction that is read whole.
 ACK_PENDING_MAX = 250_000
-# What the server counts beyond the payload: subject, reply subject and headers.
+# The bytes that the server counts beyond the payload: subject, reply subject and headers.
 _OVERHEAD_BYTES = 64 * 1024
 # The consumer's metadata names the reader that created it, by which a takeover is recognized.
 _READER = "headrace_reader"

@@ -31,7 +31,7 @@ _LOG_BYTES_MAX = 16 * 1024 * 1024
 _TAIL_BYTES_MAX = 8 * 1024
 _TAIL_LINES = 15
 _PROBE_INTERVAL_S = 0.01
-# How long the children of a killed server may take to end.
+# The time that the children of a killed server may take to end.
 _ORPHANS_TIMEOUT_S = 10.0
 
 

@@ -189,7 +189,7 @@ class Bootstrap:
         await self._catch_up(run)
 
     async def _obtain(self) -> BootstrapRun:
-        # Before the source is queried: whatever is in the stream by then is older than the answer.
+        # Before the source is queried: everything in the stream by then is older than the answer.
         self._asked_seq = int((await self._js.stream_info(self._streams.cdc)).state.last_seq)
         snapshot = await self._snapshots.take(self._token, self._progress)
         place = await self._snapshots.place(snapshot)
@@ -330,7 +330,7 @@ class Bootstrap:
                     )
 
     async def _is_waiting(self, run: BootstrapRun) -> bool:
-        """Let the follower go on; whether it is the follower that is waited for."""
+        """Let the follower continue; whether it is the follower that is waited for."""
         await asyncio.sleep(PEEK_S)
         # A table that the follower's subscription doesn't include yet, or one with nothing left to
         # read, waits for the follower. Only otherwise is this reader stuck.

@@ -316,8 +316,8 @@ class Follower:
         else:
             lsn = parse_lsn(str(gap.payload["up_to"]))
         self._session.assembly.tear(gap.source, lsn)
-        # What is in the target's open transaction already can't be taken back alone: everything
-        # since the last commit is rolled back.
+        # What is in the target's open transaction already can't be taken back separately:
+        # everything since the last commit is rolled back.
         spilled = self._session.spilled.get(gap.source)
         if spilled is not None and (lsn is None or spilled < lsn):
             self._torn.add((gap.source, spilled))

@@ -95,7 +95,7 @@ class PostgresTarget:
         """From here on no other mirror writes; its last commit is complete, or never will be."""
         await connection.execute(f"SET LOCAL lock_timeout = '{TAKE_OVER_S}s'")
         # The first time it takes over from any writer; later only a mirror that is still the writer
-        # may go on.
+        # may continue.
         if self._has_opened:
             await self._check_writer(connection)
         await connection.execute(

@@ -29,8 +29,8 @@ HOLD_S_MAX = 120.0
 
 @dataclass(slots=True)
 class VerifyHold:
-    """`lsn`: no transaction that committed at or after it is applied; 0 stops at once, None holds
-    nothing.
+    """`lsn`: no transaction that committed at or after it is applied; 0 stops immediately, None
+    holds nothing.
     """
 
     lsn: int | None = None

@@ -69,7 +69,7 @@ def brief(messages: Iterable[Delivered]) -> list[tuple[str, dict[str, Any]]]:
 
 
 class Line:
-    """wal-reader and publisher between a database and a NATS server of their own."""
+    """wal-reader and publisher between their own database and NATS server."""
 
     def __init__(
         self, database: Database, nats_url: str, suite: Suite, subscription: Any, source: str

@@ -105,7 +105,7 @@ async def world(
     services: Sequence[str] = LINE,
     settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[World]:
-    """A suite on a database of its own, whose tables `setup` makes."""
+    """A suite on its own database, whose tables `setup` makes."""
     postgres, server = session_servers.shared_postgres(18), session_servers.new_nats()
     await server.start()
     async with contextlib.AsyncExitStack() as stack:

@@ -23,7 +23,7 @@ _PLAIN_REFUSED = b"SFATAL\0C28000\0Mno pg_hba.conf entry for this host, no encry
 
 
 class TlsFront:
-    """Listens on a port of its own. Without a context it has no TLS; with `plain` it lets others in
+    """Listens on its own port. Without a context it has no TLS; with `plain` it lets others in
     without.
     """
 

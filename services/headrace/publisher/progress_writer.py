@@ -1,4 +1,4 @@
-"""Writes progress to the state bucket while events go on flowing.
+"""Writes progress to the state bucket while events keep flowing.
 
 Promises that one write is under way at most, and that `confirmed_lsn` follows a write that ended:
 only then may PostgreSQL forget it.

@@ -243,7 +243,7 @@ class Turns:
             # Announcing again must not lose the place in the queue.
             since = known.since
         self._waiting[by] = _Waiting(since, now, ready)
-        # A publisher that waits doesn't write, whatever was heard of it before.
+        # A publisher that waits doesn't write, even if it was heard to write before.
         if by == self._writer:
             self._writer = ""
         # It hears immediately that there is a writer, or it would start after its first look.
