@@ -141,7 +141,7 @@ async def drain(
             for one, url in zip(backlogs, own, strict=True)
         ]
     if mode != "batch":
-        # Each event is a message of its own, and none is missing.
+        # Each event is a separate message, and none is missing.
         events = sum(backlog.events for backlog in backlogs)
         found = sum([await _messages(client.jetstream()) for client in clients.values()])
         assert found == events, f"{found} messages for {events} events"
@@ -154,7 +154,7 @@ async def drain(
 async def _drain(
     machine: Machine, client: Client, backlog: Backlog, mode: str, environment: dict[str, str]
 ) -> Drained:
-    # A name of its own each time: a source whose stream was removed tells that as a gap.
+    # Another name each time: a source whose stream was removed tells that as a gap.
     slot = f"bench_{backlog.name}_{mode}_{next(_RUNS)}"
     await _copy_slot(machine, backlog, slot)
     folder = machine.folder / slot
