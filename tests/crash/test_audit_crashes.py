@@ -184,7 +184,7 @@ async def test_the_trail_is_exact_after_the_destination_was_down_renamed_and_for
 
     since = len(audited.suite.log(AUDIT))
     await audited.destination.execute("ALTER TABLE changes RENAME TO elsewhere")
-    await not_ready(audited, "is gone", since)
+    await not_ready(audited, "no longer exists", since)
     # Nobody makes an empty one meanwhile.
     assert await audited.destination.fetchval("SELECT to_regclass('changes')") is None
     await audited.destination.execute("ALTER TABLE elsewhere RENAME TO changes")

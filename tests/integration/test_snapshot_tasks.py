@@ -196,7 +196,7 @@ async def test_an_incomplete_snapshot_is_noticed_before_its_meta_message(
         office.close()
     await snapshot._verify()
     await client.jsm().purge_stream("INIT", subject=f"init.snap.t.{plan.snapshot_id}.0")
-    with pytest.raises(Exception, match=r"has \d+ of \d+ chunks"):
+    with pytest.raises(Exception, match=r"contains \d+ of \d+ chunks"):
         await snapshot._verify()
 
 

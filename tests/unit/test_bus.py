@@ -217,6 +217,19 @@ def test_the_least_of_all_required_confirmers_is_confirmed_and_never_goes_back()
     assert one.settled
 
 
+def test_a_confirmer_that_confirms_what_the_epoch_began_with_is_not_ahead_of_others() -> None:
+    """An archive reports what its files contain; that does not make the publisher late."""
+    one = sender("publisher", "archiver")
+    one.on_control(Join("publisher", "s1", 0), 0.0)
+    one.on_control(Join("archiver", "a1", 0), 0.0)
+    one.begin(OPENING, clock_ns=1, now=0.0)
+    began = OPENING.confirmed_lsn
+    one.on_control(Confirm("archiver", "a1", one.epoch, 0, began, False), 1.0)
+    assert one.held_by is None
+    one.on_control(Confirm("publisher", "s1", one.epoch, 0, began + 8, True), 1.0)
+    assert one.held_by == "archiver"
+
+
 def test_an_older_confirmation_that_comes_late_does_not_settle() -> None:
     one = joined()
     pack(one, [(1, b"x")])

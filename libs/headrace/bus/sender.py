@@ -88,6 +88,9 @@ class FrameSender:
         # may have removed that WAL, so the confirmed LSN must not fall behind it when the confirmer
         # is awaited again.
         self._floor_lsn = 0
+        # The confirmed LSN with which the epoch began. A confirmer that reports no more than this
+        # has confirmed nothing of the epoch, even if its own store already contains it.
+        self._begun_lsn = 0
         self._life = life & ((1 << LIFE_BITS) - 1)
         self._frame_bytes_max = frame_bytes_max
         self._in_flight_bytes_max = in_flight_bytes_max
@@ -131,7 +134,10 @@ class FrameSender:
         """The only confirmer that holds back the confirmed LSN; None for none, or several."""
         if not self.open:
             return None
-        known = {name: self._confirmers[name].confirmed_lsn for name in self._awaited}
+        known = {
+            name: max(self._begun_lsn, self._confirmers[name].confirmed_lsn)
+            for name in self._awaited
+        }
         least = min(known.values())
         late = [name for name, lsn in known.items() if lsn == least]
         # With a single confirmer there is nothing to compare with: a slow publisher is normal
@@ -170,6 +176,7 @@ class FrameSender:
             confirmer.consumed_seq = 0
             confirmer.confirmed_lsn = 0
             confirmer.settled = False
+        self._begun_lsn = opening.confirmed_lsn
         self._floor_lsn = 0
         # PostgreSQL replays from the slot's confirmed LSN, so every confirmer starts from nothing.
         # The credit that an optional one has used up is kept: otherwise each of its restarts would

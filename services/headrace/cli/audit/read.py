@@ -238,7 +238,7 @@ async def at(time: str, name: str, key: str) -> None:
                 why = "the trail has nothing of it before that"
             else:
                 why = f"{row.change['operation']} before"
-            raise NotFoundError(f"{name} {key} was not there then: {why}")
+            raise NotFoundError(f"{name} {key} did not exist at that time: {why}")
         print(plain(json.dumps(row.values, indent=2, ensure_ascii=False)))
         if row.unknown:
             print(one_line(f"unknown: {', '.join(row.unknown)}"))
