@@ -1,6 +1,6 @@
 """`./taskw house`: the shape of the code in figures, each with its limit.
 
-The limits are a budget: `tests/unit/test_house.py` fails when a figure is beyond its limit, so a
+The limits are a budget: `tests/unit/repository/test_house.py` fails when a figure is beyond its limit, so a
 figure can only get better. Read from syntax trees and tokens; nothing is imported or run.
 """
 

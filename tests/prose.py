@@ -3,7 +3,7 @@
 Reads only prose: pages without their code, comments, docstrings, and strings of several words. Each
 area has a budget for each rule (`tests/prose_budget.json`), which may only fall: `./taskw prose --
 --lower` writes down what is left. A rule without a number has a budget of zero.
-`tests/unit/test_prose.py` fails where an area is over its budget.
+`tests/unit/repository/test_prose.py` fails where an area is over its budget.
 
     ./taskw prose                       every finding
     ./taskw prose -- code               those of an area: pages, decisions, code or tests
@@ -48,7 +48,7 @@ AREAS = {
 # Sentences that are quoted, by a part of them: as examples of what not to write (all of a file is "").
 QUOTES: dict[str, tuple[str, ...]] = {
     "tests/prose.py": ("",),
-    "tests/unit/test_prose.py": ("",),
+    "tests/unit/repository/test_prose.py": ("",),
 }
 
 _OBJECT = (

@@ -1,7 +1,7 @@
 """Whatever is killed in the middle of a snapshot, it ends complete or with an error, never with a
 meta for half of it.
 
-The JVM and the responder are killed in tests/integration/test_snapshot_faults.py, with the
+The JVM and the responder are killed in tests/integration/snapshots/test_snapshot_faults.py, with the
 responder that others share.
 """
 

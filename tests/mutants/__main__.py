@@ -45,31 +45,31 @@ QUICK = ("tests/unit", "tests/property")
 # Tests of each package with its real process, for mutants that no quick test kills.
 REAL = {
     "libs/headrace/mirror/": (
-        "tests/integration/test_mirror.py",
-        "tests/integration/test_mirror_targets.py",
+        "tests/integration/mirror/test_mirror.py",
+        "tests/integration/mirror/test_mirror_targets.py",
     ),
     "libs/headrace/archive/": (
-        "tests/integration/test_archive_line.py",
-        "tests/integration/test_archive_replay.py",
+        "tests/integration/archive/test_archive_line.py",
+        "tests/integration/archive/test_archive_replay.py",
     ),
     "libs/headrace/audit/": (
-        "tests/integration/test_audit_writer.py",
-        "tests/integration/test_audit_destination.py",
+        "tests/integration/audit/test_audit_writer.py",
+        "tests/integration/audit/test_audit_destination.py",
     ),
     "libs/headrace/bus/": (
-        "tests/integration/test_event_shapes.py",
-        "tests/integration/test_line_faults.py",
+        "tests/integration/publisher/test_event_shapes.py",
+        "tests/integration/line/test_line_faults.py",
     ),
     "services/headrace/archiver/": (
-        "tests/integration/test_archive_line.py",
-        "tests/integration/test_archive_holds.py",
+        "tests/integration/archive/test_archive_line.py",
+        "tests/integration/archive/test_archive_holds.py",
     ),
-    "services/headrace/wal_reader/": ("tests/integration/test_line_faults.py",),
+    "services/headrace/wal_reader/": ("tests/integration/line/test_line_faults.py",),
     "services/headrace/publisher/": (
-        "tests/integration/test_event_shapes.py",
-        "tests/integration/test_schema_events.py",
-        "tests/integration/test_deliveries.py",
-        "tests/integration/test_line_faults.py",
+        "tests/integration/publisher/test_event_shapes.py",
+        "tests/integration/schemas/test_schema_events.py",
+        "tests/integration/publisher/test_deliveries.py",
+        "tests/integration/line/test_line_faults.py",
     ),
 }
 REAL_TIMEOUT_S = 420.0

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from tests.lock_platforms import PURE_SOURCE, from_wheels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)")
 
 

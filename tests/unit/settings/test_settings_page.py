@@ -10,7 +10,7 @@ from typing import Any
 from headrace.cli.service import parser
 from headrace.settings.reference_page import FLAGS, groups, page
 
-PAGE = Path(__file__).parents[2] / "docs/settings.md"
+PAGE = Path(__file__).parents[3] / "docs/settings.md"
 
 
 def _declared() -> list[Field[Any]]:

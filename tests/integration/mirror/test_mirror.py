@@ -33,7 +33,7 @@ from tests.support.hastened import hastened
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-PAGE = Path(__file__).parents[2] / "docs/mirror.md"
+PAGE = Path(__file__).parents[3] / "docs/mirror.md"
 LINE = ("wal-reader", "publisher", "schema-publisher", "snapshot-responder")
 # The first of them starts a JVM, on whatever machine this is.
 BOOTSTRAP_S = 200.0

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.bus.control import Control
 from headrace.bus.frame import Opening
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
-from tests.property.bus_confirmers import (
+from tests.property.bus.bus_confirmers import (
     ARCHIVER,
     PUBLISHER,
     Archive,
@@ -25,7 +25,7 @@ from tests.property.bus_confirmers import (
     Confirmer,
     Publisher,
 )
-from tests.property.bus_durable import (
+from tests.property.bus.bus_durable import (
     BrokenPromiseError,
     JetStream,
     Postgres,

@@ -29,7 +29,7 @@ from headrace.settings import load
 from headrace.snapshot_responder.request_pairing import may_be_told
 from headrace.testing.plugin import OwnNats
 
-DEPLOY = Path(__file__).parents[2] / "deploy/nats"
+DEPLOY = Path(__file__).parents[3] / "deploy/nats"
 WAIT_S = 30.0
 # What a stream may grow to is reserved for it.
 BYTES_MAX = 64 << 20

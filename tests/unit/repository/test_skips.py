@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 def run(folder: Path, reason: str, ci: str) -> subprocess.CompletedProcess[str]:

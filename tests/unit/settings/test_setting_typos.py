@@ -9,7 +9,7 @@ import pytest
 
 from headrace.settings.typos import misspelled, names
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = (".py", ".md", ".yaml", ".yml", ".conf", ".sh")
 NAME = re.compile(r"\bHEADRACE_[A-Z0-9_]*[A-Z0-9]\b")
 

@@ -13,7 +13,7 @@ import pytest
 from headrace.verify.forms import in_postgres, in_sqlite, meaning, parsed
 from headrace.verify.types import SqlType
 
-VERIFY = Path(__file__).parents[2] / "libs/headrace/verify"
+VERIFY = Path(__file__).parents[3] / "libs/headrace/verify"
 # Where the services' conversions are, which the verifier is there to judge.
 JUDGED = (
     "headrace.contract.values",

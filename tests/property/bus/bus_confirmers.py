@@ -12,10 +12,10 @@ from headrace.bus.control import Control
 from headrace.bus.frame import Opening
 from headrace.bus.receiver import FrameReceiver
 from headrace.publisher.ledger import Ledger
-from tests.property.bus_durable import MESSAGE, ChangeId, Sent
+from tests.property.bus.bus_durable import MESSAGE, ChangeId, Sent
 
 if TYPE_CHECKING:
-    from tests.property.bus_world import World
+    from tests.property.bus.bus_world import World
 
 WINDOW = 6
 PUBLISHER, ARCHIVER = "publisher", "archiver"

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.metrics.catalogue import FIGURES
 from headrace.metrics.reference_page import page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # In `Stats` too, and no figures: texts, or what telemetry alone reads.
 NO_FIGURES: frozenset[str] = frozenset()
 

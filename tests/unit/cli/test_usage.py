@@ -93,6 +93,6 @@ def test_the_doctors_verdict_counts_no_check_twice(
 
 @pytest.mark.parametrize("page", ["architecture.md", "operations.md"])
 def test_every_service_is_in_the_tables_of_the_pages_about_services(page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
     named = set(re.findall(r"^\| `?([a-z-]+)`? \|", text, re.MULTILINE))
     assert set(SERVICES) <= named

@@ -18,9 +18,9 @@ from headrace.bus.frame import Header
 from headrace.bus.receiver import FrameReceiver, Received
 from headrace.bus.sender import FrameSender
 from headrace.publisher.ledger import Ledger
-from tests.property.bus_confirmers import Archiver
-from tests.property.bus_durable import BrokenPromiseError
-from tests.property.bus_world import World
+from tests.property.bus.bus_confirmers import Archiver
+from tests.property.bus.bus_durable import BrokenPromiseError
+from tests.property.bus.bus_world import World
 
 SECONDS = float(os.environ.get("HEADRACE_SIMULATION_S", "4"))
 FIRST_SEED = int(os.environ.get("HEADRACE_SIMULATION_SEED", "0"))

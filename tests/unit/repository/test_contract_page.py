@@ -47,7 +47,7 @@ from headrace.snapshot_responder.chunks import Chunk, block_of, key_only, messag
 from headrace.snapshot_responder.request_pairing import Answer
 from headrace.spark.request import parse_request
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 EXAMPLE = re.compile(r"<!-- ([a-z-]+) -->\n```json\n(.*?)```", re.DOTALL)
 INT8, TEXT = 20, 25
 

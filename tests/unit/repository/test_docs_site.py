@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.cli.reference_page import page
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
