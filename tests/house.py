@@ -88,7 +88,7 @@ def figures() -> list[Figure]:
     parallels = per(nodes, is_parallel, lines)
     remarks = 100 * comments(source) / lines
     return [
-        Figure("lines over 100 columns", len(list(long_lines(source))), 72, 0),
+        Figure("lines over 100 columns", len(list(long_lines(source))), 0, 0),
         Figure("conditional expressions per 1,000 lines", ternaries, 7, 7),
         Figure("nested conditional expressions", sum(map(is_nested, nodes)), 0, 0),
         Figure("parallel assignments per 1,000 lines", parallels, 3, 3),

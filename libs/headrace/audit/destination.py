@@ -158,7 +158,7 @@ class Destination:
         # Months whose partitions are known to exist.
         self._months: set[str] = set()
         self._insert_gap = (
-            f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, "  # noqa: S608  # checked names
+            f"INSERT INTO {self._table.beside(GAPS)} (source, stream_seq, reason) VALUES ($1, "
             "$2, $3)"
             " ON CONFLICT (source, stream_seq) DO UPDATE SET reason = excluded.reason, noticed_at "
             "= now()"
@@ -206,7 +206,7 @@ class Destination:
     async def noted(self) -> dict[Names, Noted]:
         """The known facts of every table, as of the trail's position."""
         found = await self._connection.fetch(
-            f"SELECT * FROM {self._table.beside(TABLES)} WHERE source = $1",  # noqa: S608  # checked names
+            f"SELECT * FROM {self._table.beside(TABLES)} WHERE source = $1",
             self._source,
         )
         return {(row["schema"], row["table"]): _noted(row) for row in found}
@@ -245,7 +245,7 @@ class Destination:
         if self._table.partitioned:
             return await self._drop_partitions(keep_days)
         status = await self._connection.execute(
-            f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM "  # noqa: S608  # checked names
+            f"DELETE FROM {self._table.quoted} WHERE ctid = ANY(ARRAY(SELECT ctid FROM "
             f"{self._table.quoted}"
             " WHERE committed_at < now() - make_interval(days => $1) LIMIT 10000))",
             keep_days,
@@ -277,7 +277,7 @@ class Destination:
             if await fetchval("SELECT to_regnamespace($1)", f'"{self._table.schema}"') is None:
                 await self._connection.execute(f'CREATE SCHEMA "{self._table.schema}"')
             await self._connection.execute(self._table.create_beside())
-        began = await fetchval(f"SELECT count(*) FROM {self._table.beside(STATE)}")  # noqa: S608  # checked names
+        began = await fetchval(f"SELECT count(*) FROM {self._table.beside(STATE)}")
         there = await fetchval("SELECT to_regclass($1)::oid", self._table.quoted)
         # Someone renamed or dropped it. A new, empty table would hide that, and the trail would
         # have a hole.
@@ -319,7 +319,7 @@ class Destination:
             )
         if "ordinal" in columns:
             sources = await self._connection.fetch(
-                f"SELECT source FROM {self._table.beside(STATE)}"  # noqa: S608  # checked names
+                f"SELECT source FROM {self._table.beside(STATE)}"
             )
             statements = self._table.upgrade(
                 quote_literal(sources[0]["source"]) if len(sources) == 1 else None
@@ -343,12 +343,12 @@ class Destination:
     async def _load(self) -> None:
         state = self._table.beside(STATE)
         await self._connection.execute(
-            f"INSERT INTO {state} (source, position, ordinal, stream_seq) VALUES ($1, 0, 0, 0) "  # noqa: S608  # checked names
+            f"INSERT INTO {state} (source, position, ordinal, stream_seq) VALUES ($1, 0, 0, 0) "
             "ON CONFLICT DO NOTHING",
             self._source,
         )
         row = await self._connection.fetchrow(
-            f"SELECT position, ordinal, stream_seq, open FROM {state} WHERE source = $1",  # noqa: S608  # checked names
+            f"SELECT position, ordinal, stream_seq, open FROM {state} WHERE source = $1",
             self._source,
         )
         if row["open"] is None:
@@ -388,7 +388,7 @@ class Destination:
                 await self._connection.execute(
                     # Another source may have rows at the same position. The id distinguishes them
                     # even if the table's earlier rows don't name their source.
-                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position "  # noqa: S608  # checked names
+                    f"UPDATE {self._table.quoted} SET context = $3::text::jsonb WHERE position "
                     "= $1 AND ordinal < $2"
                     " AND id BETWEEN $4 AND $5 AND coalesce(source, $6) = $6",
                     patch.lsn,
@@ -406,7 +406,7 @@ class Destination:
     async def _move(self, position: Position, stream_seq: int, opened: Open | None) -> None:
         """First in the transaction: a second writer waits here, and then finds that it is late."""
         status = await self._connection.execute(
-            f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = "  # noqa: S608  # checked names
+            f"UPDATE {self._table.beside(STATE)} SET position = $2, ordinal = $3, stream_seq = "
             "$4, open = $5,"
             " updated_at = now() WHERE source = $1 AND position = $6 AND ordinal = $7 AND "
             "stream_seq = $8",
@@ -428,7 +428,7 @@ class Destination:
         for (schema, table), known in noted.items():
             since: tuple[int, int] | tuple[None, None] = known.since or (None, None)
             await self._connection.execute(
-                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, '  # noqa: S608  # checked names
+                f'INSERT INTO {self._table.beside(TABLES)} (source, schema, "table", key, '
                 "binary_columns,"
                 " relation_id, since_position, since_ordinal, files)"
                 " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"

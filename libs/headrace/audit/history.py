@@ -46,7 +46,7 @@ async def key_columns(
 ) -> tuple[str, ...]:
     """A table's key, as known to the trail; with several sources, this one's first."""
     found = await connection.fetchval(
-        f'SELECT key FROM {table.beside(TABLES)} WHERE schema = $1 AND "table" = $2'  # noqa: S608  # checked names
+        f'SELECT key FROM {table.beside(TABLES)} WHERE schema = $1 AND "table" = $2'
         " ORDER BY source = $3 DESC LIMIT 1",
         schema,
         name,
@@ -77,7 +77,7 @@ async def known_of(
 ) -> Known | None:
     """None where nothing is certain, as in a trail that no writer of this version has continued."""
     found = await connection.fetchval(
-        f"SELECT to_jsonb(t)::text FROM {table.beside(TABLES)} AS t"  # noqa: S608  # checked names
+        f"SELECT to_jsonb(t)::text FROM {table.beside(TABLES)} AS t"
         ' WHERE source = $1 AND schema = $2 AND "table" = $3',
         source,
         schema,
@@ -152,7 +152,7 @@ async def gap_between(
     after it.
     """
     found: str | None = await connection.fetchval(
-        f"SELECT reason FROM {table.beside(GAPS)} WHERE noticed_at BETWEEN $1 AND $2 LIMIT 1",  # noqa: S608  # checked names
+        f"SELECT reason FROM {table.beside(GAPS)} WHERE noticed_at BETWEEN $1 AND $2 LIMIT 1",
         one["created_at"],
         other["created_at"],
     )
@@ -200,7 +200,7 @@ async def written_before(
     else:
         by = f" AND ({earlier(place_of(change), argument)})"
     row = await connection.fetchrow(
-        f"SELECT {SHOWN} FROM {table.quoted}"  # noqa: S608  # checked names
+        f"SELECT {SHOWN} FROM {table.quoted}"
         f' WHERE database = $1 AND schema = $2 AND "table" = $3{by}'
         " AND operation IN ('CREATE', 'INSERT', 'UPDATE') ORDER BY position DESC, ordinal DESC, "
         "id DESC LIMIT 1",
@@ -243,7 +243,7 @@ async def later_change(
     since = argument(change["position"])
     until = earlier(place_of(change), argument)
     found: Mapping[str, Any] | None = await connection.fetchrow(
-        f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position '  # noqa: S608  # checked names
+        f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND position '
         f">= {since}"
         f" AND NOT ({until}) AND id <> ALL($4::uuid[]) AND database = $5"
         f" AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND {moved}))"
@@ -287,7 +287,7 @@ async def _changes(
         until += f" AND database = {argument(database)}"
     return list(
         await connection.fetch(
-            f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'  # noqa: S608  # checked names
+            f'SELECT {SHOWN} FROM {table.quoted} WHERE schema = $1 AND "table" = $2 AND {until}'
             " AND (primary_key = $3 OR operation = 'TRUNCATE' OR (operation = 'UPDATE' AND "
             f"{moved}))"
             f" ORDER BY position DESC, ordinal DESC, id DESC LIMIT {DEPTH_MAX}",
@@ -305,4 +305,4 @@ def _old_key(columns: list[str]) -> str:
         text = f"array_to_json(ARRAY[{', '.join(values)}])::text"
     short = f"left(t, {KEY_CHARACTERS}) || '…#' || encode(sha256(convert_to(t, 'UTF8')), 'hex')"
     bounded = f"CASE WHEN octet_length(t) > {KEY_BYTES_MAX} THEN {short} ELSE t END"
-    return f"(SELECT {bounded} FROM (SELECT {text}) AS k(t))"  # noqa: S608  # of arguments' numbers
+    return f"(SELECT {bounded} FROM (SELECT {text}) AS k(t))"

@@ -115,14 +115,14 @@ def parsed(text: str) -> dict[str, Any]:
 
 def undo_insert(change: Mapping[str, Any], table: SourceTable, after: RowImage) -> Step:
     where = located(table, after)
-    return Step(change, table, after, None, f"DELETE FROM {table.quoted} AS t WHERE {where};")  # noqa: S608  # quoted
+    return Step(change, table, after, None, f"DELETE FROM {table.quoted} AS t WHERE {where};")
 
 
 def undo_delete(change: Mapping[str, Any], table: SourceTable, was: RowImage) -> Step:
     values = _written(table, was, was.values)
     columns = ", ".join(quote_name(name) for name in values)
     literals = ", ".join(values.values())
-    sql = f"INSERT INTO {table.quoted} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({literals});"  # noqa: S608  # quoted
+    sql = f"INSERT INTO {table.quoted} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({literals});"
     # Only to refuse: without a key, the check after the statement couldn't find the row.
     located(table, was)
     return Step(change, table, None, was, sql)
@@ -155,7 +155,7 @@ def undo_update(
         text = f"-- nothing to undo in {one_line(table.quoted)}: the row was written unchanged"
         return Step(change, table, after, then, text, idle=True)
     sets = ", ".join(f"{quote_name(name)} = {literal}" for name, literal in values.items())
-    sql = f"UPDATE {table.quoted} AS t SET {sets} WHERE {located(table, after)};"  # noqa: S608  # quoted
+    sql = f"UPDATE {table.quoted} AS t SET {sets} WHERE {located(table, after)};"
     return Step(change, table, after, then, sql)
 
 

@@ -149,7 +149,8 @@ def _made(
         **{f"c{index}": convert for index, (_, convert) in enumerate(columns)},
     }
     source = body + _END.format(row=row, second=second)
-    exec(compile(source, "<rows of a relation>", "exec"), names)  # noqa: S102  # of columns' names, as literals
+    # The source contains columns' names, as literals.
+    exec(compile(source, "<rows of a relation>", "exec"), names)  # noqa: S102
     read: QuickRow = names["read"]  # type: ignore[assignment]  # it was defined just now
     return read
 

@@ -30,7 +30,8 @@ def become(parent_pid: int, death_signal: int, uid: int, gid: int, command: list
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         sys.exit("the parent died before the server was started")
-    os.execv(command[0], command)  # noqa: S606 - the point of this program is to become another, without a shell
+    # The point of this program is to become another, without a shell.
+    os.execv(command[0], command)  # noqa: S606
 
 
 if __name__ == "__main__":

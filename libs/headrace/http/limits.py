@@ -61,8 +61,8 @@ class Door:
         """Listen for the application."""
         # Responses reveal no version. aiohttp has no setting for it, and no signal for responses to
         # requests it can't parse. Not at import: a program that imports the library may run its own
-        # web server.
-        web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]  # a name of its own use
+        # web server. The module's types don't list the name.
+        web_response.SERVER_SOFTWARE = "headrace"  # type: ignore[attr-defined]
         loop = asyncio.get_running_loop()
         server = runner.server
         assert server is not None, "the runner was set up"

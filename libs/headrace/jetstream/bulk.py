@@ -67,7 +67,8 @@ def connection_of(js: JetStreamContext) -> Client:
 
 
 def _sid(subscription: Subscription) -> bytes:
-    return b"%d" % subscription._id  # noqa: SLF001  # the public object doesn't tell what the wire calls it
+    # The public object doesn't tell what the wire calls it.
+    return b"%d" % subscription._id  # noqa: SLF001
 
 
 def _parser(client: Client) -> BulkParser:

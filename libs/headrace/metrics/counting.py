@@ -59,8 +59,8 @@ def _family(figure: Figure) -> Metric:
         "histogram": HistogramMetricFamily,
     }[figure.kind]
     labels = ["service", "source", *figure.labels]
-    family: Metric = make(f"headrace_{figure.key}", figure.explain, labels=labels)  # type: ignore[call-arg]  # all have it
-    return family
+    # All three have `labels`, but not their common base.
+    return make(f"headrace_{figure.key}", figure.explain, labels=labels)  # type: ignore[call-arg]
 
 
 def _add(family: Metric, figure: Figure, own: list[str], value: Value) -> None:
@@ -114,7 +114,8 @@ def exposition(stats_by_service: Mapping[str, Stats], source: str) -> bytes:
 def count(stats: Stats, key: str, by: float = 1) -> None:
     """Add to a declared metric."""
     assert key in _BY_KEY, key
-    stats[key] = stats.get(key, 0) + by  # type: ignore[operator]  # a figure without labels is a number
+    # A figure without labels is a number.
+    stats[key] = stats.get(key, 0) + by  # type: ignore[operator]
 
 
 def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:

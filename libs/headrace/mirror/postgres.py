@@ -99,13 +99,13 @@ class PostgresTarget:
         if self._has_opened:
             await self._check_writer(connection)
         await connection.execute(
-            f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "  # noqa: S608  # a constant
+            f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "
             "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
             [WRITER, self._writer],
         )
 
     async def _check_writer(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        query = f"SELECT value FROM {SCHEMA}.marks WHERE key = %s FOR UPDATE"  # noqa: S608  # a constant
+        query = f"SELECT value FROM {SCHEMA}.marks WHERE key = %s FOR UPDATE"
         found = await (await connection.execute(query, [WRITER])).fetchone()
         if found != (self._writer,):
             await connection.rollback()
@@ -129,9 +129,9 @@ class PostgresTarget:
             async with self._open.cursor() as cursor:
                 removed = [(key,) for key, value in marks.items() if value is None]
                 kept = [(key, value) for key, value in marks.items() if value is not None]
-                await cursor.executemany(f"DELETE FROM {SCHEMA}.marks WHERE key = %s", removed)  # noqa: S608
+                await cursor.executemany(f"DELETE FROM {SCHEMA}.marks WHERE key = %s", removed)
                 await cursor.executemany(
-                    f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "  # noqa: S608  # constants
+                    f"INSERT INTO {SCHEMA}.marks VALUES (%s, %s) "
                     "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                     kept,
                 )
@@ -184,7 +184,7 @@ async def _lock(connection: psycopg.AsyncConnection[Any], table: Table) -> None:
 
 
 async def _marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str]:
-    query = f"SELECT key, value FROM {SCHEMA}.marks WHERE key <> %s"  # noqa: S608  # a constant
+    query = f"SELECT key, value FROM {SCHEMA}.marks WHERE key <> %s"
     return dict(await (await connection.execute(query, [WRITER])).fetchall())
 
 
@@ -248,19 +248,19 @@ class _Writer:
                     sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
                     await self._one(
                         table,
-                        f"UPDATE {_safe_table(table)} SET {sets}",  # noqa: S608  # quoted
+                        f"UPDATE {_safe_table(table)} SET {sets}",
                         _texts(table, data),
                         where,
                     )
             case DeleteRow(table, where):
-                await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)  # noqa: S608  # quoted
+                await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)
             case InsertRows(table, rows):
                 # COPY can't be part of a pipeline; the changes before it must be applied first.
                 await self.flush()
                 await self._insert(table, rows)
             case TruncateTable(table):
                 # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
-                await self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
+                await self._run(f"DELETE FROM {table_name(table)}")
             case CreateTable(table):
                 await self._create(table)
             case DropTable(table):
@@ -405,7 +405,7 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
     # Without a usable key the row is found by all its values, and LIMIT 1 chooses one of several
     # equal rows: the source has changed exactly one of them, and they can't be distinguished.
     if named is where or None in named.values():
-        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"  # noqa: S608  # quoted
+        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"
         return f"ctid = ({found})", _texts(table, where)
     by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
     if not rest:
@@ -414,7 +414,7 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
     # transaction.
     whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"
     what = f"CASE WHEN count(*) = 1 THEN (array_agg(ctid))[1] ELSE {whole} END"
-    found = f"SELECT {what} FROM {_safe_table(table)} WHERE {by_key}"  # noqa: S608  # quoted
+    found = f"SELECT {what} FROM {_safe_table(table)} WHERE {by_key}"
     return f"ctid = ({found})", [*_texts(table, rest), *_texts(table, named)]
 
 
@@ -454,7 +454,7 @@ class PostgresReading:
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As the server's own text."""
         names = ", ".join(quote_name(column.name) for column in columns)
-        query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"  # noqa: S608  # quoted
+        query = f"COPY (SELECT {names} FROM {table_name(table)}) TO STDOUT"
         async with (
             _explained(),
             self.connection.cursor() as cursor,

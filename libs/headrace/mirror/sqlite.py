@@ -124,7 +124,10 @@ class SqliteTarget:
             self._connection = None
 
     @contextlib.asynccontextmanager
-    async def reading(self, table: Table | None = None) -> AsyncIterator[SqliteReading]:  # noqa: ARG002  # the port's
+    async def reading(
+        self,
+        table: Table | None = None,  # noqa: ARG002  # the port's
+    ) -> AsyncIterator[SqliteReading]:
         reading = await asyncio.to_thread(SqliteReading, self._path)
         try:
             yield reading
@@ -149,7 +152,7 @@ class SqliteTarget:
             if self._has_opened:
                 self._check_writer(connection)
             connection.execute(
-                f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)",  # noqa: S608  # a constant
+                f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)",
                 [WRITER, self._writer],
             )
             marks = _marks(connection)
@@ -165,7 +168,7 @@ class SqliteTarget:
         return self._connection
 
     def _check_writer(self, connection: sqlite3.Connection) -> None:
-        query = f"SELECT value FROM {MARKS} WHERE key = ?"  # noqa: S608  # a constant
+        query = f"SELECT value FROM {MARKS} WHERE key = ?"
         if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
             connection.execute("ROLLBACK")
             raise TakenOverError(f"SQLite file {self._path}")
@@ -181,8 +184,8 @@ class SqliteTarget:
             connection = self._begun()
             removed = [(key,) for key, value in marks.items() if value is None]
             kept = [(key, value) for key, value in marks.items() if value is not None]
-            connection.executemany(f"DELETE FROM {MARKS} WHERE key = ?", removed)  # noqa: S608  # a constant
-            connection.executemany(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", kept)  # noqa: S608
+            connection.executemany(f"DELETE FROM {MARKS} WHERE key = ?", removed)
+            connection.executemany(f"INSERT OR REPLACE INTO {MARKS} VALUES (?, ?)", kept)
             connection.execute("COMMIT")
 
 
@@ -194,7 +197,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _marks(connection: sqlite3.Connection) -> dict[str, str]:
-    query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"  # noqa: S608  # a constant
+    query = f"SELECT key, value FROM {MARKS} WHERE key <> ?"
     return dict(connection.execute(query, [WRITER]))
 
 
@@ -226,14 +229,14 @@ class _Writer:
                     sets = ", ".join(f"{quote_name(name)} = ?" for name in data)
                     self._one(
                         table,
-                        f"UPDATE {table_name(table)} SET {sets}",  # noqa: S608  # quoted
+                        f"UPDATE {table_name(table)} SET {sets}",
                         _stored(table, data),
                         where,
                     )
             case DeleteRow(table, where):
-                self._one(table, f"DELETE FROM {table_name(table)}", [], where)  # noqa: S608  # quoted
+                self._one(table, f"DELETE FROM {table_name(table)}", [], where)
             case TruncateTable(table):
-                self._run(f"DELETE FROM {table_name(table)}")  # noqa: S608  # quoted
+                self._run(f"DELETE FROM {table_name(table)}")
             case CreateTable(table):
                 self._create(table)
             case DropTable(table):
@@ -255,7 +258,7 @@ class _Writer:
         called = _plain_name(table.schema, table.name)
         if _folded(called) == MARKS or _folded(called).startswith(f"{MARKS}_new."):
             raise NameTakenError(f"{called} is reserved for the mirror's state in a SQLite file")
-        for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():  # noqa: S608  # a constant
+        for state in tables_of(dict(self._run(f"SELECT key, value FROM {MARKS}"))).values():
             other = _plain_name(state.schema, state.name)
             if (
                 state.token != table.token
@@ -298,7 +301,7 @@ class _Writer:
                 self._run(f"ALTER TABLE {name} ADD COLUMN {_definition(column)}")
             if column.name in step.filled:
                 value = stored(column.data_type)(step.filled[column.name].value)
-                self._run(f"UPDATE {name} SET {quote_name(column.name)} = ?", [value])  # noqa: S608  # quoted
+                self._run(f"UPDATE {name} SET {quote_name(column.name)} = ?", [value])
         for lost in sorted(there - {column.name for column in after.columns}):
             self._run(f"ALTER TABLE {name} DROP COLUMN {quote_name(lost)}")
         self._index(after)
@@ -313,7 +316,7 @@ class _Writer:
             for row in rows
         )
         columns = ", ".join(map(quote_name, names))
-        self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)  # noqa: S608  # quoted
+        self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)
 
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
         """The statement for one row with these values."""
@@ -327,7 +330,7 @@ class _Writer:
             whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
             what = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END"
             given = [*_stored(table, rest), *given]
-        found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"  # noqa: S608  # quoted
+        found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"
         done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
             raise RowMissingError(table, "a change of a row that doesn't exist")
@@ -424,7 +427,7 @@ class SqliteReading:
     ) -> AsyncIterator[list[tuple[Any, ...]]]:
         """As they are stored."""
         names = ", ".join(quote_name(column.name) for column in columns)
-        query = f"SELECT {names} FROM {table_name(table)}"  # noqa: S608  # quoted
+        query = f"SELECT {names} FROM {table_name(table)}"
         cursor = await asyncio.to_thread(self._connection.execute, query)
         while rows := await asyncio.to_thread(cursor.fetchmany, READ_ROWS):
             yield rows

@@ -227,12 +227,14 @@ def target_of(url: str) -> ReadableTarget:
     """The target of an address: `sqlite:///file` or `postgresql://…`."""
     scheme, separator, rest = url.partition("://")
     if scheme == "sqlite" and separator and rest.startswith("/") and len(rest) > 1:
-        from headrace.mirror.sqlite import SqliteTarget  # noqa: PLC0415  # only the driver that is used
+        # Import only the driver that is used.
+        from headrace.mirror.sqlite import SqliteTarget  # noqa: PLC0415
 
         # The usual form: three slashes for a relative path, four for an absolute one.
         return SqliteTarget(rest[1:])
     if scheme in {"postgresql", "postgres"} and separator:
-        from headrace.mirror.postgres import PostgresTarget  # noqa: PLC0415  # only the driver that is used
+        # Import only the driver that is used.
+        from headrace.mirror.postgres import PostgresTarget  # noqa: PLC0415
 
         return PostgresTarget(url)
     raise SettingError(

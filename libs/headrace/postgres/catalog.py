@@ -53,7 +53,7 @@ SELECT array_agg(a.attname::text ORDER BY k.ord) FROM pg_index i
 CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, ord)
 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 WHERE i.indrelid = of.oid AND k.ord <= i.indnkeyatts AND {which}
-"""  # noqa: S608  # of the constants below
+"""
 
 
 # All queries for keys use these.
@@ -69,7 +69,7 @@ _ROW_KEYS = f"""
 SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key,
     ({_IDENTITY_INDEX}) AS identity_index
 FROM unnest($1::oid[]) AS of(oid)
-"""  # noqa: S608  # of the constants above
+"""
 
 
 def base_type(oid: str) -> str:
@@ -90,7 +90,7 @@ def base_type(oid: str) -> str:
 ) SELECT format_type(b.oid, nullif(b.modifier, -1)) || repeat('[]', b.arrays)
   FROM (SELECT * FROM base ORDER BY depth DESC LIMIT 1) AS b JOIN pg_type t ON t.oid = b.oid
   WHERE b.depth > 0 AND b.arrays + (t.typcategory = 'A')::int < 2)
-"""  # noqa: S608  # of what the queries here name
+"""
 
 
 # A table in a publication's table list has a row with its own OID, which a later membership doesn't
@@ -137,7 +137,7 @@ CROSS JOIN LATERAL (SELECT coalesce(({_IDENTITY}), '{{}}') AS columns) AS identi
 JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE of.oid = ANY($1::oid[]) ORDER BY of.oid, a.attnum
-"""  # noqa: S608  # of the constants above
+"""
 
 # A rewrite gives a table (each partition of it) a new file, and its column a new row in
 # pg_attribute: the publisher decides what that means. Partitions follow by OID, with an `a` if one
@@ -164,7 +164,7 @@ CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN
 _STORAGE = f"""
 SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c
     WHERE c.oid = ANY($1::oid[])
-"""  # noqa: S608  # of the constants above
+"""
 
 # The content of the publication, and the version of its definition.
 _PUBLICATION = """
@@ -194,7 +194,7 @@ WHERE p.pubname = $1 ORDER BY 2, 3
 _KEYS = f"""
 SELECT of.oid::int8 AS relation_id, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS membership
 FROM unnest($2::oid[]) AS of(oid)
-"""  # noqa: S608  # of the constants above
+"""
 
 # The stream contains the low half of a transaction id; the nearest full id is meant. In the order
 # of the log a transaction ends with its commit record; for other sessions only when it is removed
@@ -227,7 +227,7 @@ SELECT ({_SEES}) AS seen, ({_PRIMARY_KEY}) AS primary_key, ({_MEMBERSHIP}) AS me
 FROM (SELECT $2::oid AS oid) AS of
 LEFT JOIN pg_attribute a ON a.attrelid = of.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-"""  # noqa: S608  # of the constants above
+"""
 
 # Relations that another catalog row describes.
 _NOW = f"""
@@ -236,7 +236,7 @@ SELECT ({_SEES.replace("$3", "$2")}) AS seen, of.oid::int8 AS relation_id, n.nsp
        CASE WHEN c.oid IS NOT NULL THEN {_STORAGE_OF} END AS storage, {_PLACE}::int8 AS lsn
 FROM unnest($1::oid[]) AS of(oid) LEFT JOIN pg_class c ON c.oid = of.oid
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-"""  # noqa: S608  # of the constants above
+"""
 
 # A new table's file has the table's own number.
 _FILES = f"""
@@ -246,7 +246,7 @@ SELECT c.oid::int8 AS relation_id, c.relkind = 'r' AND c.relfilenode = c.oid AS 
             FROM pg_partition_tree(c.oid)))) AS text,
        {_PLACE}::int8 AS lsn
 FROM pg_class c WHERE c.oid = ANY($1::oid[])
-"""  # noqa: S608  # of the constants above
+"""
 
 _KINDS = {
     "b": TypeKind.BASE,

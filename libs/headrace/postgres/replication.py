@@ -205,7 +205,8 @@ class ReplicationConnection:
         columns = "confirmed_flush_lsn, plugin, database, wal_status"
         name = quote_literal(slot)
         source = "pg_catalog.pg_replication_slots"
-        query = f"SELECT {columns} FROM {source} WHERE slot_name = {name}"  # noqa: S608  # takes no parameters
+        # The replication protocol has no parameters; `name` is a quoted literal.
+        query = f"SELECT {columns} FROM {source} WHERE slot_name = {name}"  # noqa: S608
         rows = await self._query(query)
         if not rows:
             return None
@@ -233,7 +234,8 @@ class ReplicationConnection:
         change, or never.
         """
         name = quote_literal(publication)
-        query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {name}"  # noqa: S608  # takes no parameters
+        # The replication protocol has no parameters; `name` is a quoted literal.
+        query = f"SELECT 1 FROM pg_catalog.pg_publication WHERE pubname = {name}"  # noqa: S608
         return bool(await self._query(query))
 
     async def create_slot(self, slot: str, *, failover: bool) -> None:

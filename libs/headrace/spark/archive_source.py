@@ -144,7 +144,8 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     return None
 
 
-class ArchiveSource(DataSource):  # type: ignore[misc]  # pyspark publishes no types that mypy is given
+# pyspark publishes no types that mypy is given.
+class ArchiveSource(DataSource):  # type: ignore[misc]
     """`headrace.archive`."""
 
     @classmethod

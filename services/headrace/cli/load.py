@@ -80,16 +80,16 @@ class Load:
     async def _change(self) -> None:
         dice = self._random.random()
         if self._rows and dice < _DELETE_SHARE:
-            await self._session.execute(f"DELETE FROM {self._name} WHERE id = $1", self._take())  # noqa: S608  # quoted
+            await self._session.execute(f"DELETE FROM {self._name} WHERE id = $1", self._take())
             self.made.deletes += 1
         elif self._rows and dice < _DELETE_SHARE + _UPDATE_SHARE:
-            update = f"UPDATE {self._name} SET amount = $2, updated_at = now() WHERE id = $1"  # noqa: S608  # quoted
+            update = f"UPDATE {self._name} SET amount = $2, updated_at = now() WHERE id = $1"
             await self._session.execute(update, self._random.choice(self._rows), self._amount())
             self.made.updates += 1
         else:
             number = self.made.inserts + 1
             insert = (
-                f"INSERT INTO {self._name} (name, amount, tags, details) "  # noqa: S608  # quoted
+                f"INSERT INTO {self._name} (name, amount, tags, details) "
                 "VALUES ($1, $2, ARRAY['demo', 'load'], jsonb_build_object('number', $3::int)) "
                 "RETURNING id"
             )

@@ -54,8 +54,10 @@ def _services() -> Iterator[str]:
         f"| `headrace {name}` | {_cell(facts.purpose)} |\n" for name, facts in SERVICES.items()
     )
     yield _SERVICES + rows
-    actions = [action for action in service.parser("publisher")._actions if action.dest != "help"]  # noqa: SLF001  # argparse has no public way to list its options
-    yield _table((_flag(action), action.help or "") for action in actions)
+    # argparse has no public way to list its options.
+    actions = service.parser("publisher")._actions  # noqa: SLF001
+    options = (action for action in actions if action.dest != "help")
+    yield _table((_flag(action), action.help or "") for action in options)
 
 
 def _flag(action: argparse.Action) -> str:

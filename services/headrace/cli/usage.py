@@ -33,7 +33,8 @@ def readable(command: Any) -> Any:
         # On this one command, not on its class, which is Typer's.
         setattr(command, "parse_args", _in_own_words(command.parse_args))  # noqa: B010
         command.get_help_option(Context(command, help_option_names=HELP_NAMES))
-        for option in (*command.params, command._help_option):  # noqa: SLF001  # made once, and shown with the others
+        # Made once, and shown with the others.
+        for option in (*command.params, command._help_option):  # noqa: SLF001
             if isinstance(option, TyperOption):
                 option.metavar = placeholder(option)
     if isinstance(command, TyperGroup):

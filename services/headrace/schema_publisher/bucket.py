@@ -100,7 +100,8 @@ class SchemaBucket:
         try:
             # The watcher marks the end of the current content with None, and each of its waits has
             # a time-out.
-            while (entry := await watcher.updates()) is not None:  # type: ignore[no-untyped-call]  # nats-py's
+            # nats-py's watcher has no types.
+            while (entry := await watcher.updates()) is not None:  # type: ignore[no-untyped-call]
                 stored[entry.key] = _stored(entry)
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py's

@@ -47,7 +47,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="headrace-spark-") as folder:
         try:
             spark = _session(settings, Path(folder))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the responder must be told why there is no Spark
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, the responder must learn why there is no Spark.
             answers.send({"op": "unusable", "error": describe(error)})
             return 1
         answers.send({"op": "ready", "version": spark.version})
@@ -85,7 +86,8 @@ def _session(settings: Settings, folder: Path) -> Any:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = os.environ["PYSPARK_PYTHON"]
     try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  # without the extra there must be an answer, too
+        # Without the extra, there must be an answer, too.
+        from pyspark.sql import SparkSession  # noqa: PLC0415
     except ImportError as error:
         raise SparkError(
             "pyspark is not installed", remedy="pip install headrace[spark]"
@@ -140,7 +142,8 @@ def local_configuration(settings: SnapshotSettings, folder: Path) -> dict[str, s
 def _stop(spark: Any) -> None:
     try:
         spark.stop()
-    except Exception as error:  # noqa: BLE001  # the JVM may be gone already, which is all that is wanted
+    except Exception as error:  # noqa: BLE001
+        # The JVM may be gone already, which is all that is wanted.
         log.debug("spark_stop_failed", reason=type(error).__name__)
 
 
@@ -168,7 +171,8 @@ class Driver:
     def _run(self, job: str, plan: bytes) -> None:
         try:
             self._answers.send({"op": "done", "job": job, **self._totals(job, plan)})
-        except Exception as error:  # noqa: BLE001  # a job's failure is the responder's to judge, whatever it is
+        except Exception as error:  # noqa: BLE001
+            # A job's failure is the responder's to judge, whatever it is.
             self._exit_without_jvm(error)
             self._answers.send({"op": "failed", "job": job, "error": describe(error)})
 
@@ -207,7 +211,8 @@ class Driver:
 
 
 def task_count(plan: bytes) -> int:
-    from headrace.spark.plan import SnapshotPlan  # noqa: PLC0415  # after the session: starts sooner
+    # Imported after the session, which therefore starts sooner.
+    from headrace.spark.plan import SnapshotPlan  # noqa: PLC0415
 
     return len(SnapshotPlan.unpack(plan).tasks)
 

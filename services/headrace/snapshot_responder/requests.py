@@ -386,7 +386,8 @@ class Desk:
             count(stats, "snapshot_rows", rows)
         except (HeadraceError, NatsError, TimeoutError) as error:
             await self._give_up(running, error)
-        except Exception as error:  # noqa: BLE001  # one request's fault must not take the others down
+        except Exception as error:  # noqa: BLE001
+            # One request's fault must not take the others down.
             log.crash("snapshot_crashed", error, snapshot_id=running.snapshot_id)
             await self._give_up(running, error)
 

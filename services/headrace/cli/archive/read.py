@@ -181,7 +181,8 @@ def _account(info: object) -> dict[str, object]:
 def cat(url: str, begin: str | None, tables: list[str], *, limit: int | None, follow: bool) -> None:
     """Rows, one JSON document per line."""
     reader = WalReader(url, WalReaderOptions(tables=tuple(tables), raise_at_gap=False))
-    rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]  # each place has its own type
+    # Each place has its own type.
+    rows = reader.follow(**place(begin), wait=follow)  # type: ignore[arg-type]
     out = sys.stdout.buffer
     for entry in _limited(rows, limit):
         out.write(line(entry))

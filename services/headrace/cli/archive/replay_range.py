@@ -113,7 +113,8 @@ class ReplayRun:
         self._file_id = first - 1
         self._read = done
         for file in self._reader.files(from_id=first):
-            if file.id >= self._end.get("from_id", _ID_MAX):  # type: ignore[operator]  # an id is a number
+            # An ID is a number.
+            if file.id >= self._end.get("from_id", _ID_MAX):  # type: ignore[operator]
                 self._at_end_asked = True
                 return
             if ids and file.id == first:

@@ -292,8 +292,8 @@ async def revert(
 async def stats(*, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         counted = await connection.fetch(query.statistics(table))
-        states = await connection.fetch(f"SELECT * FROM {table.beside(STATE)}")  # noqa: S608  # checked names
-        gaps = await connection.fetch(f"SELECT * FROM {table.beside(GAPS)} ORDER BY noticed_at")  # noqa: S608  # checked names
+        states = await connection.fetch(f"SELECT * FROM {table.beside(STATE)}")
+        gaps = await connection.fetch(f"SELECT * FROM {table.beside(GAPS)} ORDER BY noticed_at")
     if as_json:
         document = {"tables": counted, "state": states, "gaps": gaps}
         print(

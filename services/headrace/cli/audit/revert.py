@@ -244,7 +244,7 @@ class Reverting:
             else:
                 itself = ""
             found = await self.source.fetchval(
-                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON "  # noqa: S608  # quoted
+                f"SELECT count(*) FROM {child} AS c JOIN {step.table.quoted} AS t ON "
                 f"{' AND '.join(pairs)}{itself}"
                 f" WHERE {located(step.table, step.found_by)}"
             )
@@ -295,7 +295,7 @@ class Reverting:
             for name in table.columns
         )
         where = f"WHERE {located(table, side)}" + (" FOR UPDATE OF t" if lock else "")
-        rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")  # noqa: S608  # quoted
+        rows = await self.source.fetch(f"SELECT {texts} FROM {table.quoted} AS t {where}")
         # The key has no unique index (any more): a statement would change all of these rows.
         if len(rows) > 1:
             raise IrreversibleError(

@@ -106,9 +106,9 @@ async def _write(settings: Settings, table: str) -> int:
             "SELECT (pg_current_xact_id()::text::numeric % 4294967296)::bigint"
         )
         first, second = await session.fetch(
-            f"INSERT INTO {name} (name, price, tags)"  # noqa: S608  # quoted
+            f"INSERT INTO {name} (name, price, tags)"
             """ VALUES ('lamp', 19.90, '["new"]'), ('chair', 49.00, NULL) RETURNING id"""
         )
-        await session.execute(f"UPDATE {name} SET price = 17.50 WHERE id = $1", first["id"])  # noqa: S608  # as above
-        await session.execute(f"DELETE FROM {name} WHERE id = $1", second["id"])  # noqa: S608  # as above
+        await session.execute(f"UPDATE {name} SET price = 17.50 WHERE id = $1", first["id"])
+        await session.execute(f"DELETE FROM {name} WHERE id = $1", second["id"])
     return int(xid)

@@ -135,7 +135,8 @@ class Servers:
         else:
             program = shlex.quote(str(postgres_binaries(18, None) / "psql"))
         passfile = quote(str(self.folder / "pgpass"), safe="/")
-        return f"{program} 'postgresql://{SUPERUSER}@127.0.0.1:{self.postgres.port}/{DATABASE}?passfile={passfile}'"
+        server = f"{SUPERUSER}@127.0.0.1:{self.postgres.port}"
+        return f"{program} 'postgresql://{server}/{DATABASE}?passfile={passfile}'"
 
     def write_environment(self, settings: dict[str, str], name: str = "env") -> Path:
         """Write the variables to a file that another terminal can source."""
