@@ -24,6 +24,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail, TailError, TailMark
 from headrace.lsn import ORIGIN, Position
+from headrace.metrics.counters import Counters
 
 PAUSE_S = 0.5
 
@@ -49,7 +50,7 @@ async def publish(client: Client, stream: str, path: Path) -> int:
     end = await tail.after(0)
     there = (end.position or ORIGIN).lsn
     ingest = FastPipe(
-        client, tail, {}, Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5)
+        client, tail, Counters(), Window(messages_max=4096, bytes_max=8 << 20, ack_timeout_s=5)
     )
     await ingest.open(end)
     try:

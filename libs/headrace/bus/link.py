@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 from headrace import log as logs
 from headrace.bus import signed, subjects
 from headrace.errors import DecodeError, HeadraceError
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.process.lifecycle import Scope
 from headrace.process.tracing import Span, unpacked
 
@@ -86,8 +86,8 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
 
     await client.subscribe(subjects.stop(slot), cb=stop)
     while True:
+        scope.health.stats.set("nats_connected", int(client.is_connected))
         stats = scope.health.refreshed()
-        stats["nats_connected"] = int(client.is_connected)
         if client.is_connected:
             report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
             with contextlib.suppress(NatsError):

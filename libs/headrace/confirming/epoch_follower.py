@@ -25,7 +25,6 @@ from headrace.bus.receiver import FrameReceiver
 from headrace.confirming.sink import TICK_S, Demand, Sink, Stored, Taken
 from headrace.errors import describe
 from headrace.lsn import format_lsn
-from headrace.metrics.counting import count
 from headrace.postgres.relation_facts import ReadingAbandonedError
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
@@ -98,7 +97,7 @@ class EpochFollower:
                 await self._on_silence()
 
     async def _on_frame(self, data: bytes) -> None:
-        count(self._scope.health.stats, "frames_received")
+        self._scope.health.stats.count("frames_received")
         received = self._receiver.receive(data, time.monotonic())
         if received.reply is not None:
             await self._send(received.reply)

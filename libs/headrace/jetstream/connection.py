@@ -23,7 +23,6 @@ from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, SettingError
-from headrace.metrics.counting import count
 from headrace.process.lifecycle import Scope
 from headrace.settings import NatsSettings
 from headrace.timing.backoff import Backoff
@@ -318,7 +317,7 @@ def _callbacks(scope: Scope, settings: NatsSettings, closing: asyncio.Event) -> 
             scope.health.block("nats", f"NATS at {shown(settings)} is disconnected; reconnecting")
 
     async def reconnected() -> None:
-        count(scope.health.stats, "nats_reconnects")
+        scope.health.stats.count("nats_reconnects")
         scope.health.unblock("nats")
 
     async def failed(error: Exception) -> None:

@@ -15,7 +15,7 @@ from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import Position
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.pgoutput.redaction import without
 from headrace.settings import Poison
 
@@ -33,7 +33,7 @@ class Parking:
         poison: Poison,
         store: LargeStore,
         source: str,
-        stats: Stats,
+        stats: Counters,
         figure: str = "parked_messages",
     ) -> None:
         self._poison = poison
@@ -65,5 +65,5 @@ class Parking:
             "message": message,
         }
         await self._store.put(name, bytes(msgpack.packb(body)))
-        count(self._stats, self._figure)
+        self._stats.count(self._figure)
         log.error("message_parked", name=name, reason=str(reason), bytes=len(message))

@@ -19,7 +19,7 @@ from headrace.contract.events import GAP
 from headrace.contract.naming import CDC, CDC_SUBJECTS, GAP_SUBJECT, table_token
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.lsn import ORIGIN, parse_lsn
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.mirror.ahead import Ahead
 from headrace.mirror.assembly import is_outside
 from headrace.mirror.bootstrap import Streams
@@ -70,7 +70,7 @@ class Follower:
         client: Client,
         streams: Streams,
         hold: VerifyHold,
-        stats: Stats,
+        stats: Counters,
         *,
         every_table: bool,
     ) -> None:
@@ -341,7 +341,7 @@ class Follower:
             await self._book.lock.acquire()
             self._session.writing = True
         await self._do(self._changes.of(events), max((e.stream_seq for e in events), default=0))
-        count(self._stats, "mirror_events", len(events))
+        self._stats.count("mirror_events", len(events))
         for event in events:
             mark = self._session.lanes.get(event.source, Watermark())
             if is_outside(event):
@@ -406,9 +406,9 @@ class Follower:
         self._session.writing = False
         self._book.lock.release()
         self._kept_at = time.monotonic()
-        self._stats["mirror_stream_seq"] = seen_seq
+        self._stats.set("mirror_stream_seq", seen_seq)
         if events:
-            self._stats["mirror_lsn"] = max(event.position.lsn for event in events)
+            self._stats.set("mirror_lsn", max(event.position.lsn for event in events))
 
     async def _commit(self) -> None:
         """Commit; a deferred constraint refuses its table only here."""

@@ -23,7 +23,7 @@ from headrace.consumer import RetentionGapError, StreamMissingError
 from headrace.consumer.behind import behind
 from headrace.contract.naming import split_table_token, table_token
 from headrace.errors import HeadraceError, describe, leaves
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.mirror.bootstrap import Bootstrap, Streams
 from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import Book
@@ -80,7 +80,7 @@ class Mirror:
         self._published = Published(client, self._streams.schemas)
         self._hold = VerifyHold()
         self.book = Book(target, fresh=fresh)
-        self.stats: Stats = {}
+        self.stats = Counters()
         self.progress: dict[str, BootstrapProgress] = {}
         self._broken: set[TableName] = set()
         self._fell_behind = False
@@ -114,11 +114,11 @@ class Mirror:
         for error in errors:
             if isinstance(error, RowMissingError):
                 log.error("row_missing", table=error.table.token, reason=str(error))
-                count(self.stats, "mirror_mismatches")
+                self.stats.count("mirror_mismatches")
                 self._broken.add((error.table.schema, error.table.name))
             elif isinstance(error, RetentionGapError):
                 log.warning("fallen_behind", reason=str(error))
-                count(self.stats, "mirror_retention_gaps")
+                self.stats.count("mirror_retention_gaps")
                 self._fell_behind = True
             elif not _passes(error):
                 raise error
@@ -230,13 +230,13 @@ class Mirror:
                 progress.rows_estimated = rows_estimated
                 is_loading = self.book.tables[token].phase is Phase.LOADING
                 if is_loading and rows >= progress.rows_loaded:
-                    count(self.stats, "mirror_rows", rows - progress.rows_loaded)
+                    self.stats.count("mirror_rows", rows - progress.rows_loaded)
                 # Another run copies at the source.
                 progress.rows_loaded = rows if is_loading else 0
 
             try:
                 await Bootstrap(self.book, self._client, self._streams, token, tell).run()
-                count(self.stats, "mirror_bootstraps")
+                self.stats.count("mirror_bootstraps")
             finally:
                 self.progress.pop(token, None)
                 asyncio.get_running_loop().call_soon(self.book.news.set)
@@ -247,27 +247,29 @@ class Mirror:
         """
         following = len(self.following)
         unfollowed = len(self.unfollowed)
-        self.stats["mirror_tables"] = following
-        self.stats["mirror_unfollowed"] = unfollowed
-        self.stats["mirror_bootstrapping"] = len(self.progress)
-        self.stats["mirror_parked"] = len(self.parked)
-        self.stats["mirror_waiting"] = max(0, unfollowed - len(self.progress))
+        self.stats.set("mirror_tables", following)
+        self.stats.set("mirror_unfollowed", unfollowed)
+        self.stats.set("mirror_bootstrapping", len(self.progress))
+        self.stats.set("mirror_parked", len(self.parked))
+        self.stats.set("mirror_waiting", max(0, unfollowed - len(self.progress)))
         standing = bool(self.awaited)
         if standing:
             self._stood_since = self._stood_since or time.monotonic()
         else:
             self._stood_since = 0.0
         if standing:
-            self.stats["mirror_standing_seconds"] = round(time.monotonic() - self._stood_since, 1)
+            self.stats.set(
+                "mirror_standing_seconds", round(time.monotonic() - self._stood_since, 1)
+            )
         else:
-            self.stats["mirror_standing_seconds"] = 0.0
+            self.stats.set("mirror_standing_seconds", 0.0)
         if self.book.lanes and self._client.is_connected:
             with contextlib.suppress(NatsError, OSError):
                 found = await behind(
                     self._client.jetstream(), self._streams.cdc, self.book.seen_seq
                 )
-                self.stats["mirror_behind_messages"] = found.messages
-                self.stats["mirror_behind_seconds"] = found.age_s
+                self.stats.set("mirror_behind_messages", found.messages)
+                self.stats.set("mirror_behind_seconds", found.age_s)
 
     @property
     def unfollowed(self) -> list[str]:

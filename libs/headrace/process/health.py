@@ -15,7 +15,8 @@ from aiohttp import web
 from headrace import log as logs
 from headrace.errors import HeadraceError
 from headrace.http.limits import BODY_BYTES_MAX, IDLE_TIMEOUT_S, Door
-from headrace.metrics.counting import CONTENT_TYPE, Stats, exposition
+from headrace.metrics.counters import Counters, Stats
+from headrace.metrics.exposition import CONTENT_TYPE, exposition
 from headrace.process import resources
 from headrace.process.tracing import Traces
 
@@ -31,9 +32,9 @@ class Health:
 
     def __init__(self, service: str) -> None:
         self.service = service
-        self.stats: Stats = {}
+        self.stats = Counters()
         # Callbacks that refresh gauges on demand.
-        self.refreshers: list[Callable[[Stats], None]] = [resources.refresh]
+        self.refreshers: list[Callable[[Counters], None]] = [resources.refresh]
         self.traces = Traces()
         # Conditions that need attention but don't make the service unready.
         self.warnings: dict[str, str] = {}
@@ -62,11 +63,11 @@ class Health:
 
     def refreshed(self) -> Stats:
         """The current metrics."""
-        self.stats["ready"] = int(self.ready)
-        self.stats["not_ready"] = dict.fromkeys(self._reasons, 1.0)
+        self.stats.set("ready", int(self.ready))
+        self.stats.set_series("not_ready", dict.fromkeys(self._reasons, 1.0))
         for refresh in self.refreshers:
             refresh(self.stats)
-        return self.stats
+        return self.stats.values()
 
 
 def application(

@@ -20,7 +20,7 @@ import uvloop
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, leaves
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.process.health import Health
 from headrace.process.malloc_tuning import keep_freed_memory
 from headrace.settings import ProcessSettings
@@ -49,7 +49,7 @@ class Scope:
     waits: list[str] = field(default_factory=list)
 
     @property
-    def refreshers(self) -> list[Callable[[Stats], None]]:
+    def refreshers(self) -> list[Callable[[Counters], None]]:
         """Callbacks that refresh gauges on demand."""
         return self.health.refreshers
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from headrace import log as logs
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 
 _PAGES = Path("/proc/self/statm")
 _PAGE_BYTES = resource.getpagesize()
@@ -22,15 +22,15 @@ def _build() -> str:
     return f"{version('headrace')} {platform.python_version()}"
 
 
-def refresh(stats: Stats) -> None:
+def refresh(stats: Counters) -> None:
     """Refresh these metrics."""
-    stats["build_info"] = {_build(): 1.0}
-    stats["uptime_seconds"] = round(time.monotonic() - _started, 3)
-    stats["cpu_seconds"] = round(time.process_time(), 3)
-    stats["errors"] = dict(logs.told)
+    stats.set_series("build_info", {_build(): 1.0})
+    stats.set("uptime_seconds", round(time.monotonic() - _started, 3))
+    stats.set("cpu_seconds", round(time.process_time(), 3))
+    stats.set_series("errors", dict(logs.told))
     memory = resident_bytes()
     if memory is not None:
-        stats["memory_bytes"] = memory
+        stats.set("memory_bytes", memory)
 
 
 def resident_bytes() -> int | None:

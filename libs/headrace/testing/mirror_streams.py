@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from headrace.consumer import Watermark
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
+from headrace.metrics.counters import Counters
 from headrace.mirror import (
     AlterTable,
     CreateTable,
@@ -202,7 +203,7 @@ async def following(
         target, {name: (sources or {}).get(name, "s") for name in tables}, fresh=fresh
     )
     running = Running(book, VerifyHold())
-    follower = Follower(book, client, Streams(), running.hold, {}, every_table=every)
+    follower = Follower(book, client, Streams(), running.hold, Counters(), every_table=every)
     task = asyncio.create_task(follower.run(asyncio.Event()), name="follower")
     try:
         yield running

@@ -27,7 +27,7 @@ from headrace.archiver.resume_point import (
 from headrace.bus.frame import Opening
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, format_lsn
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 from headrace.process.lifecycle import Scope
 
@@ -150,8 +150,8 @@ async def at_the_end(
     return writer
 
 
-def _count(stats: Stats, info: SegmentInfo, size: int) -> None:
-    count(stats, "archive_files")
-    count(stats, "archive_rows", info.rows)
-    count(stats, "archive_bytes", size)
-    stats["archive_file_id"] = info.id
+def _count(stats: Counters, info: SegmentInfo, size: int) -> None:
+    stats.count("archive_files")
+    stats.count("archive_rows", info.rows)
+    stats.count("archive_bytes", size)
+    stats.set("archive_file_id", info.id)

@@ -31,7 +31,6 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.parking import Parking
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import Cell
-from headrace.metrics.counting import count
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -84,7 +83,7 @@ async def _work(
             await sink.close()
 
     async def failed(error: Exception) -> bool:
-        count(stats, "archive_recoveries")
+        stats.count("archive_recoveries")
         if isinstance(error, ArchiveUnreachableError):
             part = "store"
         else:

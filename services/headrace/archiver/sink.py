@@ -22,7 +22,6 @@ from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.jetstream.parking import Parking
 from headrace.lsn import format_lsn
-from headrace.metrics.counting import count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import Commit, Relation
 from headrace.process.lifecycle import Scope
@@ -83,7 +82,7 @@ class ArchiveSink:
             log.error(
                 "gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason
             )
-            count(self._stats, "archive_gaps")
+            self._stats.count("archive_gaps")
             sealed = self._builder.tell_gap(gap, time.time_ns() // 1000)
             await self._writer.write(sealed, OpenFile(), opening)
 
@@ -109,7 +108,7 @@ class ArchiveSink:
         if self._writing is not None and (demand is Demand.ALL or self._writing.done()):
             await self._finish_writing()
         await self._pass_idle(now)
-        self._stats["archive_waiting_rows"] = self._builder.rows
+        self._stats.set("archive_waiting_rows", self._builder.rows)
         return self._stored()
 
     async def close(self) -> None:
@@ -122,7 +121,7 @@ class ArchiveSink:
 
     def _stored(self) -> Stored:
         lsn = self._writer.end.known_lsn
-        self._stats["archive_confirmed_lsn"] = lsn
+        self._stats.set("archive_confirmed_lsn", lsn)
         again_s = TICK_S if self._writing is None else WRITING_TICK_S
         if self._builder.rows:
             left_s = self._opened_at + self._age_max_s - time.monotonic()

@@ -28,7 +28,7 @@ from headrace.bus import link
 from headrace.consumer import RetentionGapError, StreamMissingError, Subscription, follow
 from headrace.consumer.behind import behind
 from headrace.errors import HeadraceError
-from headrace.metrics.counting import CONTENT_TYPE, count, exposition
+from headrace.metrics.exposition import CONTENT_TYPE, exposition
 from headrace.process.health import application, serving
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -140,7 +140,7 @@ class AuditWriter:
 
     async def _note(self, destination: Destination, gap: RetentionGapError) -> None:
         log.error("gap", reason=str(gap))
-        count(self._scope.health.stats, "audit_gaps")
+        self._scope.health.stats.count("audit_gaps")
         # The last committed state: the session that ended may have been ahead of it.
         await destination.prepare()
         if gap.rewritten:
@@ -176,7 +176,7 @@ class AuditWriter:
         self._scope.health.block(
             "stream" if stream else "destination", message or type(error).__name__
         )
-        count(self._scope.health.stats, "audit_recoveries")
+        self._scope.health.stats.count("audit_recoveries")
 
     async def look(self) -> None:
         """Measure now and then how far the trail is behind the stream, even while its destination
@@ -190,8 +190,8 @@ class AuditWriter:
                     found = await behind(
                         self._client.jetstream(), stream, self._session.settled_seq
                     )
-                    stats["audit_behind_messages"] = found.messages
-                    stats["audit_behind_seconds"] = found.age_s
+                    stats.set("audit_behind_messages", found.messages)
+                    stats.set("audit_behind_seconds", found.age_s)
             await self._scope.pause(LOOK_S)
 
     async def expire(self, keep_days: int) -> None:
@@ -203,7 +203,7 @@ class AuditWriter:
             ):
                 async with self._destination() as destination:
                     removed = await destination.expire(keep_days)
-            count(self._scope.health.stats, "audit_expired", removed)
+            self._scope.health.stats.count("audit_expired", removed)
             await self._scope.pause(1.0 if removed else EXPIRE_S)
 
 

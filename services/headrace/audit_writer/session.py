@@ -23,7 +23,6 @@ from headrace.audit_writer import source
 from headrace.consumer import Consumer, Event, RetentionGapError, Watermark
 from headrace.contract.selection import Selection
 from headrace.lsn import ORIGIN, Position
-from headrace.metrics.counting import count, count_in
 from headrace.process.lifecycle import Scope
 from headrace.settings import PostgresSettings
 
@@ -157,7 +156,7 @@ class Session:
                 self._take(event, queued_at)
         await self._read_files()
         for operation, number in self._rows.items():
-            count_in(self.scope.health.stats, "audit_rows", operation.lower(), number)
+            self.scope.health.stats.count_in("audit_rows", operation.lower(), number)
         self._rows.clear()
 
     async def _read_files(self) -> None:
@@ -221,7 +220,7 @@ class Session:
         if payload.get("reason") == "stream_damaged":
             reason += " to the stream; rows that the trail had read before are complete"
         log.error("gap", reason=reason)
-        count(self.scope.health.stats, "audit_gaps")
+        self.scope.health.stats.count("audit_gaps")
         self.stitcher.gap(event.stream_seq, reason)
 
     async def _commit(self) -> None:
@@ -272,13 +271,13 @@ class Session:
 
     def _tell(self, batch: Batch) -> None:
         stats = self.scope.health.stats
-        count(stats, "audit_commits")
-        count(stats, "audit_transactions", batch.transactions)
+        stats.count("audit_commits")
+        stats.count("audit_transactions", batch.transactions)
         assert batch.position is not None, "it was written"
-        stats["audit_lsn"] = batch.position.lsn
+        stats.set("audit_lsn", batch.position.lsn)
         if batch.committed_at:
             age = datetime.now(UTC) - datetime.fromisoformat(batch.committed_at)
-            stats["audit_lag_seconds"] = round(max(0.0, age.total_seconds()), 3)
+            stats.set("audit_lag_seconds", round(max(0.0, age.total_seconds()), 3))
 
 
 async def opened(

@@ -34,7 +34,7 @@ from headrace.jetstream.publishing.errors import (
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.pipe import OnStored, Pipe, Window, ignored
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 
 log = logs.logger("atomic")
@@ -73,7 +73,7 @@ class AtomicPipe(Pipe):
         self,
         client: Client,
         tail: StreamTail,
-        stats: Stats,
+        stats: Counters,
         window: Window,
         on_stored: OnStored = ignored,
     ) -> None:
@@ -247,7 +247,7 @@ class AtomicPipe(Pipe):
             await self._behind_the_tail()
         elif code == _DUPLICATE and not self._duplicates:
             await self._behind_the_tail()
-            count(self._stats, "duplicates_refused", len(group))
+            self._stats.count("duplicates_refused", len(group))
             log.warning("duplicates_refused", first=group[0].msg_id, messages=len(group))
             self._duplicates = True
         elif code == _DISABLED:

@@ -22,7 +22,7 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import Position
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.delivery import Delivery, lane_of
 from headrace.publisher.resume_point import ResumePoint
@@ -44,7 +44,7 @@ class Batches(Delivery):
         pipe: Pipe,
         large: LargeStore,
         place: ResumePoint,
-        stats: Stats,
+        stats: Counters,
         settings: Settings,
         payload_bytes_max: int,
     ) -> None:

@@ -40,7 +40,7 @@ from headrace.jetstream.publishing.pipe import (
     ignored,
 )
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
@@ -53,7 +53,7 @@ class ChainPipe(Pipe):
         self,
         client: Client,
         tail: StreamTail,
-        stats: Stats,
+        stats: Counters,
         window: Window,
         on_stored: OnStored = ignored,
     ) -> None:

@@ -25,7 +25,7 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import Gap, Position, format_lsn
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.publisher.gaps import gap_event
 from headrace.publisher.resume_point import ResumePoint
 
@@ -61,7 +61,12 @@ class Damage:
         self._spread = False
 
     async def report(
-        self, place: ResumePoint, source: str, encoding: Encoding | None, pipe: Pipe, stats: Stats
+        self,
+        place: ResumePoint,
+        source: str,
+        encoding: Encoding | None,
+        pipe: Pipe,
+        stats: Counters,
     ) -> None:
         """Publish the gaps not reported yet, then store them; no encoding: only store them."""
         self._gone = place.tail.gone
@@ -74,7 +79,7 @@ class Damage:
         if not new:
             return
         for gap in await self._gaps(new, place):
-            count(stats, "gaps")
+            stats.count("gaps")
             _log(gap)
             event = gap_event(gap, source, encoding or Encoding.JSON, gap.first_lost)
             # An earlier run may have published it and crashed before it stored the hole.

@@ -18,7 +18,7 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.message import NO_HEADERS, Message, Outgoing
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.lsn import ORIGIN, Position
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.ledger import Ledger
@@ -46,7 +46,7 @@ class Delivery:
     """`--delivery event`: a message for each event, immediately."""
 
     def __init__(
-        self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
+        self, pipe: Pipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str
     ) -> None:
         self._source = source
         self._pipe = pipe
@@ -98,7 +98,7 @@ class Delivery:
         position = event.position
         there = position <= self.position or event.msg_id in self._ids_after
         if there or (self._lanes and position <= self._lanes.get(lane_of(event.subject), ORIGIN)):
-            count(self._stats, "skipped_events")
+            self._stats.count("skipped_events")
             if event.advances:
                 self.position = max(self.position, event.position)
             return
@@ -140,7 +140,7 @@ class Delivery:
     def confirmable(self) -> int:
         """The LSN that may be confirmed."""
         lsn = self._ledger.confirmable(self._pipe.acked)
-        self._stats["transactions"] = self._transactions + self._ledger.transactions
+        self._stats.set("transactions", self._transactions + self._ledger.transactions)
         return lsn
 
     def stored(self) -> tuple[Position, str]:

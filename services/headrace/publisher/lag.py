@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace import log as logs
-from headrace.metrics.counting import Stats, observe
+from headrace.metrics.counters import Counters
 from headrace.process.tracing import ROOT, Span, Traces
 
 log = logs.logger("publisher")
@@ -35,7 +35,7 @@ class Frame:
 class AckLag:
     """The frames that are not acknowledged yet."""
 
-    def __init__(self, stats: Stats, traces: Traces) -> None:
+    def __init__(self, stats: Counters, traces: Traces) -> None:
         self._stats = stats
         self._traces = traces
         self._frames: deque[Frame] = deque(maxlen=FRAMES_MAX)
@@ -58,8 +58,8 @@ class AckLag:
             acked_s = time.time() - (time.monotonic() - acked_at)
             for frame in done:
                 lag_s = max(0.0, acked_s - frame.commit_s)
-                observe(self._stats, "ack_lag_seconds", lag_s)
-                observe(self._stats, "ack_lag_bytes", max(0, reached_lsn - frame.lsn))
+                self._stats.observe("ack_lag_seconds", lag_s)
+                self._stats.observe("ack_lag_bytes", max(0, reached_lsn - frame.lsn))
                 self._trace(frame, acked_s)
                 log.debug("frame_acknowledged", frame=frame.name, lag_ms=round(lag_s * 1000, 3))
         return done
@@ -69,11 +69,11 @@ class AckLag:
             self._traces.add(Span(ROOT, frame.name, frame.commit_s, acked_s))
             self._traces.add(Span("publish", frame.name, frame.received_s, acked_s))
 
-    def refresh(self, stats: Stats) -> None:
+    def refresh(self, stats: Counters) -> None:
         if self._frames:
-            stats["lag_seconds"] = round(max(0.0, time.time() - self._frames[0].commit_s), 3)
+            stats.set("lag_seconds", round(max(0.0, time.time() - self._frames[0].commit_s), 3))
         else:
-            stats["lag_seconds"] = 0
+            stats.set("lag_seconds", 0)
 
 
 def unix_s(postgres_us: int) -> float:

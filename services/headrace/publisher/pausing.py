@@ -55,7 +55,7 @@ class Pausing:
         published meanwhile.
         """
         if self.paused.is_set():
-            self._scope.health.stats["paused"] = 1
+            self._scope.health.stats.set("paused", 1)
         await self._scope.until_stopping(self._going.wait())
 
     async def _wake(self, _: Msg) -> None:
@@ -93,4 +93,4 @@ class Pausing:
             self.paused.clear()
             self._going.set()
             self._scope.health.unblock("paused")
-            self._scope.health.stats["paused"] = 0
+            self._scope.health.stats.set("paused", 0)

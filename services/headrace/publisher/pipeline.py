@@ -21,7 +21,7 @@ from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe, Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
 from headrace.jetstream.state import Cell, bucket, suite_identity
-from headrace.metrics.counting import Stats, one_of
+from headrace.metrics.counters import Counters, one_of
 from headrace.metrics.figure import INGEST_MODES
 from headrace.publisher.assembler import Assembler
 from headrace.publisher.atomic_pipe import AtomicPipe
@@ -79,7 +79,7 @@ class Pipeline:
 
 
 @contextlib.asynccontextmanager
-async def opened(client: Client, settings: Settings, stats: Stats) -> AsyncIterator[Pipeline]:
+async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIterator[Pipeline]:
     """A pipeline whose pipe is open."""
     js = client.jetstream()
     source = settings.source.slot
@@ -120,7 +120,7 @@ async def opened(client: Client, settings: Settings, stats: Stats) -> AsyncItera
         await pipe.close()
 
 
-async def _report_damage(line: Pipeline, stats: Stats) -> None:
+async def _report_damage(line: Pipeline, stats: Counters) -> None:
     """Report it before the first event: after one, a lost tail would look like a hole."""
     settings = line.settings
     has_gaps = settings.delivery.compat is Compat.NONE
@@ -128,19 +128,19 @@ async def _report_damage(line: Pipeline, stats: Stats) -> None:
     await line.damage.report(line.start, settings.source.slot, encoding, line.pipe, stats)
 
 
-async def _pipe(client: Client, settings: Settings, stats: Stats, tail: StreamTail) -> Pipe:
+async def _pipe(client: Client, settings: Settings, stats: Counters, tail: StreamTail) -> Pipe:
     limits = settings.publishing
     delivery = settings.delivery
     stored = partial(tally, stats)
     if delivery.mode is DeliveryMode.TRANSACTION:
-        stats["ingest_mode"] = one_of(INGEST_MODES, "atomic")
+        stats.set_series("ingest_mode", one_of(INGEST_MODES, "atomic"))
         window = Window(
             delivery.atomic_messages_max, delivery.atomic_bytes_max, limits.ack_timeout_s
         )
         return AtomicPipe(client, tail, stats, window, stored)
     fast = await _is_fast(client, settings)
     mode = "fast" if fast else "chain"
-    stats["ingest_mode"] = one_of(INGEST_MODES, mode)
+    stats.set_series("ingest_mode", one_of(INGEST_MODES, mode))
     log.info("ingest_chosen", kind=mode)
     window = Window(limits.window_messages_max, limits.window_bytes_max, limits.ack_timeout_s)
     if not fast:
@@ -163,7 +163,7 @@ async def _is_fast(client: Client, settings: Settings) -> bool:
 
 
 def _delivery(
-    client: Client, settings: Settings, stats: Stats, pipe: Pipe, start: ResumePoint
+    client: Client, settings: Settings, stats: Counters, pipe: Pipe, start: ResumePoint
 ) -> Delivery:
     large = LargeStore(client.jetstream(), settings.streams.large, client.max_payload)
     source = settings.source.slot

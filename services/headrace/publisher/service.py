@@ -20,7 +20,6 @@ from headrace.confirming.recovery import follow_on
 from headrace.confirming.relations import Relations, value_options
 from headrace.errors import describe
 from headrace.jetstream.provisioning import ensure_patiently
-from headrace.metrics.counting import count
 from headrace.process.leased import run_leased
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -72,7 +71,7 @@ async def _work(
                 await sink.close()
 
     async def failed(error: Exception) -> bool:
-        count(scope.health.stats, "recoveries")
+        scope.health.stats.count("recoveries")
         scope.health.block("publish", describe(error))
         if isinstance(error, NotFoundError):
             # The stream is gone: created again, it is filled with what the slot still has.

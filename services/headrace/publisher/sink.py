@@ -16,7 +16,6 @@ from headrace.confirming.relations import Relations
 from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
 from headrace.errors import DecodeError
 from headrace.lsn import Gap, format_lsn
-from headrace.metrics.counting import count
 from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.messages import LogicalMessage, Relation
 from headrace.process.failpoint import failpoint
@@ -139,7 +138,7 @@ class StreamSink:
         await self._progress.abandon()
 
     def _stored(self) -> Stored:
-        self._stats["window_messages"] = self._delivery.accepted - self._pipe.acked
+        self._stats.set("window_messages", self._delivery.accepted - self._pipe.acked)
         lsn = self._hold.confirmable(self._progress.confirmed_lsn, time.monotonic())
         tick_s = WRITING_TICK_S if self._progress.busy else TICK_S
         again_s = min(tick_s, self._delivery.wait_s or tick_s)
@@ -151,7 +150,7 @@ class StreamSink:
     def _note_frame(self, name: str, began: float, before: int) -> None:
         """Durations, once for a frame; one that brought nothing new has none to report."""
         took_s = time.monotonic() - began
-        self._stats["last_processing_time_us"] = round(took_s * 1e6)
+        self._stats.set("last_processing_time_us", round(took_s * 1e6))
         accepted = self._delivery.accepted
         oldest = self._assembler.oldest_commit_us
         if oldest is not None and accepted > before:
@@ -165,7 +164,7 @@ class StreamSink:
         """The last event that this stream has of its source: another history follows there."""
         # It is about the stream's end, behind all that was taken for a part of it.
         await self._deliver_all()
-        count(self._stats, "gaps")
+        self._stats.count("gaps")
         up_to = opening.current_lsn or opening.confirmed_lsn
         gap = Gap(start.position.lsn, up_to, "source_diverged")
         event = gap_event(gap, self._source, self._encoding)
@@ -176,7 +175,7 @@ class StreamSink:
             await self._pipe.drain()
 
     async def _report_gap(self, gap: Gap) -> None:
-        count(self._stats, "gaps")
+        self._stats.count("gaps")
         log.error(
             "gap",
             after=format_lsn(gap.after),
@@ -298,7 +297,7 @@ class StreamSink:
         lsn = await self._progress.finish()
         if lsn is not None:
             self._doubt.stored(lsn)
-            self._stats["confirmed_lsn"] = self._progress.confirmed_lsn
+            self._stats.set("confirmed_lsn", self._progress.confirmed_lsn)
 
     async def _deliver_all(self) -> None:
         await self._delivery.flush()

@@ -12,14 +12,14 @@ from operator import attrgetter
 
 from headrace.contract.naming import CDC
 from headrace.jetstream.publishing.message import Message
-from headrace.metrics.counting import Stats, count, count_in
+from headrace.metrics.counters import Counters
 
 _BATCH = ".batch"
 _SUBJECT = attrgetter("subject")
 _PREFIX = len(CDC) + 1
 
 
-def tally(stats: Stats, messages: Sequence[Message]) -> None:
+def tally(stats: Counters, messages: Sequence[Message]) -> None:
     """These messages are stored."""
     total = len(messages)
     # Subject by subject, at the speed of C: cdc.{table}.{operation} contains the label values.
@@ -28,8 +28,8 @@ def tally(stats: Stats, messages: Sequence[Message]) -> None:
         if subject.endswith(_BATCH):
             events = sum(_events(message) for message in messages if message.subject == subject)
             total += events - number
-        count_in(stats, "table_events", subject[_PREFIX:].replace(".", " "), events)
-    count(stats, "cdc_events", total)
+        stats.count_in("table_events", subject[_PREFIX:].replace(".", " "), events)
+    stats.count("cdc_events", total)
 
 
 def _events(message: Message) -> int:

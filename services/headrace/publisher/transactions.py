@@ -10,7 +10,7 @@ completes something (a transaction's last one, or one outside any) waits for not
 from __future__ import annotations
 
 from headrace.jetstream.object_store import LargeStore
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.delivery import Delivery
@@ -21,7 +21,7 @@ SPLIT_HEADER = {"Headrace-Transaction": "split"}
 
 class AtomicDelivery(Delivery):
     def __init__(
-        self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Stats, source: str
+        self, pipe: AtomicPipe, large: LargeStore, place: ResumePoint, stats: Counters, source: str
     ) -> None:
         super().__init__(pipe, large, place, stats, source)
         self._atomic = pipe

@@ -24,7 +24,7 @@ from headrace.errors import DecodeError
 from headrace.jetstream.provisioning import ensure
 from headrace.jetstream.state import LostRaceError
 from headrace.jetstream.state import bucket as open_bucket
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 from headrace.schema_publisher.schema import (
     ABSENT,
@@ -43,7 +43,7 @@ _DELETIONS = frozenset({"DEL", "PURGE"})
 
 
 class SchemaBucket:
-    def __init__(self, settings: Settings, client: Client, stats: Stats) -> None:
+    def __init__(self, settings: Settings, client: Client, stats: Counters) -> None:
         self._settings = settings
         self._encoding = settings.format.encoding
         self._js: JetStreamContext = client.jetstream()
@@ -125,7 +125,7 @@ class SchemaBucket:
         )
         failpoint("schema_publisher.after_schema")
         self._seen = None
-        count(self._stats, "schemas_published")
+        self._stats.count("schemas_published")
         log.info(
             "schema_published", table=table.content["schema"], version=version, revision=revision
         )

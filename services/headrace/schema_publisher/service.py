@@ -69,7 +69,7 @@ class SchemaPublisher:
         """Compare once; returns the time to wait for the next comparison."""
         try:
             tables = await self._reading.schemas()
-            self._scope.health.stats["tables"] = len(tables)
+            self._scope.health.stats.set("tables", len(tables))
             self._scope.health.unblock("postgres")
             await self._bucket.sync(tables, self._events.told)
         except (HeadraceError, NatsError, TimeoutError, asyncpg.PostgresError) as error:

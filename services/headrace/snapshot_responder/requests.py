@@ -32,7 +32,7 @@ from headrace.contract.naming import (
 )
 from headrace.errors import DecodeError, HeadraceError, describe
 from headrace.jetstream.state import Cell
-from headrace.metrics.counting import Stats, count, observe, one_of
+from headrace.metrics.counters import Counters, one_of
 from headrace.metrics.figure import SPARK_STATES
 from headrace.postgres.connection import PostgresUnreachableError
 from headrace.process.failpoint import failpoint
@@ -132,24 +132,28 @@ class Desk:
         await self._client.flush()
         await self._answers.open()
 
-    def refresh(self, stats: Stats) -> None:
+    def refresh(self, stats: Counters) -> None:
         """Refresh the metrics of running snapshots."""
         copied = {
             running.request.token: running.snapshot
             for running in self._running.values()
             if running.snapshot
         }
-        stats["snapshots_running"] = len(copied)
-        stats["snapshot_requests_held"] = self.held
-        stats["snapshot_progress_rows"] = {
-            token: snapshot.numbers.rows for token, snapshot in copied.items()
-        }
-        stats["snapshot_estimated_rows"] = {
-            token: max(snapshot.rows_estimated, snapshot.numbers.rows)
-            for token, snapshot in copied.items()
-        }
-        stats["spark_state"] = one_of(SPARK_STATES, self._driver.state)
-        stats["spark_losses"] = logs.told.get("warning spark_lost", 0)
+        stats.set("snapshots_running", len(copied))
+        stats.set("snapshot_requests_held", self.held)
+        stats.set_series(
+            "snapshot_progress_rows",
+            {token: snapshot.numbers.rows for token, snapshot in copied.items()},
+        )
+        stats.set_series(
+            "snapshot_estimated_rows",
+            {
+                token: max(snapshot.rows_estimated, snapshot.numbers.rows)
+                for token, snapshot in copied.items()
+            },
+        )
+        stats.set_series("spark_state", one_of(SPARK_STATES, self._driver.state))
+        stats.set("spark_losses", logs.told.get("warning spark_lost", 0))
 
     async def take(self, message: Msg) -> None:
         """A request from the work queue."""
@@ -233,7 +237,7 @@ class Desk:
             return await self._judge_table(message, sequence, request)
         if running := self._equal(request):
             running.requests[sequence] = message
-            count(self._scope.health.stats, "snapshots_requested")
+            self._scope.health.stats.count("snapshots_requested")
             return Answer(running.snapshot_id, "joined")
         return await self._judge_table(message, sequence, request)
 
@@ -272,13 +276,13 @@ class Desk:
         return await self._reject(message, request.token, request.table, refusal)
 
     async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
-        count(self._scope.health.stats, "snapshots_requested")
+        self._scope.health.stats.count("snapshots_requested")
         if isinstance(error, TableRefusedError):
             available = error.available
         else:
             available = ()
         snapshot_id = new_snapshot_id()
-        count(self._scope.health.stats, "snapshots_failed")
+        self._scope.health.stats.count("snapshots_failed")
         # Stored before the request leaves the queue: after a crash in between it is rejected once
         # more, instead of never.
         await self._results.fail(token, table, snapshot_id, str(error), available)
@@ -309,7 +313,7 @@ class Desk:
         running = Running(request, snapshot_id, cell, attempt, {sequence: message})
         # Before the answer: an id that a caller knows must be known to the next responder.
         await _note(running, running_now=False)
-        count(self._scope.health.stats, "snapshots_requested")
+        self._scope.health.stats.count("snapshots_requested")
         self._running[snapshot_id] = running
         task = self._scope.tasks.create_task(self._serve(running), name=f"snapshot-{snapshot_id}")
         running.task = task
@@ -381,9 +385,9 @@ class Desk:
                 failpoint("responder.noted")
                 began = time.monotonic()
                 rows = await self._copy(running)
-            observe(stats, "snapshot_seconds", time.monotonic() - began)
-            count(stats, "snapshots_completed")
-            count(stats, "snapshot_rows", rows)
+            stats.observe("snapshot_seconds", time.monotonic() - began)
+            stats.count("snapshots_completed")
+            stats.count("snapshot_rows", rows)
         except (HeadraceError, NatsError, TimeoutError) as error:
             await self._give_up(running, error)
         except Exception as error:  # noqa: BLE001
@@ -403,7 +407,7 @@ class Desk:
         if await self._results.completed_patiently(request.token, running.snapshot_id):
             running.cancelled = False
             return
-        count(self._scope.health.stats, "snapshots_failed")
+        self._scope.health.stats.count("snapshots_failed")
         if running.snapshot is None:
             begun = 0
         else:
@@ -440,7 +444,7 @@ class Desk:
     async def _give_up(self, running: Running, error: Exception) -> None:
         # Set before anything is sent: a request that arrives now must not join.
         running.failed = True
-        count(self._scope.health.stats, "snapshots_failed")
+        self._scope.health.stats.count("snapshots_failed")
         if isinstance(error, TableRefusedError):
             available = error.available
         else:

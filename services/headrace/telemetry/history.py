@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.metrics.counting import Value, quantile
+from headrace.metrics.counters import Value, quantile
 from headrace.telemetry.suite import PUBLISHER, SuiteStatus
 
 INTERVAL_S = 2.0

@@ -25,7 +25,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans
 
 from headrace.metrics.catalogue import FIGURES
-from headrace.metrics.counting import Stats, Value, series
+from headrace.metrics.counters import Stats, Value
+from headrace.metrics.exposition import series
 from headrace.metrics.figure import Figure
 from headrace.process.tracing import ROOT, Span
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headrace import log as logs
 from headrace.errors import SettingError, describe
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.process.lifecycle import Scope
 from headrace.process.tracing import Span
 from headrace.settings import OtelSettings, Settings

@@ -28,7 +28,7 @@ from headrace.http.authority import bears, is_loopback
 from headrace.http.page import page
 from headrace.jetstream.connection import shown
 from headrace.jetstream.state import bucket
-from headrace.metrics.counting import CONTENT_TYPE, bridge_exposition, exposition
+from headrace.metrics.exposition import CONTENT_TYPE, bridge_exposition, exposition
 from headrace.process.health import Health
 from headrace.settings import Settings
 from headrace.suite import pause as pauses

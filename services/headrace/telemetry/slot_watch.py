@@ -14,7 +14,7 @@ import asyncpg
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, describe
-from headrace.metrics.counting import observe, one_of
+from headrace.metrics.counters import one_of
 from headrace.metrics.figure import WAL_ALARMS, WAL_STATUSES
 from headrace.postgres import connection
 from headrace.process.lifecycle import Scope
@@ -124,35 +124,35 @@ class SlotWatch:
     def _figures(self) -> None:
         stats = self._scope.health.stats
         watch = self._suite.watch
-        stats["pg_reachable"] = int(watch.reachable)
+        stats.set("pg_reachable", int(watch.reachable))
         if watch.slot:
-            stats["slot_active"] = int(watch.slot.active)
+            stats.set("slot_active", int(watch.slot.active))
         else:
-            stats["slot_active"] = 0
+            stats.set("slot_active", 0)
         if watch.slot:
-            stats["lag_bytes"] = watch.slot.lag_bytes
+            stats.set("lag_bytes", watch.slot.lag_bytes)
         else:
-            stats["lag_bytes"] = 0
+            stats.set("lag_bytes", 0)
         if watch.slot:
-            stats["retained_bytes"] = watch.slot.retained_bytes
+            stats.set("retained_bytes", watch.slot.retained_bytes)
         else:
-            stats["retained_bytes"] = 0
+            stats.set("retained_bytes", 0)
         if not watch.reachable:
             return
         status = watch.slot.wal_status if watch.slot else "missing"
-        stats["slot_wal_status"] = one_of(WAL_STATUSES, status)
+        stats.set_series("slot_wal_status", one_of(WAL_STATUSES, status))
         for key in ("safe_wal_bytes", "slot_loss_seconds"):
-            stats.pop(key, None)
+            stats.unset(key)
         if watch.slot is None:
             return
-        observe(stats, "slot_lag_bytes", watch.slot.lag_bytes)
-        stats["wal_lsn"] = watch.slot.wal_lsn
-        stats["wal_rate_bytes"] = watch.slot.wal_rate_bytes
-        stats["wal_alarm"] = one_of(WAL_ALARMS, watch.slot.alarm)
+        stats.observe("slot_lag_bytes", watch.slot.lag_bytes)
+        stats.set("wal_lsn", watch.slot.wal_lsn)
+        stats.set("wal_rate_bytes", watch.slot.wal_rate_bytes)
+        stats.set_series("wal_alarm", one_of(WAL_ALARMS, watch.slot.alarm))
         if watch.slot.safe_bytes is not None:
-            stats["safe_wal_bytes"] = watch.slot.safe_bytes
+            stats.set("safe_wal_bytes", watch.slot.safe_bytes)
         if watch.slot.loss_s is not None:
-            stats["slot_loss_seconds"] = round(watch.slot.loss_s, 1)
+            stats.set("slot_loss_seconds", round(watch.slot.loss_s, 1))
 
     def _judge(self) -> None:
         slot = self._suite.watch.slot

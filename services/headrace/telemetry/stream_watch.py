@@ -16,7 +16,7 @@ from nats.errors import Error as NatsError
 
 from headrace import log as logs
 from headrace.errors import HeadraceError, describe
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.process.lifecycle import Scope
 from headrace.settings import Settings
 from headrace.telemetry.retention import ConsumerView, Standing, StreamView, judge
@@ -148,29 +148,33 @@ class StreamWatch:
         self._lost = {view.key: view.lost for view in consumers}
 
 
-def _figures(stats: Stats, streams: list[StreamView], consumers: list[ConsumerView]) -> None:
+def _figures(stats: Counters, streams: list[StreamView], consumers: list[ConsumerView]) -> None:
     """As series by stream, and by stream and consumer; deleted ones disappear."""
-    stats["stream_messages"] = {view.name: view.messages for view in streams}
-    stats["stream_bytes"] = {view.name: view.bytes for view in streams}
-    stats["stream_max_bytes"] = {view.name: view.bytes_max for view in streams if view.bytes_max}
-    stats["stream_max_age_seconds"] = {
-        view.name: view.age_max_s for view in streams if view.age_max_s
-    }
-    stats["stream_last_seq"] = {view.name: view.last_seq for view in streams}
-    stats["stream_consumers"] = {view.name: view.consumers for view in streams}
-    stats["consumer_pending_messages"] = {view.key: view.pending for view in consumers}
-    stats["consumer_unacknowledged_messages"] = {
-        view.key: view.unacknowledged for view in consumers
-    }
-    stats["consumer_lag_seconds"] = {view.key: view.lag_s for view in consumers}
-    stats["consumer_left_seconds"] = {
-        view.key: view.left_s for view in consumers if view.left_s is not None
-    }
-    stats["consumer_left_bytes"] = {
-        view.key: view.left_bytes for view in consumers if view.left_bytes is not None
-    }
-    stats["consumer_left_ratio"] = {view.key: view.left_ratio for view in consumers}
-    stats["consumer_lost_messages"] = {view.key: view.lost for view in consumers}
+    stats.set_series("stream_messages", {view.name: view.messages for view in streams})
+    stats.set_series("stream_bytes", {view.name: view.bytes for view in streams})
+    stats.set_series(
+        "stream_max_bytes", {view.name: view.bytes_max for view in streams if view.bytes_max}
+    )
+    stats.set_series(
+        "stream_max_age_seconds", {view.name: view.age_max_s for view in streams if view.age_max_s}
+    )
+    stats.set_series("stream_last_seq", {view.name: view.last_seq for view in streams})
+    stats.set_series("stream_consumers", {view.name: view.consumers for view in streams})
+    stats.set_series("consumer_pending_messages", {view.key: view.pending for view in consumers})
+    stats.set_series(
+        "consumer_unacknowledged_messages", {view.key: view.unacknowledged for view in consumers}
+    )
+    stats.set_series("consumer_lag_seconds", {view.key: view.lag_s for view in consumers})
+    stats.set_series(
+        "consumer_left_seconds",
+        {view.key: view.left_s for view in consumers if view.left_s is not None},
+    )
+    stats.set_series(
+        "consumer_left_bytes",
+        {view.key: view.left_bytes for view in consumers if view.left_bytes is not None},
+    )
+    stats.set_series("consumer_left_ratio", {view.key: view.left_ratio for view in consumers})
+    stats.set_series("consumer_lost_messages", {view.key: view.lost for view in consumers})
 
 
 def _micros(stamp: str) -> str:

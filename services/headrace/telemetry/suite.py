@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.bus.link import Report
 from headrace.lsn import format_lsn
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.telemetry.retention import ConsumerView, StreamView
 
 # Names of services, and no import of them: what each one counts is known here by its metric's name

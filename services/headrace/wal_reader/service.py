@@ -23,7 +23,7 @@ from headrace.bus.frame import Opening, frame_name
 from headrace.bus.sender import LIFE_BITS, Action, FrameSender
 from headrace.errors import DecodeError, HeadraceError
 from headrace.lsn import format_lsn
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.postgres.connection import PostgresError
 from headrace.postgres.replication import (
     Keepalive,
@@ -119,16 +119,17 @@ class WalReaderService:
         archive = settings.archive
         self._holding = Holding(PUBLISHER, required, archive.patience_s + archive.file_age_max_s)
 
-    def refresh(self, stats: Stats) -> None:
-        stats["in_flight_bytes"] = self._sender.in_flight_bytes
-        stats["credit_bytes"] = max(
-            0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes
+    def refresh(self, stats: Counters) -> None:
+        stats.set("in_flight_bytes", self._sender.in_flight_bytes)
+        stats.set(
+            "credit_bytes",
+            max(0, self._settings.bus.in_flight_bytes_max - self._sender.in_flight_bytes),
         )
-        stats["received_lsn"] = self._received
-        stats["confirmed_lsn"] = self._told
-        stats["pg_connected"] = int(self._connection is not None)
-        stats["epochs"] = self._epochs
-        stats["pg_reconnects"] = max(0, self._epochs - 1)
+        stats.set("received_lsn", self._received)
+        stats.set("confirmed_lsn", self._told)
+        stats.set("pg_connected", int(self._connection is not None))
+        stats.set("epochs", self._epochs)
+        stats.set("pg_reconnects", max(0, self._epochs - 1))
 
     async def run(self) -> None:
         await self._client.subscribe(
@@ -295,7 +296,7 @@ class WalReaderService:
 
     async def _send(self, data: bytes) -> None:
         failpoint("wal_reader.before_frame")
-        count(self._stats, "frames_sent")
+        self._stats.count("frames_sent")
         self._transfers.sent(self._sender.epoch, self._sender.seq, len(data))
         log.debug(
             "frame_sent", frame=frame_name(self._sender.epoch, self._sender.seq), bytes=len(data)
@@ -377,8 +378,8 @@ class WalReaderService:
         data = [message for message in messages if not isinstance(message, Keepalive)]
         if data:
             self._received = max(self._received, data[-1][0])
-            count(self._stats, "wal_messages", len(data))
-            count(self._stats, "wal_bytes", sum([len(message) for _, message in data]))
+            self._stats.count("wal_messages", len(data))
+            self._stats.count("wal_bytes", sum([len(message) for _, message in data]))
 
     async def _pack_frame(
         self, lsn: int, message: bytes, connection: ReplicationConnection
@@ -402,7 +403,7 @@ class WalReaderService:
 
     def _let_go_of_the_late(self) -> None:
         for name in self._sender.tick(time.monotonic()):
-            count(self._stats, "confirmers_dropped")
+            self._stats.count("confirmers_dropped")
             log.warning(
                 "confirmer_dropped", confirmer=name, patience_s=self._settings.archive.patience_s
             )

@@ -14,7 +14,7 @@ import nats
 from headrace.bus import link, subjects
 from headrace.cli.watch.top_view import Past, spark
 from headrace.embedded.nats import EmbeddedNats
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.process import ServiceProcess, command, service

@@ -24,7 +24,7 @@ from headrace.jetstream.publishing.message import Message, Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.publisher.resume_point import find_resume_point, reader_of
 from headrace.testing.oracle import raw_messages, stored
 from headrace.testing.plugin import OwnNats
@@ -59,7 +59,7 @@ async def client(own_nats: OwnNats, duplicate_window: float) -> AsyncIterator[Cl
 
 async def opened(client: Client, *, messages_max: int = 4096) -> FastPipe:
     tail = StreamTail(client.jetstream(), STREAM, reader_of("a"))
-    ingest = FastPipe(client, tail, {}, Window(messages_max, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(client, tail, Counters(), Window(messages_max, 1 << 23, ack_timeout_s=3))
     await ingest.open(await tail.after(0))
     return ingest
 
@@ -109,7 +109,7 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
 ) -> None:
     tail, stats, heard = (
         StreamTail(client.jetstream(), STREAM, reader_of("a")),
-        Stats(),
+        Counters(),
         list[str](),
     )
 
@@ -122,7 +122,7 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
     await ingest.open(await tail.after(0))
     await deliver(ingest, range(1, 301))
     assert heard == [event(number).msg_id for number in range(1, 301)]
-    assert set(stats) == {"published_bytes"}
+    assert set(stats.values()) == {"published_bytes"}
     await ingest.close()
 
 
@@ -233,7 +233,7 @@ class SlowTail(StreamTail):
 async def test_what_is_read_back_holds_nothing_up(client: Client) -> None:
     """Of all that was taken while one message is read, the last one alone is read."""
     tail = SlowTail(client)
-    ingest = FastPipe(client, tail, {}, Window(8192, 1 << 23, ack_timeout_s=10))
+    ingest = FastPipe(client, tail, Counters(), Window(8192, 1 << 23, ack_timeout_s=10))
     await ingest.open(await tail.after(0))
     for number in range(1, 4097):
         await ingest.publish(event(number))
@@ -294,7 +294,7 @@ async def test_no_message_is_skipped_whose_place_another_source_took(client: Cli
     cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
     tail = StreamTail(js, STREAM, reader_of("a"))
     place = await find_resume_point(cell, tail)
-    ingest = FastPipe(client, tail, {}, Window(4096, 1 << 23, ack_timeout_s=3))
+    ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=3))
     await ingest.open(place.tail)
     for number in range(10):
         await js.publish("fast.other", b"x", headers={"Nats-Msg-Id": f"other-{number}"})

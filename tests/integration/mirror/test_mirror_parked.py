@@ -159,7 +159,7 @@ async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape
         await insert(client, "sound", 100, {"id": 1, "t": "x"})
         await until(lambda: rows("sound") == [(1, "x")])
         await mirror.look()
-        assert mirror.stats["mirror_parked"] == 1
+        assert mirror.stats.number("mirror_parked") == 1
         await send_shape(client, "twins", {"a": "integer", "b": "integer"}, 200)
         await until(lambda: phases(mirror)["twins"] is Phase.FOLLOWING)
         await insert(client, "twins", 300, {"a": 1, "b": 2})
@@ -241,7 +241,7 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
             assert "small" in mirror.parked["picky"]
             assert (await ids("sound"), await ids("picky")) == ([1, 2, 3], [1, 2])
             await mirror.look()
-            assert mirror.stats["mirror_parked"] == 1
+            assert mirror.stats.number("mirror_parked") == 1
         # A start copies it again; the copy has no constraint.
         async with mirroring(client, target) as mirror:
             await until(lambda: phases(mirror).get("picky") is Phase.FOLLOWING)

@@ -18,6 +18,7 @@ from headrace.consumer import Watermark
 from headrace.consumer.pull import Delivered, Pull
 from headrace.jetstream.dictionaries import DictionaryReader
 from headrace.jetstream.provisioning import ensure
+from headrace.metrics.counters import Counters
 from headrace.mirror import CreateTable, Streams, follower
 from headrace.mirror.ahead import SINGLE_MESSAGES, Ahead
 from headrace.mirror.bootstrap import Bootstrap
@@ -296,7 +297,7 @@ async def test_a_table_joins_between_transactions(client: Client) -> None:
     )
     book.put(TableState("public", "b", Phase.LOADING, run=run, why="test"))
     await book.commit()
-    running = Follower(book, client, Streams(), VerifyHold(), {}, every_table=True)
+    running = Follower(book, client, Streams(), VerifyHold(), Counters(), every_table=True)
     tasks = [asyncio.create_task(running.run(asyncio.Event()))]
     await target.shows({"a10.0"})
     async with asyncio.timeout(PATIENCE_S):

@@ -19,6 +19,7 @@ from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.jetstream.provisioning import ensure
+from headrace.metrics.counters import Counters
 from headrace.mirror import CreateTable, InsertRows, Mirror, Step, Streams, Table, mirror
 from headrace.mirror.bootstrap import AgainError, Bootstrap
 from headrace.mirror.changes import Changes
@@ -156,7 +157,7 @@ async def test_a_first_transaction_that_was_acknowledged_and_not_committed_is_ap
         book.put(TableState("public", "users", Phase.FOLLOWING, live=live, source="s"))
         book.keep_lanes({SEEN: Watermark()})
         await book.commit()
-        follower = Follower(book, client, Streams(), VerifyHold(), {}, every_table=True)
+        follower = Follower(book, client, Streams(), VerifyHold(), Counters(), every_table=True)
         following = asyncio.create_task(follower.run(asyncio.Event()))
         async with asyncio.timeout(PATIENCE_S):
             while not await done():  # noqa: ASYNC110  # a consumer's state is only to be asked for

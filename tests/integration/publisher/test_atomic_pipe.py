@@ -21,6 +21,7 @@ from headrace.jetstream.publishing.errors import FencedError, IngestError, Strea
 from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail, TailError
+from headrace.metrics.counters import Counters
 from headrace.publisher.atomic_pipe import AtomicPipe
 from headrace.publisher.resume_point import reader_of
 from headrace.testing.oracle import stored
@@ -69,7 +70,7 @@ async def piped(
 ) -> AsyncIterator[tuple[AtomicPipe, int]]:
     """A pipe as the publisher has it, and the next number of its source."""
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
-    pipe = AtomicPipe(client, tail, {}, Window(100, 1 << 20, ack_timeout_s))
+    pipe = AtomicPipe(client, tail, Counters(), Window(100, 1 << 20, ack_timeout_s))
     found = await tail.after(0)
     await pipe.open(found)
     try:

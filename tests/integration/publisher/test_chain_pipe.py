@@ -34,6 +34,7 @@ from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
 from headrace.lsn import ORIGIN, Position
+from headrace.metrics.counters import Counters
 from headrace.publisher.chain_pipe import ChainPipe
 from headrace.publisher.resume_point import Progress, ResumePoint, find_resume_point, reader_of
 from headrace.testing.oracle import stored
@@ -130,7 +131,7 @@ async def publisher(
     client: Client, source: str, *, ack_timeout_s: float = 3.0, window: int = 500
 ) -> Publisher:
     tail = StreamTail(client.jetstream(), STREAM, reader_of(source))
-    ingest = way(client, tail, {}, Window(window, 1 << 22, ack_timeout_s))
+    ingest = way(client, tail, Counters(), Window(window, 1 << 22, ack_timeout_s))
     found = await tail.after(0)
     await ingest.open(found)
     return Publisher(

@@ -28,7 +28,7 @@ from headrace.jetstream.publishing.message import Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.publishing.turns import Turns
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Counters
 from headrace.publisher.resume_point import reader_of, suspect_of
 from headrace.testing.oracle import stored
 from headrace.testing.plugin import OwnNats
@@ -54,7 +54,7 @@ class Publisher:
     client: Client
     source: str
     ingest: FastPipe
-    stats: Stats
+    stats: Counters
     next: int = 1
 
     async def push(self, messages: int) -> None:
@@ -70,9 +70,7 @@ class Publisher:
         await self.ingest.drain()
 
     def counted(self, key: str) -> int:
-        found = self.stats.get(key, 0)
-        assert isinstance(found, int)
-        return found
+        return int(self.stats.number(key))
 
 
 @dataclass(slots=True)
@@ -87,7 +85,7 @@ class Site:
         return self.clients[-1]
 
     async def publisher(self, source: str) -> Publisher:
-        client, stats = await self.client(), Stats()
+        client, stats = await self.client(), Counters()
         tail = StreamTail(client.jetstream(), STREAM, reader_of(source), suspect_of(source))
         ingest = FastPipe(
             client, tail, stats, Window(2048, 1 << 23, 30.0), Turns(client, STREAM, source, stats)

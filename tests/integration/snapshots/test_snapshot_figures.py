@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from headrace.bus import link, subjects
 from headrace.contract.events import decode
 from headrace.contract.naming import snapshot_progress_subject
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.testing.responder import Consumer
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from headrace.metrics.catalogue import FIGURES
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.metrics.figure import PUBLISHER, READER
 from headrace.testing.database import Database
 from headrace.testing.line import SETTINGS

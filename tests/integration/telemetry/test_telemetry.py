@@ -16,7 +16,7 @@ from nats.aio.client import Client
 
 from headrace.bus import link, subjects
 from headrace.embedded.nats import EmbeddedNats
-from headrace.metrics.counting import Stats
+from headrace.metrics.counters import Stats
 from headrace.testing.database import Database
 from headrace.testing.names import Names
 from headrace.testing.plugin import OwnNats, OwnPostgres

@@ -15,6 +15,7 @@ from headrace.contract.events import COMPLETE_HEADER, POSITION_HEADER
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import Position
+from headrace.metrics.counters import Counters
 from headrace.publisher import batches
 from headrace.publisher.assembler import Mark, PublishedEvent
 from headrace.publisher.batches import Batches
@@ -61,7 +62,7 @@ def delivery(
         cast("Any", pipe),
         cast("Any", None),
         ResumePoint(Progress(), frozenset(), Tail(1, 0, ""), **place),
-        {},
+        Counters(),
         replace(settings, delivery=limits),
         payload_max,
     )

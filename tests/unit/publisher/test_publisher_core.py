@@ -21,6 +21,7 @@ from headrace.jetstream.object_store import LargeStore
 from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Gap, Position
+from headrace.metrics.counters import Counters
 from headrace.pgoutput.messages import (
     UNCHANGED,
     Begin,
@@ -426,9 +427,9 @@ class TestBehindLanes:
         found = replace(place(progress), lanes={"a": Position(500, 0)})
         pipe, large = cast("Pipe", Sent()), cast("LargeStore", None)
         delivery = (
-            Batches(pipe, large, found, {}, Settings(), 1_000_000)
+            Batches(pipe, large, found, Counters(), Settings(), 1_000_000)
             if batches
-            else Delivery(pipe, large, found, {}, "slot")
+            else Delivery(pipe, large, found, Counters(), "slot")
         )
         for commit in (400, 500, 600):
             event = PublishedEvent("cdc.b.insert", f"{commit}", b"{}", position=Position(commit, 0))
@@ -456,7 +457,7 @@ class TestCatalogReading:
         reached = Position(400, 9) if lanes else Position(500, 3)
         found = replace(place(Progress(reached)), lanes=lanes)
         pipe = Sent()
-        delivery = Delivery(cast("Pipe", pipe), cast("LargeStore", None), found, {}, "slot")
+        delivery = Delivery(cast("Pipe", pipe), cast("LargeStore", None), found, Counters(), "slot")
         shape = RelationShape.of(relation(1, "orders"), TableFacts(), ValueOptions())
         book = SchemaBook([Entry(TableEvents.of(shape).table, 1, Position(50, 0), told=True)])
         watch = CatalogWatch(Settings())

@@ -9,16 +9,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.jetstream.publishing.message import Outgoing
-from headrace.metrics.counting import (
-    OTHER,
-    SERIES_MAX,
-    Stats,
-    count_in,
-    exposition,
-    observe,
-    one_of,
-    quantile,
-)
+from headrace.metrics.counters import OTHER, SERIES_MAX, Counters, Stats, one_of, quantile
+from headrace.metrics.exposition import exposition
 from headrace.process.tracing import Traces
 from headrace.publisher.lag import AckLag, Frame
 from headrace.publisher.tally import tally
@@ -95,28 +87,30 @@ def test_the_verdict_on_a_slot_follows_its_lag_its_projection_and_its_state(
 
 
 def test_series_are_bounded_and_the_rest_is_added_up_in_one() -> None:
-    stats: Stats = {}
+    stats = Counters()
     for number in range(SERIES_MAX + 50):
-        count_in(stats, "table_events", f"t{number} insert")
-    held = stats["table_events"]
+        stats.count_in("table_events", f"t{number} insert")
+    held = stats.values()["table_events"]
     assert isinstance(held, dict)
     assert len(held) == SERIES_MAX + 1
     assert held[f"{OTHER} insert"] == 50
-    count_in(stats, "table_events", "t0 insert")
+    stats.count_in("table_events", "t0 insert")
     assert held["t0 insert"] == 2
 
 
 def test_a_histogram_is_exposed_with_cumulative_buckets_and_its_sum() -> None:
-    stats: Stats = {}
+    stats = Counters()
     for seconds in (0.0005, 0.004, 0.004, 1e6):
-        observe(stats, "ack_lag_seconds", seconds)
-    text = exposition({"publisher": stats}, "headrace").decode()
+        stats.observe("ack_lag_seconds", seconds)
+    text = exposition({"publisher": stats.values()}, "headrace").decode()
     labels = 'service="publisher",source="headrace"'
     assert f'headrace_ack_lag_seconds_bucket{{le="0.001",{labels}}} 1.0' in text
     assert f'headrace_ack_lag_seconds_bucket{{le="0.005",{labels}}} 3.0' in text
     assert f'headrace_ack_lag_seconds_bucket{{le="+Inf",{labels}}} 4.0' in text
     assert f"headrace_ack_lag_seconds_sum{{{labels}}} 1.0000000085e+06" in text
-    assert 0.0025 < (quantile("ack_lag_seconds", stats["ack_lag_seconds"], 0.5) or 0) < 0.005
+    assert (
+        0.0025 < (quantile("ack_lag_seconds", stats.values()["ack_lag_seconds"], 0.5) or 0) < 0.005
+    )
 
 
 def test_labels_are_escaped_and_states_have_a_series_each() -> None:
@@ -131,7 +125,7 @@ def test_labels_are_escaped_and_states_have_a_series_each() -> None:
 
 
 def test_a_batch_counts_its_events_and_not_its_messages() -> None:
-    stats: Stats = {}
+    stats = Counters()
     tally(
         stats,
         [
@@ -139,20 +133,20 @@ def test_a_batch_counts_its_events_and_not_its_messages() -> None:
             Outgoing("cdc.a.insert", "1-a-2", b""),
         ],
     )
-    assert stats["cdc_events"] == 41
-    assert stats["table_events"] == {"users batch": 40, "a insert": 1}
+    assert stats.number("cdc_events") == 41
+    assert stats.values()["table_events"] == {"users batch": 40, "a insert": 1}
 
 
 def test_a_frame_is_noted_when_all_of_it_is_acknowledged_and_not_before() -> None:
-    stats: Stats = {}
+    stats = Counters()
     lag = AckLag(stats, Traces())
     lag.handed_over(Frame("e-1", 10, 0.0, 100, 0.0))
     assert lag.acknowledged(9, 0.0, 500) == []
     lag.refresh(stats)
-    assert stats["lag_seconds"] != 0
+    assert stats.number("lag_seconds") != 0
     assert [frame.name for frame in lag.acknowledged(10, 0.0, 500)] == ["e-1"]
     lag.refresh(stats)
-    assert stats["lag_seconds"] == 0
-    bytes_lag = stats["ack_lag_bytes"]
+    assert stats.number("lag_seconds") == 0
+    bytes_lag = stats.values()["ack_lag_bytes"]
     assert isinstance(bytes_lag, list)
     assert bytes_lag[0] == 400

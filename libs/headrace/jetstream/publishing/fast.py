@@ -50,7 +50,7 @@ from headrace.jetstream.publishing.pipe import (
 )
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.jetstream.publishing.turns import Turns
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
@@ -88,7 +88,7 @@ class FastPipe(Pipe):
         self,
         client: Client,
         tail: StreamTail,
-        stats: Stats,
+        stats: Counters,
         window: Window,
         turns: Turns | None = None,
         on_stored: OnStored = ignored,
@@ -411,7 +411,7 @@ class FastPipe(Pipe):
         # heir's. Reading the stream's end tells which.
         if code in CHAIN_CODES:
             if not self._batch.broken:
-                count(self._stats, "batches_broken")
+                self._stats.count("batches_broken")
             self._batch.broken = True
             # If the first message was refused, nothing was stored; else the server says how much
             # was.

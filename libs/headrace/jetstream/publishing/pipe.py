@@ -25,7 +25,7 @@ from headrace.jetstream.publishing.errors import (
 )
 from headrace.jetstream.publishing.message import Message
 from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.timing.waits import wait_for
 
 log = logs.logger("ingest")
@@ -61,7 +61,7 @@ class Pipe(ABC):
         self,
         client: Client,
         tail: StreamTail,
-        stats: Stats,
+        stats: Counters,
         window: Window,
         on_stored: OnStored = ignored,
     ) -> None:
@@ -185,7 +185,7 @@ class Pipe(ABC):
 
     def _refuse_duplicates(self, messages: Sequence[Message]) -> None:
         """The server skipped these by their ids: none of them counts as stored."""
-        count(self._stats, "duplicates_refused", len(messages))
+        self._stats.count("duplicates_refused", len(messages))
         log.warning("duplicates_refused", first=messages[0].msg_id, messages=len(messages))
         self._known.update([message.msg_id for message in messages])
 
@@ -201,7 +201,7 @@ class Pipe(ABC):
             if message.advances:
                 self._stored_seq = last_seq - behind
                 break
-        count(self._stats, "published_bytes", sum([len(message.payload) for message in messages]))
+        self._stats.count("published_bytes", sum([len(message.payload) for message in messages]))
         if self._known:
             self._known.difference_update([message.msg_id for message in messages])
         self._acked += len(messages)

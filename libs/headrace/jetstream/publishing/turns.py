@@ -28,7 +28,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from headrace.bus import subjects
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.timing.waits import wait_for
 
 _TURN_S = 0.2
@@ -72,7 +72,7 @@ def _never() -> bool:
 class Turns:
     """One publisher among those of its stream."""
 
-    def __init__(self, client: Client, stream: str, source: str, stats: Stats) -> None:
+    def __init__(self, client: Client, stream: str, source: str, stats: Counters) -> None:
         self._client = client
         self._subject = subjects.turns(stream)
         self._source = source
@@ -194,7 +194,7 @@ class Turns:
         if heir is None:
             return False
         self._believe(heir)
-        count(self._stats, "turns_passed")
+        self._stats.count("turns_passed")
         return True
 
     async def _begin(self) -> None:

@@ -91,7 +91,7 @@ async def _mirror(
             mirror = Mirror(client, target, tables, streams, fresh=fresh)
             mirror.stats = scope.health.stats
             scope.health.refreshers.append(
-                lambda stats: stats.update(nats_connected=int(client.is_connected))
+                lambda stats: stats.set("nats_connected", int(client.is_connected))
             )
             scope.spawn("mirror-health", _judge(scope, mirror))
             scope.spawn("mirror-figures", _look(scope, mirror))
@@ -213,8 +213,8 @@ def _line(mirror: Mirror, to: str) -> Text:
     )
     if mirror.parked:
         line.append(f"   parked: {', '.join(sorted(mirror.parked))}", style="yellow")
-    line.append(f"   {mirror.stats.get('mirror_events', 0):,} events")
-    lsn = mirror.stats.get("mirror_lsn")
-    if isinstance(lsn, int):
+    line.append(f"   {mirror.stats.number('mirror_events'):,} events")
+    lsn = int(mirror.stats.number("mirror_lsn"))
+    if lsn:
         return line.append(f"   up to {format_lsn(lsn)}", style="dim")
     return line

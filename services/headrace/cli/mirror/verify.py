@@ -20,7 +20,7 @@ from headrace.cli.terminal import Console
 from headrace.contract.naming import table_token
 from headrace.jetstream.connection import connected
 from headrace.lsn import format_lsn
-from headrace.metrics.counting import Stats, count
+from headrace.metrics.counters import Counters
 from headrace.mirror import opened
 from headrace.process import lifecycle
 from headrace.process.lifecycle import Scope
@@ -96,7 +96,7 @@ async def _all(
         with _step(token):
             verdicts.append(await verifier.table(token))
         _tell(verdicts[-1], as_json=as_json)
-    scope.health.stats["verify_seconds"] = time.monotonic() - began
+    scope.health.stats.set("verify_seconds", time.monotonic() - began)
     _count(scope.health.stats, verdicts)
     return verdicts
 
@@ -111,13 +111,16 @@ def _step(token: str) -> Iterator[None]:
         yield
 
 
-def _count(stats: Stats, verdicts: Sequence[Verdict]) -> None:
-    count(stats, "verify_runs")
-    stats["verify_differences"] = {
-        verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1))
-        for verdict in verdicts
-    }
-    stats["verify_rows"] = sum(verdict.rows for verdict in verdicts)
+def _count(stats: Counters, verdicts: Sequence[Verdict]) -> None:
+    stats.count("verify_runs")
+    stats.set_series(
+        "verify_differences",
+        {
+            verdict.token: float(len(verdict.found) or (0 if verdict.equal else 1))
+            for verdict in verdicts
+        },
+    )
+    stats.set("verify_rows", sum(verdict.rows for verdict in verdicts))
 
 
 def _tell(verdict: Verdict, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.watch.status import STYLES, size, span
-from headrace.metrics.counting import quantile
+from headrace.metrics.counters import quantile
 
 _BARS = "▁▂▃▄▅▆▇█"
 SAMPLES_MAX = 60

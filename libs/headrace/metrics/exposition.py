@@ -1,14 +1,7 @@
-"""How services count metrics, and how Prometheus sees them.
-
-Services count in plain dictionaries (`Stats`): a counter in the hot path is one addition.
-`headrace.metrics.catalogue` declares what they may contain. `exposition` renders them for
-Prometheus, named `headrace_*` with the labels `service` and `source`. Label values must not grow
-without bound: series beyond `SERIES_MAX` are added up in one.
-"""
+"""How Prometheus sees metrics: named `headrace_*`, with the labels `service` and `source`."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
@@ -22,18 +15,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from headrace.metrics.catalogue import BRIDGE_FIGURES, FIGURES
+from headrace.metrics.counters import Stats, Value
 from headrace.metrics.figure import Figure
 
-# A number; a text that isn't a metric itself; the series of a metric with labels, keyed by the
-# label values joined with blanks; a histogram: the sum, then the count of each bucket, the last of
-# which has no upper bound.
-Value = int | float | str | dict[str, float] | list[float]
-Stats = dict[str, Value]
-
-SERIES_MAX = 500
-OTHER = "(other)"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_BY_KEY = {figure.key: figure for figure in FIGURES}
 
 
 class _Suite(Collector):
@@ -109,53 +94,3 @@ def exposition(stats_by_service: Mapping[str, Stats], source: str) -> bytes:
     registry = CollectorRegistry()
     registry.register(_Suite(stats_by_service, source))
     return generate_latest(registry)
-
-
-def count(stats: Stats, key: str, by: float = 1) -> None:
-    """Add to a declared metric."""
-    assert key in _BY_KEY, key
-    # A figure without labels is a number.
-    stats[key] = stats.get(key, 0) + by  # type: ignore[operator]
-
-
-def count_in(stats: Stats, key: str, labels: str, by: float = 1) -> None:
-    """Add to one series of a declared metric; `labels` are its label values joined with blanks."""
-    held = stats.setdefault(key, {})
-    assert key in _BY_KEY, key
-    assert isinstance(held, dict), key
-    if labels not in held and len(held) >= SERIES_MAX:
-        labels = " ".join([OTHER, *labels.split(" ")[1:]])
-    held[labels] = held.get(labels, 0) + by
-
-
-def observe(stats: Stats, key: str, value: float) -> None:
-    """Add a value to a declared histogram."""
-    bounds = _BY_KEY[key].bounds
-    held = stats.get(key)
-    if not isinstance(held, list):
-        held = [0.0] * (len(bounds) + 2)
-        stats[key] = held
-    held[0] += value
-    held[1 + bisect_left(bounds, value)] += 1
-
-
-def one_of(choices: Iterable[str], chosen: str) -> dict[str, float]:
-    """A state as the series of a metric: 1 for the current state, 0 for the others."""
-    return {choice: float(choice == chosen) for choice in choices}
-
-
-def quantile(figure: str, held: Value | None, share: float) -> float | None:
-    """The value below which about this share of a histogram's observations was; None if it is
-    empty.
-    """
-    if not isinstance(held, list) or not (total := sum(held[1:])):
-        return None
-    bounds = _BY_KEY[figure].bounds
-    seen = 0.0
-    floor = 0.0
-    for bound, number in zip(bounds, held[1:], strict=False):
-        if number and seen + number >= share * total:
-            return floor + (bound - floor) * (share * total - seen) / number
-        seen = seen + number
-        floor = bound
-    return floor
