@@ -16,7 +16,8 @@ import asyncpg
 
 from headrace.embedded.postgres import EmbeddedPostgres
 from headrace.lsn import ORIGIN, Position, format_lsn
-from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, Truncate, Update, decode
+from headrace.pgoutput import messages
+from headrace.pgoutput.decoder import decode
 from headrace.testing.oracle import Change
 
 PUBLICATION = "chaos"
@@ -149,17 +150,17 @@ class Account:
         position, end = ORIGIN, 0
         for data in page:
             match message := decode(data):
-                case Begin():
+                case messages.Begin():
                     position = Position(message.final_lsn, 0)
-                case Commit():
+                case messages.Commit():
                     end = message.end_lsn
-                case Relation():
+                case messages.Relation():
                     self._tables[message.relation_id] = message.name
-                case Insert() | Update() | Delete():
+                case messages.Insert() | messages.Update() | messages.Delete():
                     position = self._add(
                         found, position, type(message).__name__.upper(), message.relation_id
                     )
-                case Truncate():
+                case messages.Truncate():
                     for relation_id in message.relation_ids:
                         position = self._add(found, position, "TRUNCATE", relation_id)
         return found, end

@@ -31,16 +31,8 @@ from headrace.errors import HeadraceError
 from headrace.jetstream.provisioning import ensure_patiently
 from headrace.jetstream.state import bucket, suite_identity
 from headrace.lsn import ORIGIN, Position
+from headrace.pgoutput import messages
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.messages import (
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Relation,
-    Update,
-)
 from headrace.process import lifecycle
 from headrace.process.lifecycle import Scope
 from headrace.process.service import on_the_bus
@@ -124,24 +116,24 @@ class LinesSink:
                 self._complete_lsn = max(self._complete_lsn, lsn)
             return
         match decode(message):
-            case Begin() as begin:
+            case messages.Begin() as begin:
                 cursor.begin(begin)
-            case Commit() as commit:
+            case messages.Commit() as commit:
                 cursor.commit()
                 self._complete_lsn = max(self._complete_lsn, commit.end_lsn)
-            case Relation() as relation:
+            case messages.Relation() as relation:
                 shape = await self._relations.describe(self._scope, relation, cursor.xid)
                 self._tables[relation.relation_id] = Table(shape)
-            case Insert() as insert:
+            case messages.Insert() as insert:
                 shape = self._tables[insert.relation_id].shape
                 self._row(shape, "INSERT", shape.row(insert.new))
-            case Update() as update:
+            case messages.Update() as update:
                 shape = self._tables[update.relation_id].shape
                 self._row(shape, "UPDATE", shape.row(update.new))
-            case Delete() as delete:
+            case messages.Delete() as delete:
                 shape = self._tables[delete.relation_id].shape
                 self._row(shape, "DELETE", shape.old_row(delete.key, delete.old) or Values())
-            case LogicalMessage() as emitted:
+            case messages.LogicalMessage() as emitted:
                 cursor.emitted(emitted)
 
     def _row(self, shape: RelationShape, operation: str, values: Values) -> None:

@@ -30,8 +30,8 @@ from headrace.contract.values import (
 )
 from headrace.errors import DecodeError
 from headrace.lsn import Position
-from headrace.pgoutput import Delete, Insert, Row, Truncate, Update, decode
-from headrace.pgoutput.messages import UNCHANGED
+from headrace.pgoutput import messages
+from headrace.pgoutput.decoder import decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Target:
     check: Callable[[bytes], None]
 
 
-def _row(values: Row) -> bytes:
+def _row(values: messages.Row) -> bytes:
     parts = [struct.pack("!H", len(values))]
     for value in values:
         if isinstance(value, bytes):
             parts.append(b"t" + struct.pack("!I", len(value)) + value)
         else:
-            parts.append(b"u" if value is UNCHANGED else b"n")
+            parts.append(b"u" if value is messages.UNCHANGED else b"n")
     return b"".join(parts)
 
 
-_ROW = _row((b"1", None, b"a text", UNCHANGED, b""))
+_ROW = _row((b"1", None, b"a text", messages.UNCHANGED, b""))
 _PGOUTPUT = [
     b"B" + struct.pack("!QqI", 0x16F7348, 800_000_000_000_000, 757),
     b"C" + struct.pack("!BQQq", 0, 0x16F7348, 0x16F7378, 800_000_000_000_000),
@@ -76,17 +76,17 @@ def _pgoutput(data: bytes) -> None:
     except DecodeError:
         return
     match message:
-        case Insert(relation_id, new):
+        case messages.Insert(relation_id, new):
             assert data == b"I" + struct.pack("!I", relation_id) + b"N" + _row(new)
-        case Update(relation_id, key, old, new):
+        case messages.Update(relation_id, key, old, new):
             before = (
                 b"K" + _row(key) if key is not None else b"" if old is None else b"O" + _row(old)
             )
             assert data == b"U" + struct.pack("!I", relation_id) + before + b"N" + _row(new)
-        case Delete(relation_id, key, old):
+        case messages.Delete(relation_id, key, old):
             before = b"K" + _row(key) if key is not None else b"O" + _row(old or ())
             assert data == b"D" + struct.pack("!I", relation_id) + before
-        case Truncate(relation_ids):
+        case messages.Truncate(relation_ids):
             assert data[6:] == struct.pack(f"!{len(relation_ids)}I", *relation_ids)
 
 

@@ -11,40 +11,15 @@ import pyarrow as pa
 from headrace.archive import columns, read_protocol
 from headrace.archive.chain import ReadFiles
 from headrace.archive.entry import RowEntry
-from headrace.archive.metadata import SegmentInfo
-from headrace.archive.read_protocol import (
-    ListedFile,
-    Opened,
-    ReaderMetrics,
-    Steps,
-    T,
-    WalReaderOptions,
-)
-from headrace.archive.reader import ArchiveReading, ReadingStart
+from headrace.archive.read_protocol import ListedFile, Steps, T
+from headrace.archive.reader import ArchiveReader, OpenedFile, ReadingStart
 from headrace.archive.segment import ALL, RowSelection
-from headrace.archive.store import ObjectMetadata, Store, Wait
+from headrace.archive.store import ObjectMetadata, Wait
 from headrace.lsn import Position
 
 
-class AsyncWalFile:
+class AsyncWalFile(OpenedFile["AsyncWalReader"]):
     """An existing file."""
-
-    def __init__(self, reader: AsyncWalReader, opened: Opened) -> None:
-        self._reader = reader
-        self._opened = opened
-
-    @property
-    def id(self) -> int:
-        return self._opened.info.id
-
-    @property
-    def next_id(self) -> int:
-        return self._opened.info.id + 1
-
-    @property
-    def info(self) -> SegmentInfo:
-        """The file's metadata: positions, tables, checksum, gap."""
-        return self._opened.info
 
     async def metadata(self) -> ObjectMetadata | None:
         """The object as the store has it now; None if it no longer exists."""
@@ -76,16 +51,8 @@ class AsyncWalFile:
             await asyncio.sleep(0)
 
 
-class AsyncWalReader:
+class AsyncWalReader(ArchiveReader):
     """Reads an archive; `url` is a folder in any store that obstore supports."""
-
-    def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
-        self.reading = ArchiveReading(options or WalReaderOptions())
-        self._store = Store(url, self.reading.options.store_options, self.reading.options.timeout_s)
-
-    @property
-    def metrics(self) -> ReaderMetrics:
-        return self.reading.metrics
 
     async def run(self, work: Steps[T]) -> T:
         """Execute a generator of requests, step by step."""
@@ -97,7 +64,7 @@ class AsyncWalReader:
                     await asyncio.sleep(request.seconds)
                     answer = None
                 else:
-                    answer = await self._store.ask_async(request)
+                    answer = await self.store.ask_async(request)
                     self.metrics.count(answer)
         except StopIteration as end:
             result: T = end.value

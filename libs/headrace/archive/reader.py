@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -251,10 +252,13 @@ def _raise(fault: str | None) -> None:
         raise WalFileCorruptError(fault)
 
 
-class WalFile:
-    """An existing file."""
+R = TypeVar("R")
 
-    def __init__(self, reader: WalReader, opened: Opened) -> None:
+
+class OpenedFile(Generic[R]):
+    """An existing file, as both readers know it."""
+
+    def __init__(self, reader: R, opened: Opened) -> None:
         self._reader = reader
         self._opened = opened
 
@@ -270,6 +274,10 @@ class WalFile:
     def info(self) -> SegmentInfo:
         """The file's metadata: positions, tables, checksum, gap."""
         return self._opened.info
+
+
+class WalFile(OpenedFile["WalReader"]):
+    """An existing file."""
 
     def metadata(self) -> ObjectMetadata | None:
         """The object as the store has it now; None if it no longer exists."""
@@ -295,8 +303,8 @@ class WalFile:
             yield from reading.batches(self._opened, read, chosen, columns)
 
 
-class WalReader:
-    """Reads an archive; `url` is a folder in any store that obstore supports."""
+class ArchiveReader:
+    """What the blocking and the asynchronous reader share."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
         self.reading = ArchiveReading(options or WalReaderOptions())
@@ -305,6 +313,10 @@ class WalReader:
     @property
     def metrics(self) -> ReaderMetrics:
         return self.reading.metrics
+
+
+class WalReader(ArchiveReader):
+    """Reads an archive; `url` is a folder in any store that obstore supports."""
 
     def run(self, work: Steps[T]) -> T:
         """Execute a generator of requests, step by step."""

@@ -16,26 +16,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from headrace.contract.scalars import SESSION_SETTINGS
+from headrace.mirror import target
 from headrace.mirror.postgres_values import text_of, type_in
 from headrace.mirror.table import Column, Table
-from headrace.mirror.target import (
-    AlterTable,
-    CommitRefusedError,
-    CreateTable,
-    DeleteRow,
-    DropTable,
-    Filled,
-    InsertRows,
-    RowMissingError,
-    Step,
-    SwapTables,
-    TakenOverError,
-    TargetAwayError,
-    TargetError,
-    TruncateTable,
-    UpdateRow,
-    split,
-)
 from headrace.postgres.quoting import escape_literal, quote_name, quote_table
 
 SCHEMA = "headrace_mirror"
@@ -109,13 +92,13 @@ class PostgresTarget:
         found = await (await connection.execute(query, [WRITER])).fetchone()
         if found != (self._writer,):
             await connection.rollback()
-            raise TakenOverError("the mirror's PostgreSQL")
+            raise target.TakenOverError("the mirror's PostgreSQL")
 
     async def _begin(self) -> None:
         if self._open.info.transaction_status is TransactionStatus.IDLE:
             await self._check_writer(self._open)
 
-    async def write(self, steps: Sequence[Step]) -> None:
+    async def write(self, steps: Sequence[target.Step]) -> None:
         async with _explained():
             await self._begin()
             writer = _Writer(self._open)
@@ -192,7 +175,7 @@ async def _kept_marks(connection: psycopg.AsyncConnection[Any]) -> dict[str, str
     """The marks of a mirror, which must exist."""
     cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"{SCHEMA}.marks"])
     if await cursor.fetchone() == (True,):
-        raise TargetError(
+        raise target.TargetError(
             "the database contains no mirror",
             remedy="Check --to; `headrace mirror` creates a mirror there.",
         )
@@ -207,13 +190,13 @@ async def _explained() -> AsyncIterator[None]:
         raise error_of(error) from error
 
 
-def error_of(error: psycopg.Error) -> TargetError:
+def error_of(error: psycopg.Error) -> target.TargetError:
     """The mirror's error for a server error."""
     message = error.diag.message_primary or str(error).splitlines()[0]
     state = error.sqlstate or "08"
     if state[:2] in _AWAY or state in _BUSY:
-        return TargetAwayError(f"the mirror's PostgreSQL: {message}")
-    return TargetError(
+        return target.TargetAwayError(f"the mirror's PostgreSQL: {message}")
+    return target.TargetError(
         f"the mirror's PostgreSQL: {message}",
         remedy="Check the role's permissions there, and which other programs use its tables.",
     )
@@ -229,7 +212,7 @@ async def _commit(connection: psycopg.AsyncConnection[Any]) -> None:
             raise explained from error
         schema, table = error.diag.schema_name, error.diag.table_name
         message = error.diag.message_primary or str(error)
-        raise CommitRefusedError(
+        raise target.CommitRefusedError(
             f"the mirror's PostgreSQL: {message}", (schema, table) if schema and table else None
         ) from error
 
@@ -241,9 +224,9 @@ class _Writer:
         self._connection = connection
         self._waiting: list[_Statement] = []
 
-    async def do(self, step: Step) -> None:
+    async def do(self, step: target.Step) -> None:
         match step:
-            case UpdateRow(table, where, data):
+            case target.UpdateRow(table, where, data):
                 if data:
                     sets = ", ".join(f"{_safe(name)} = {_mark(table, name)}" for name in data)
                     await self._one(
@@ -252,22 +235,22 @@ class _Writer:
                         _texts(table, data),
                         where,
                     )
-            case DeleteRow(table, where):
+            case target.DeleteRow(table, where):
                 await self._one(table, f"DELETE FROM {_safe_table(table)}", [], where)
-            case InsertRows(table, rows):
+            case target.InsertRows(table, rows):
                 # COPY can't be part of a pipeline; the changes before it must be applied first.
                 await self.flush()
                 await self._insert(table, rows)
-            case TruncateTable(table):
+            case target.TruncateTable(table):
                 # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
                 await self._run(f"DELETE FROM {table_name(table)}")
-            case CreateTable(table):
+            case target.CreateTable(table):
                 await self._create(table)
-            case DropTable(table):
+            case target.DropTable(table):
                 await self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case AlterTable():
+            case target.AlterTable():
                 await self._alter(step)
-            case SwapTables(table):
+            case target.SwapTables(table):
                 await self._swap(table)
 
     async def flush(self) -> None:
@@ -280,7 +263,7 @@ class _Writer:
         for (table, _, _), cursor in zip(waiting, done, strict=True):
             # The mirror's table differs from the source's: continuing would hide that.
             if cursor.rowcount != 1:
-                raise RowMissingError(table, "a change of a row that doesn't exist")
+                raise target.RowMissingError(table, "a change of a row that doesn't exist")
 
     async def _run(self, sql: str) -> None:
         await self.flush()
@@ -313,11 +296,11 @@ class _Writer:
 
     async def _create(self, table: Table) -> None:
         if table.schema == SCHEMA:
-            raise TargetError(
+            raise target.TargetError(
                 f"{SCHEMA}.{table.name}: the schema {SCHEMA} is reserved for the mirror's state",
                 remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
             )
-        await self.do(DropTable(table))
+        await self.do(target.DropTable(table))
         await self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(table.schema)}")
         body = ", ".join(
             f"{quote_name(column.name)} {type_in(column.data_type)}" for column in table.columns
@@ -341,7 +324,7 @@ class _Writer:
         live = Table(
             staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
         )
-        await self.do(DropTable(live))
+        await self.do(target.DropTable(live))
         # An index is named after its table, so the names must be free before the live table's are
         # created.
         await self._drop_indexes(staged)
@@ -351,7 +334,7 @@ class _Writer:
         )
         await self._index(live)
 
-    async def _alter(self, step: AlterTable) -> None:
+    async def _alter(self, step: target.AlterTable) -> None:
         before = step.before
         after = step.after
         renamed = step.renamed
@@ -379,7 +362,7 @@ class _Writer:
                 await self._run(f"ALTER TABLE {name} ALTER COLUMN {body}")
         await self._index(after)
 
-    async def _add(self, table: str, column: str, kind: str, filled: Filled | None) -> None:
+    async def _add(self, table: str, column: str, kind: str, filled: target.Filled | None) -> None:
         """As a default, existing rows get the value without being rewritten."""
         value = "NULL" if filled is None else escape_literal(filled.text)
         await self._run(f"ALTER TABLE {table} ADD COLUMN {column} {kind} DEFAULT {value}")
@@ -401,7 +384,7 @@ def _mark(table: Table, name: str) -> str:
 
 def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None]]:
     """The condition that only the row with these values fulfills, and its parameters."""
-    named, rest = split(table, where)
+    named, rest = target.split(table, where)
     # Without a usable key the row is found by all its values, and LIMIT 1 chooses one of several
     # equal rows: the source has changed exactly one of them, and they can't be distinguished.
     if named is where or None in named.values():

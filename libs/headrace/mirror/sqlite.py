@@ -19,25 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.contract.exact import ExactText
+from headrace.mirror import target
 from headrace.mirror.column_types import ValueKind, as_bytes, as_json, as_list, kind_of
 from headrace.mirror.mirror_state import tables_of
 from headrace.mirror.table import Column, Phase, Table
-from headrace.mirror.target import (
-    AlterTable,
-    CreateTable,
-    DeleteRow,
-    DropTable,
-    InsertRows,
-    RowMissingError,
-    Step,
-    SwapTables,
-    TakenOverError,
-    TargetAwayError,
-    TargetError,
-    TruncateTable,
-    UpdateRow,
-    split,
-)
 from headrace.postgres.quoting import quote_name
 
 T = TypeVar("T")
@@ -61,7 +46,7 @@ _PASSING = frozenset(
 )
 
 
-class NameTakenError(TargetError):
+class NameTakenError(target.TargetError):
     """Two of the source's tables would have the same name in the file."""
 
     remedy = (
@@ -112,7 +97,7 @@ class SqliteTarget:
         await self.close()
         return await self._in_thread(self._load)
 
-    async def write(self, steps: Sequence[Step]) -> None:
+    async def write(self, steps: Sequence[target.Step]) -> None:
         await self._in_thread(self._write, steps)
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
@@ -171,9 +156,9 @@ class SqliteTarget:
         query = f"SELECT value FROM {MARKS} WHERE key = ?"
         if connection.execute(query, [WRITER]).fetchone() != (self._writer,):
             connection.execute("ROLLBACK")
-            raise TakenOverError(f"SQLite file {self._path}")
+            raise target.TakenOverError(f"SQLite file {self._path}")
 
-    def _write(self, steps: Sequence[Step]) -> None:
+    def _write(self, steps: Sequence[target.Step]) -> None:
         with _explained(self._path):
             writer = _Writer(self._begun())
             for step in steps:
@@ -207,7 +192,7 @@ def _explained(path: str) -> Any:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        kind = TargetAwayError if code in _PASSING else TargetError
+        kind = target.TargetAwayError if code in _PASSING else target.TargetError
         raise kind(
             f"SQLite file {path}: {error}", remedy="Check the file, its folder and its disk."
         ) from error
@@ -220,11 +205,11 @@ class _Writer:
         self._run = connection.execute
         self._run_many = connection.executemany
 
-    def do(self, step: Step) -> None:
+    def do(self, step: target.Step) -> None:
         match step:
-            case InsertRows(table, rows):
+            case target.InsertRows(table, rows):
                 self._insert(table, rows)
-            case UpdateRow(table, where, data):
+            case target.UpdateRow(table, where, data):
                 if data:
                     sets = ", ".join(f"{quote_name(name)} = ?" for name in data)
                     self._one(
@@ -233,22 +218,22 @@ class _Writer:
                         _stored(table, data),
                         where,
                     )
-            case DeleteRow(table, where):
+            case target.DeleteRow(table, where):
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)
-            case TruncateTable(table):
+            case target.TruncateTable(table):
                 self._run(f"DELETE FROM {table_name(table)}")
-            case CreateTable(table):
+            case target.CreateTable(table):
                 self._create(table)
-            case DropTable(table):
+            case target.DropTable(table):
                 self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
-            case AlterTable():
+            case target.AlterTable():
                 self._alter(step)
-            case SwapTables(table):
+            case target.SwapTables(table):
                 self._swap(table)
 
     def _create(self, table: Table) -> None:
         self._check_name(table)
-        self.do(DropTable(table))
+        self.do(target.DropTable(table))
         body = ", ".join(_definition(column) for column in table.columns)
         self._run(f"CREATE TABLE {table_name(table)} ({body})")
         self._index(table)
@@ -281,12 +266,12 @@ class _Writer:
 
     def _swap(self, staged: Table) -> None:
         live = _live(staged)
-        self.do(DropTable(live))
+        self.do(target.DropTable(live))
         self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {table_name(live)}")
         self._drop_indexes(staged)
         self._index(live)
 
-    def _alter(self, step: AlterTable) -> None:
+    def _alter(self, step: target.AlterTable) -> None:
         before = step.before
         after = step.after
         renamed = step.renamed
@@ -321,7 +306,7 @@ class _Writer:
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
         """The statement for one row with these values."""
         row_id = _row_id(table)
-        named, rest = split(table, where)
+        named, rest = target.split(table, where)
         what = row_id
         given = _stored(table, named)
         if rest:
@@ -333,7 +318,7 @@ class _Writer:
         found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"
         done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
         if done.rowcount != 1:
-            raise RowMissingError(table, "a change of a row that doesn't exist")
+            raise target.RowMissingError(table, "a change of a row that doesn't exist")
 
 
 def _tests(values: Iterable[str]) -> str:
@@ -404,7 +389,7 @@ class SqliteReading:
     def __init__(self, path: str) -> None:
         # SQLite would create the file, and a mistyped path would leave an empty one behind.
         if not Path(path).exists():
-            raise TargetError(f"SQLite file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
+            raise target.TargetError(f"SQLite file {path} doesn't exist", remedy=_NO_MIRROR_REMEDY)
         with _explained(path):
             self._connection = _connect(path)
             self._connection.execute("PRAGMA query_only = 1")
@@ -412,7 +397,7 @@ class SqliteReading:
                 "SELECT 1 FROM sqlite_schema WHERE name = ?", [MARKS]
             ).fetchone():
                 self._connection.close()
-                raise TargetError(
+                raise target.TargetError(
                     f"SQLite file {path} contains no mirror", remedy=_NO_MIRROR_REMEDY
                 )
             self._connection.execute("BEGIN")

@@ -13,7 +13,8 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from headrace.contract import events
 from headrace.lsn import Position
-from headrace.pgoutput import Begin, Delete, Insert, Relation, Truncate, Update, decode
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import Begin, Delete, Insert, Relation, Truncate, Update
 from headrace.testing.database import Database
 
 _FETCH = 2000

@@ -23,16 +23,7 @@ from headrace.confirming.relation_shape import DescribedRelations, Values
 from headrace.confirming.row_compiler import QuickKeyedRow
 from headrace.confirming.transaction_cursor import TransactionCursor
 from headrace.lsn import Gap, Position
-from headrace.pgoutput.messages import (
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    PgoutputMessage,
-    Truncate,
-    Update,
-)
+from headrace.pgoutput import messages
 
 CHUNK_ROWS = 16_384
 # A row group is passed on at this size: rows that are not encoded yet are most of what the process
@@ -102,13 +93,13 @@ class Builder:
         self.cursor = TransactionCursor()
         self._skip_below = 0
         self._takers: dict[type, Callable[[int, Any], None]] = {
-            Begin: self._on_begin,
-            Commit: self._on_commit,
-            Insert: self._on_insert,
-            Update: self._on_update,
-            Delete: self._on_delete,
-            Truncate: self._on_truncate,
-            LogicalMessage: self._on_message,
+            messages.Begin: self._on_begin,
+            messages.Commit: self._on_commit,
+            messages.Insert: self._on_insert,
+            messages.Update: self._on_update,
+            messages.Delete: self._on_delete,
+            messages.Truncate: self._on_truncate,
+            messages.LogicalMessage: self._on_message,
         }
         self._file = _Filling()
         self._chunk = RowChunk()
@@ -184,7 +175,7 @@ class Builder:
             self._close_chunk()
         return True
 
-    def feed(self, lsn: int, message: PgoutputMessage) -> None:
+    def feed(self, lsn: int, message: messages.PgoutputMessage) -> None:
         """Take a decoded message; types and origins contain nothing to store, relations come
         through `learn`.
         """
@@ -233,7 +224,7 @@ class Builder:
         self._due_from_here()
         return sealed
 
-    def _on_begin(self, _: int, begin: Begin) -> None:
+    def _on_begin(self, _: int, begin: messages.Begin) -> None:
         self.cursor.begin(begin)
         self._run_next = -1
         self._skip_below = 0
@@ -242,7 +233,7 @@ class Builder:
         elif begin.final_lsn == self._last.lsn:
             self._skip_below = self._last.seq + 1
 
-    def _on_commit(self, _: int, commit: Commit) -> None:
+    def _on_commit(self, _: int, commit: messages.Commit) -> None:
         self._note_last()
         self.cursor.commit()
         self.complete_lsn = max(self.complete_lsn, commit.end_lsn)
@@ -253,27 +244,27 @@ class Builder:
         if begin is not None and self._run_next > 0:
             self._last = max(self._last, Position(begin.final_lsn, self._run_next - 1))
 
-    def _on_insert(self, lsn: int, message: Insert) -> None:
+    def _on_insert(self, lsn: int, message: messages.Insert) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             self._row(lsn, table, "insert", table.shape.row(message.new))
 
-    def _on_update(self, lsn: int, message: Update) -> None:
+    def _on_update(self, lsn: int, message: messages.Update) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             old = table.shape.old_row(message.key, message.old)
             self._row(lsn, table, "update", table.shape.row(message.new), old)
 
-    def _on_delete(self, lsn: int, message: Delete) -> None:
+    def _on_delete(self, lsn: int, message: messages.Delete) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             old = table.shape.old_row(message.key, message.old)
             if old is not None:
                 self._row(lsn, table, "delete", None, old)
 
-    def _on_truncate(self, lsn: int, message: Truncate) -> None:
+    def _on_truncate(self, lsn: int, message: messages.Truncate) -> None:
         for relation_id in message.relation_ids:
             if (table := self._wanted(relation_id)) is not None:
                 self._row(lsn, table, "truncate")
 
-    def _on_message(self, lsn: int, message: LogicalMessage) -> None:
+    def _on_message(self, lsn: int, message: messages.LogicalMessage) -> None:
         """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """

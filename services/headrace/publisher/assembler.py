@@ -22,18 +22,8 @@ from headrace.contract.values import Encoding
 from headrace.errors import DecodeError
 from headrace.jetstream.publishing.message import NO_HEADERS
 from headrace.lsn import ORIGIN, Position
+from headrace.pgoutput import messages
 from headrace.pgoutput.decoder import decode
-from headrace.pgoutput.messages import (
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    PgoutputMessage,
-    Truncate,
-    Update,
-    pg_timestamp_iso,
-)
 from headrace.postgres import ddl_trigger
 from headrace.postgres.ddl_trigger import Ddl
 from headrace.postgres.facts import RelationNow
@@ -128,13 +118,13 @@ class Assembler:
         # The items that `feed` will yield next.
         self._out: list[PublishedEvent | Mark] = []
         self._takers: dict[type, Callable[[int, Any], None]] = {
-            Insert: self._insert,
-            Update: self._update,
-            Delete: self._delete,
-            Truncate: self._truncate,
-            Begin: self._on_begin,
-            Commit: self._commit,
-            LogicalMessage: self._message,
+            messages.Insert: self._insert,
+            messages.Update: self._update,
+            messages.Delete: self._delete,
+            messages.Truncate: self._truncate,
+            messages.Begin: self._on_begin,
+            messages.Commit: self._commit,
+            messages.LogicalMessage: self._message,
         }
 
     def begin_frame(self) -> None:
@@ -157,7 +147,7 @@ class Assembler:
         if self.cursor.transaction is None:
             yield Mark(lsn, whole=False)
 
-    def feed(self, lsn: int, message: PgoutputMessage) -> list[PublishedEvent | Mark]:
+    def feed(self, lsn: int, message: messages.PgoutputMessage) -> list[PublishedEvent | Mark]:
         """Process the next message; yields what it completes."""
         out: list[PublishedEvent | Mark] = []
         self._out = out
@@ -204,18 +194,18 @@ class Assembler:
             return False
         return True
 
-    def doubts(self, message: PgoutputMessage) -> set[int]:
+    def doubts(self, message: messages.PgoutputMessage) -> set[int]:
         """Relations in a message whose claims the catalog has to confirm before it is fed."""
         if (
             self._compat
-            or not isinstance(message, LogicalMessage)
+            or not isinstance(message, messages.LogicalMessage)
             or (ddl := ddl_trigger.claim(message)) is None
         ):
             return set()
         return self._book.concerns(ddl, self.cursor.position)
 
     def feed_claim(
-        self, lsn: int, message: LogicalMessage, now: Mapping[int, RelationNow]
+        self, lsn: int, message: messages.LogicalMessage, now: Mapping[int, RelationNow]
     ) -> list[PublishedEvent | Mark]:
         """`feed` for such a message, with the facts of the relations that exist."""
         self._now = now
@@ -274,34 +264,34 @@ class Assembler:
         self.cursor.ordinal = seq
         return index
 
-    def _on_begin(self, _: int, begin: Begin) -> None:
+    def _on_begin(self, _: int, begin: messages.Begin) -> None:
         self.cursor.begin(begin)
-        self._ts = pg_timestamp_iso(begin.commit_ts_us)
+        self._ts = messages.pg_timestamp_iso(begin.commit_ts_us)
         self._tx_head = self._tx.head(begin.xid, begin.final_lsn, self._ts)
         if self.oldest_commit_us is None:
             self.oldest_commit_us = begin.commit_ts_us
 
-    def _commit(self, _: int, commit: Commit) -> None:
+    def _commit(self, _: int, commit: messages.Commit) -> None:
         self.cursor.commit()
         if self._held is not None:
             self._out.append(self._release(last=True))
         self._out.append(Mark(commit.end_lsn, whole=True))
 
-    def _insert(self, lsn: int, message: Insert) -> None:
+    def _insert(self, lsn: int, message: messages.Insert) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             self._hold(lsn, table, table.insert, table.shape.row(message.new))
 
-    def _update(self, lsn: int, message: Update) -> None:
+    def _update(self, lsn: int, message: messages.Update) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             old = table.shape.old_row(message.key, message.old)
             self._hold(lsn, table, table.update, table.shape.row(message.new), old)
 
-    def _delete(self, lsn: int, message: Delete) -> None:
+    def _delete(self, lsn: int, message: messages.Delete) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             old = table.shape.old_row(message.key, message.old)
             self._hold(lsn, table, table.delete, table.deleted(old or Values()), old)
 
-    def _truncate(self, lsn: int, message: Truncate) -> None:
+    def _truncate(self, lsn: int, message: messages.Truncate) -> None:
         for relation_id in message.relation_ids:
             table = self.tables[relation_id]
             self._book.truncated(relation_id, self.cursor.xid)
@@ -386,7 +376,7 @@ class Assembler:
             encoded = events.encode(schemas.without_fills(payload), self._encoding)
         return PublishedEvent(subject, told.msg_id, encoded, advances=False, position=position)
 
-    def _message(self, lsn: int, message: LogicalMessage) -> None:
+    def _message(self, lsn: int, message: messages.LogicalMessage) -> None:
         """`pg_logical_emit_message`: part of a transaction, or a separate transaction at its own
         LSN.
         """
@@ -424,7 +414,12 @@ class Assembler:
             self._out.append(self._schema_event(told, position, lsn, tx))
 
     def _message_payload(
-        self, lsn: int, message: LogicalMessage, position: Position, xid: int, ts: str | None
+        self,
+        lsn: int,
+        message: messages.LogicalMessage,
+        position: Position,
+        xid: int,
+        ts: str | None,
     ) -> Payload:
         return {
             "subject": message_subject(message.prefix),

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Sequence
 
 import orjson
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
@@ -32,9 +31,8 @@ from headrace.jetstream.publishing.errors import (
     refusal,
 )
 from headrace.jetstream.publishing.message import Message
-from headrace.jetstream.publishing.pipe import OnStored, Pipe, Window, ignored
-from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
-from headrace.metrics.counters import Counters
+from headrace.jetstream.publishing.pipe import Pipe, Window
+from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.process.failpoint import failpoint
 
 log = logs.logger("atomic")
@@ -69,15 +67,8 @@ class GroupTooLongError(HeadraceError):
 class AtomicPipe(Pipe):
     """Publishes groups of messages, each atomic."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Counters,
-        window: Window,
-        on_stored: OnStored = ignored,
-    ) -> None:
-        super().__init__(client, tail, stats, window, on_stored)
+    def __post_init__(self, window: Window) -> None:
+        super().__post_init__(window)
         # The group that is being built, and the one in flight.
         self._group: list[Message] = []
         self._group_bytes = 0

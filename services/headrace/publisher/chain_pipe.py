@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Sequence
 
 import orjson
-from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
 from headrace import log as logs
@@ -31,16 +31,8 @@ from headrace.jetstream.publishing.errors import (
     refusal,
 )
 from headrace.jetstream.publishing.message import Message
-from headrace.jetstream.publishing.pipe import (
-    HEADERS_BYTES_MAX,
-    OnStored,
-    Pipe,
-    Window,
-    check_tail,
-    ignored,
-)
-from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
-from headrace.metrics.counters import Counters
+from headrace.jetstream.publishing.pipe import HEADERS_BYTES_MAX, Pipe, Window, check_tail
+from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.process.failpoint import failpoint
 
 log = logs.logger("ingest")
@@ -49,16 +41,10 @@ log = logs.logger("ingest")
 class ChainPipe(Pipe):
     """Publishes one chain of messages, from the stream's current tail."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Counters,
-        window: Window,
-        on_stored: OnStored = ignored,
-    ) -> None:
-        super().__init__(client, tail, stats, window, on_stored)
-        self._inbox = client.new_inbox()
+    def __post_init__(self, window: Window) -> None:
+        super().__post_init__(window)
+        self._inbox = self._client.new_inbox()
+        self._subscription: Subscription | None = None
         # Indexes count messages of this chain from 0: those below `_acked` are stored, those below
         # `_sent` are sent in the current generation, of which those below `_refused_to` are
         # answered.
@@ -86,7 +72,7 @@ class ChainPipe(Pipe):
         await self._client.flush()
 
     async def close(self) -> None:
-        if not self._client.is_closed:
+        if self._subscription is not None and not self._client.is_closed:
             try:
                 await self._subscription.unsubscribe()
             except NatsError as error:

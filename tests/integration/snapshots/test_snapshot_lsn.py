@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
-from headrace.pgoutput import Begin, Insert
-from headrace.pgoutput import decode as decode_change
+from headrace.pgoutput.decoder import decode as decode_change
+from headrace.pgoutput.messages import Begin, Insert
 from headrace.settings import PostgresSettings, Settings, SourceSettings
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import SnapshotHeldUpError, held_snapshot

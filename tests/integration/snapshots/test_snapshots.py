@@ -13,8 +13,8 @@ import pytest
 from headrace.consumer.reference import whole
 from headrace.contract.naming import table_token
 from headrace.lsn import parse_lsn
-from headrace.pgoutput import Begin, Insert
-from headrace.pgoutput import decode as decode_change
+from headrace.pgoutput.decoder import decode as decode_change
+from headrace.pgoutput.messages import Begin, Insert
 from headrace.testing.responder import (
     PUBLICATION,
     Consumer,

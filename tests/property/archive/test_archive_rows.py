@@ -20,17 +20,8 @@ from headrace.archiver.builder import GROUP_BYTES_MAX, Begun, Builder, Limits
 from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import type_oids
 from headrace.lsn import ORIGIN, Position
-from headrace.pgoutput import (
-    Begin,
-    Commit,
-    Insert,
-    LogicalMessage,
-    PgoutputMessage,
-    Relation,
-    RelationColumn,
-    Truncate,
-    decode,
-)
+from headrace.pgoutput import messages
+from headrace.pgoutput.decoder import decode
 from headrace.postgres.facts import TableFacts
 
 TEXT, NUMERIC = 25, 1700
@@ -54,20 +45,20 @@ _NAMES = st.text(
 
 
 @st.composite
-def relations(draw: st.DrawFn) -> tuple[Relation, list[tuple[bytes | None, ...]]]:
+def relations(draw: st.DrawFn) -> tuple[messages.Relation, list[tuple[bytes | None, ...]]]:
     names = draw(st.lists(_NAMES, min_size=1, max_size=6, unique=True))
     oids = [draw(st.sampled_from(sorted(_TYPES))) for _ in names]
     columns = tuple(
-        RelationColumn(draw(st.booleans()), name, oid, -1)
+        messages.RelationColumn(draw(st.booleans()), name, oid, -1)
         for name, oid in zip(names, oids, strict=True)
     )
     rows = draw(
         st.lists(st.tuples(*(st.none() | _TYPES[oid] for oid in oids)), min_size=1, max_size=6)
     )
-    return Relation(7, "public", "t", "d", columns), rows
+    return messages.Relation(7, "public", "t", "d", columns), rows
 
 
-def archived(relation: Relation) -> ArchivedTable:
+def archived(relation: messages.Relation) -> ArchivedTable:
     return ArchivedTable.of(RelationShape.of(relation, TableFacts(), OPTIONS))
 
 
@@ -80,7 +71,7 @@ def encoded(row: tuple[bytes | None, ...]) -> bytes:
 
 @given(relations())
 def test_the_quick_text_of_a_row_is_the_plain_one(
-    generated: tuple[Relation, list[tuple[bytes | None, ...]]],
+    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
 ) -> None:
     relation, rows = generated
     table = archived(relation)
@@ -100,28 +91,28 @@ def test_the_quick_text_of_a_row_is_the_plain_one(
 
 @given(relations(), st.integers(1, 3), st.data())
 def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
-    generated: tuple[Relation, list[tuple[bytes | None, ...]]],
+    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
     transactions: int,
     data: st.DataObject,
 ) -> None:
     relation, rows = generated
     table = archived(relation)
-    messages: list[bytes | Begin | Commit] = []
+    received: list[bytes | messages.Begin | messages.Commit] = []
     for number in range(1, transactions + 1):
-        messages += [
-            Begin(number * 100, 0, number),
+        received += [
+            messages.Begin(number * 100, 0, number),
             *map(encoded, rows),
-            Commit(0, number * 100, number * 100 + 8, 0),
+            messages.Commit(0, number * 100, number * 100 + 8, 0),
         ]
-    cut = data.draw(st.integers(0, len(messages)))
+    cut = data.draw(st.integers(0, len(received)))
     builder = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20))
-    take(builder, table, messages[:cut])
+    take(builder, table, received[:cut])
     first = builder.seal()
     # Killed here, and everything comes again.
     again = Builder(
         Begun(first.last, first.end_lsn, first.time_us, first.versions), Limits(1000, 1 << 20)
     )
-    take(again, table, messages)
+    take(again, table, received)
     second = again.seal()
     found = [
         entry
@@ -143,20 +134,26 @@ def test_a_file_has_each_row_at_its_place_wherever_it_is_cut_and_resumed(
 
 @given(relations(), st.integers(1, 4), st.data())
 def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
-    generated: tuple[Relation, list[tuple[bytes | None, ...]]],
+    generated: tuple[messages.Relation, list[tuple[bytes | None, ...]]],
     transactions: int,
     data: st.DataObject,
 ) -> None:
     relation, rows = generated
     table = archived(relation)
     # A message of the log next to the table's rows: another kind, and one without a time.
-    alone: list[PgoutputMessage] = (
-        [LogicalMessage(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
+    alone: list[messages.PgoutputMessage] = (
+        [messages.LogicalMessage(False, 50, "p", b"x")] if data.draw(st.booleans()) else []
     )
-    inserts: list[PgoutputMessage] = []
+    inserts: list[messages.PgoutputMessage] = []
     for number in range(1, transactions + 1):
-        inserts += [Begin(number * 100, number, number), *(Insert(7, row) for row in rows)]
-        inserts += [Truncate((7,), False, False), Commit(0, number * 100, number * 100 + 8, 0)]
+        inserts += [
+            messages.Begin(number * 100, number, number),
+            *(messages.Insert(7, row) for row in rows),
+        ]
+        inserts += [
+            messages.Truncate((7,), False, False),
+            messages.Commit(0, number * 100, number * 100 + 8, 0),
+        ]
     whole, cut = (Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)) for _ in range(2))
     writer = SegmentWriter()
     for builder in (whole, cut):
@@ -176,31 +173,35 @@ def test_a_file_that_is_encoded_in_groups_has_the_rows_of_one_that_is_not(
 
 
 def test_a_group_is_due_long_before_the_file_is_full() -> None:
-    relation = Relation(7, "public", "t", "d", (RelationColumn(True, "a", TEXT, -1),))
+    relation = messages.Relation(
+        7, "public", "t", "d", (messages.RelationColumn(True, "a", TEXT, -1),)
+    )
     builder = Builder(Begun(ORIGIN, 1), Limits(1 << 20, 1 << 30))
     builder.learn(archived(relation))
-    builder.feed(0, Begin(100, 0, 1))
+    builder.feed(0, messages.Begin(100, 0, 1))
     wide = GROUP_BYTES_MAX // 10
     told = []
     for _ in range(10):
-        builder.feed(5, Insert(7, (b"x" * wide,)))
+        builder.feed(5, messages.Insert(7, (b"x" * wide,)))
         told.append(builder.due)
     assert told == [False] * 9 + [True]
     assert builder.take_group().num_rows == 10
     told.clear()
     for _ in range(GROUP_ROWS):
         told.append(builder.due)
-        builder.feed(5, Truncate((7,), False, False))
+        builder.feed(5, messages.Truncate((7,), False, False))
     assert not any(told)
     assert (builder.due, builder.overfull, builder.rows) == (True, False, 10 + GROUP_ROWS)
 
 
-def take(builder: Builder, table: ArchivedTable, messages: list[bytes | Begin | Commit]) -> None:
+def take(
+    builder: Builder, table: ArchivedTable, received: list[bytes | messages.Begin | messages.Commit]
+) -> None:
     builder.learn(table)
-    for message in messages:
+    for message in received:
         if not isinstance(message, bytes):
             builder.feed(0, message)
         elif not builder.insert(5, message):
             decoded = decode(message)
-            assert isinstance(decoded, Insert)
+            assert isinstance(decoded, messages.Insert)
             builder.feed(5, decoded)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.confirming.relation_shape import RelationShape
 from headrace.contract.values import Encoding, ValueOptions
-from headrace.pgoutput import Relation, RelationColumn, decode
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
 from headrace.publisher.table_events import TableEvents

@@ -13,7 +13,8 @@ from headrace.confirming.row_compiler import COLUMNS_MAX, compiled
 from headrace.contract import events
 from headrace.contract.values import Encoding, ValueOptions, converter
 from headrace.errors import DecodeError
-from headrace.pgoutput import Insert, Relation, RelationColumn, decode
+from headrace.pgoutput.decoder import decode
+from headrace.pgoutput.messages import Insert, Relation, RelationColumn
 from headrace.postgres.facts import TableFacts
 
 RELATION = 16_385

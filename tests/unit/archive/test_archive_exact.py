@@ -20,19 +20,21 @@ from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events, type_oids
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import ORIGIN
-from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationColumn, Update
-from headrace.pgoutput.messages import PgoutputMessage
+from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.table_events import TableEvents
 
 INFO = SegmentInfo(1, "a", 1, "w", "headrace", "d", "1", 1, 1, 2, 0, ORIGIN, ORIGIN)
-RELATION = Relation(
+RELATION = messages.Relation(
     7,
     "public",
     "t",
     "f",
-    (RelationColumn(True, "id", 23, -1), RelationColumn(True, "doc", type_oids.JSON, -1)),
+    (
+        messages.RelationColumn(True, "id", 23, -1),
+        messages.RelationColumn(True, "doc", type_oids.JSON, -1),
+    ),
 )
 DOCUMENTS = (
     "null", '{"p": 1.50}', "12345678901234567890123", "18446744073709551617", "1e400", r'"\ud800"', '{"a":1, "a":2}',
@@ -40,18 +42,22 @@ DOCUMENTS = (
 )  # fmt: skip
 
 
-def changes() -> list[PgoutputMessage]:
-    made: list[PgoutputMessage] = [Insert(7, (b"0", None))]
+def changes() -> list[messages.PgoutputMessage]:
+    made: list[messages.PgoutputMessage] = [messages.Insert(7, (b"0", None))]
     for number, document in enumerate(DOCUMENTS, 1):
         row = str(number).encode(), document.encode()
-        made += [Insert(7, row), Update(7, None, row, row), Delete(7, None, row)]
+        made += [
+            messages.Insert(7, row),
+            messages.Update(7, None, row, row),
+            messages.Delete(7, None, row),
+        ]
     return made
 
 
 def archived() -> tuple[SegmentInfo, list[RowEntry]]:
     builder, writer = Builder(Begun(ORIGIN, 1), Limits(1000, 1 << 20)), SegmentWriter()
     builder.learn(ArchivedTable.of(RelationShape.of(RELATION, TableFacts(), OPTIONS)))
-    for message in (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0)):
+    for message in (messages.Begin(99, 0, 7), *changes(), messages.Commit(0, 99, 100, 0)):
         builder.feed(9, message)
     sealed = builder.seal()
     writer.add(sealed.rest)
@@ -63,7 +69,7 @@ def streamed(encoding: Encoding) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding)
     shape = RelationShape.of(RELATION, TableFacts(), ValueOptions(encoding))
     assembler.learn(TableEvents.of(shape))
-    sent = (Begin(99, 0, 7), *changes(), Commit(0, 99, 100, 0))
+    sent = (messages.Begin(99, 0, 7), *changes(), messages.Commit(0, 99, 100, 0))
     made = [
         events.decode(e.payload)
         for m in sent

@@ -10,8 +10,7 @@ from headrace.confirming.relation_shape import RelationShape
 from headrace.contract import events, exact, type_oids
 from headrace.contract.exact import ExactText, Inexact
 from headrace.contract.values import ArrayForm, Encoding, JsonForm, ValueOptions, converter
-from headrace.pgoutput import Begin, Commit, Delete, Insert, Relation, RelationColumn, Update
-from headrace.pgoutput.messages import PgoutputMessage
+from headrace.pgoutput import messages
 from headrace.postgres.facts import TableFacts
 from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.table_events import TableEvents
@@ -104,19 +103,22 @@ def test_a_list_that_does_not_tell_its_array_has_the_literal(
 
 
 def table(encoding: Encoding) -> TableEvents:
-    columns = (RelationColumn(True, "id", 23, -1), RelationColumn(True, "doc", type_oids.JSONB, -1))
-    relation = Relation(1, "public", "t", "f", columns)
+    columns = (
+        messages.RelationColumn(True, "id", 23, -1),
+        messages.RelationColumn(True, "doc", type_oids.JSONB, -1),
+    )
+    relation = messages.Relation(1, "public", "t", "f", columns)
     return TableEvents.of(RelationShape.of(relation, TableFacts(), ValueOptions(encoding)))
 
 
 def assembled(
-    encoding: Encoding, *stream: PgoutputMessage, compat: bool = False
+    encoding: Encoding, *stream: messages.PgoutputMessage, compat: bool = False
 ) -> list[dict[str, object]]:
     assembler = Assembler("headrace", encoding, compat=compat)
     assembler.learn(table(encoding))
     made = (
         item
-        for sent in (Begin(99, 0, 7), *stream, Commit(0, 99, 100, 0))
+        for sent in (messages.Begin(99, 0, 7), *stream, messages.Commit(0, 99, 100, 0))
         for item in assembler.feed(9, sent)
     )
     payloads = [events.decode(item.payload) for item in made if isinstance(item, PublishedEvent)]
@@ -127,10 +129,10 @@ def assembled(
 def test_an_event_has_the_texts_of_its_row_and_of_its_old_row(encoding: Encoding) -> None:
     insert, update, delete, plain = assembled(
         encoding,
-        Insert(1, (b"1", b"null")),
-        Update(1, None, (b"1", b"null"), (b"1", b'{"p": 1.50}')),
-        Delete(1, None, (b"1", b'{"p": 1.50}')),
-        Insert(1, (b"2", None)),
+        messages.Insert(1, (b"1", b"null")),
+        messages.Update(1, None, (b"1", b"null"), (b"1", b'{"p": 1.50}')),
+        messages.Delete(1, None, (b"1", b'{"p": 1.50}')),
+        messages.Insert(1, (b"2", None)),
     )
     assert insert["exact"] == {"doc": "null"}
     assert (update["exact"], update["exact_old"]) == ({"doc": '{"p": 1.50}'}, {"doc": "null"})
@@ -146,7 +148,7 @@ def test_an_event_has_the_texts_of_its_row_and_of_its_old_row(encoding: Encoding
 
 @both
 def test_a_bridges_event_has_no_new_key(encoding: Encoding) -> None:
-    (event,) = assembled(encoding, Insert(1, (b"1", b"null")), compat=True)
+    (event,) = assembled(encoding, messages.Insert(1, (b"1", b"null")), compat=True)
     assert set(event) == {
         "data",
         "msg_id",
@@ -159,7 +161,7 @@ def test_a_bridges_event_has_no_new_key(encoding: Encoding) -> None:
 
 
 def test_the_stub_of_a_large_event_leaves_the_texts_to_the_whole() -> None:
-    (event,) = assembled(Encoding.MSGPACK, Insert(1, (b"1", b"null")))
+    (event,) = assembled(Encoding.MSGPACK, messages.Insert(1, (b"1", b"null")))
     assert "exact" not in events.referring(event, {"id"}, 7, "bucket")
 
 

@@ -7,23 +7,8 @@ import struct
 import pytest
 
 from headrace.errors import DecodeError
-from headrace.pgoutput import (
-    UNCHANGED,
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Origin,
-    PgoutputMessage,
-    Relation,
-    RelationColumn,
-    Truncate,
-    TypeMessage,
-    Update,
-    decode,
-    pg_timestamp_iso,
-)
+from headrace.pgoutput import messages
+from headrace.pgoutput.decoder import decode
 from headrace.pgoutput.redaction import without
 
 LSN_1 = b"\x00\x00\x00\x00\x01\x91\xbf\xd0"
@@ -34,68 +19,88 @@ ONE_ROW = b"\x00\x01t\x00\x00\x00\x02ab"
 KEY_ROW = b"\x00\x02t\x00\x00\x00\x017n"
 FULL_ROW = b"\x00\x04t\x00\x00\x00\x017nut\x00\x00\x00\x00"
 
-CASES: list[tuple[bytes, PgoutputMessage]] = [
-    (b"B" + LSN_1 + TS + b"\xff\xff\xff\xfe", Begin(0x191BFD0, 0x2E99A523D4F80, 0xFFFFFFFE)),
-    (b"C\x00" + LSN_1 + LSN_2 + TS, Commit(0, 0x191BFD0, 0xFFFFFFFF00000001, 0x2E99A523D4F80)),
-    (b"O" + LSN_2 + b"node-\xc3\xa9\x00", Origin(0xFFFFFFFF00000001, "node-é")),
+CASES: list[tuple[bytes, messages.PgoutputMessage]] = [
+    (
+        b"B" + LSN_1 + TS + b"\xff\xff\xff\xfe",
+        messages.Begin(0x191BFD0, 0x2E99A523D4F80, 0xFFFFFFFE),
+    ),
+    (
+        b"C\x00" + LSN_1 + LSN_2 + TS,
+        messages.Commit(0, 0x191BFD0, 0xFFFFFFFF00000001, 0x2E99A523D4F80),
+    ),
+    (b"O" + LSN_2 + b"node-\xc3\xa9\x00", messages.Origin(0xFFFFFFFF00000001, "node-é")),
     (
         b"R" + RELATION_ID + b"public\x00us ers\x00d\x00\x02"
         b"\x01id\x00\x00\x00\x00\x17\xff\xff\xff\xff"
         b"\x00n\xc3\xa4me\x00\x00\x00\x04\x13\x00\x00\x00\x24",
-        Relation(
+        messages.Relation(
             0xFF004001,
             "public",
             "us ers",
             "d",
-            (RelationColumn(True, "id", 23, -1), RelationColumn(False, "näme", 1043, 36)),
+            (
+                messages.RelationColumn(True, "id", 23, -1),
+                messages.RelationColumn(False, "näme", 1043, 36),
+            ),
         ),
     ),
-    (b"R" + RELATION_ID + b"\x00t\x00f\x00\x00", Relation(0xFF004001, "pg_catalog", "t", "f", ())),
-    (b"Y" + RELATION_ID + b"shop\x00mood\x00", TypeMessage(0xFF004001, "shop", "mood")),
-    (b"I" + RELATION_ID + b"N" + ONE_ROW, Insert(0xFF004001, (b"ab",))),
-    (b"I" + RELATION_ID + b"N" + FULL_ROW, Insert(0xFF004001, (b"7", None, UNCHANGED, b""))),
-    (b"I" + RELATION_ID + b"N\x00\x00", Insert(0xFF004001, ())),
-    (b"U" + RELATION_ID + b"N" + ONE_ROW, Update(0xFF004001, None, None, (b"ab",))),
+    (
+        b"R" + RELATION_ID + b"\x00t\x00f\x00\x00",
+        messages.Relation(0xFF004001, "pg_catalog", "t", "f", ()),
+    ),
+    (b"Y" + RELATION_ID + b"shop\x00mood\x00", messages.TypeMessage(0xFF004001, "shop", "mood")),
+    (b"I" + RELATION_ID + b"N" + ONE_ROW, messages.Insert(0xFF004001, (b"ab",))),
+    (
+        b"I" + RELATION_ID + b"N" + FULL_ROW,
+        messages.Insert(0xFF004001, (b"7", None, messages.UNCHANGED, b"")),
+    ),
+    (b"I" + RELATION_ID + b"N\x00\x00", messages.Insert(0xFF004001, ())),
+    (b"U" + RELATION_ID + b"N" + ONE_ROW, messages.Update(0xFF004001, None, None, (b"ab",))),
     (
         b"U" + RELATION_ID + b"K" + KEY_ROW + b"N" + ONE_ROW,
-        Update(0xFF004001, (b"7", None), None, (b"ab",)),
+        messages.Update(0xFF004001, (b"7", None), None, (b"ab",)),
     ),
     (
         b"U" + RELATION_ID + b"O" + KEY_ROW + b"N" + ONE_ROW,
-        Update(0xFF004001, None, (b"7", None), (b"ab",)),
+        messages.Update(0xFF004001, None, (b"7", None), (b"ab",)),
     ),
-    (b"D" + RELATION_ID + b"K" + KEY_ROW, Delete(0xFF004001, (b"7", None), None)),
-    (b"D" + RELATION_ID + b"O" + KEY_ROW, Delete(0xFF004001, None, (b"7", None))),
+    (b"D" + RELATION_ID + b"K" + KEY_ROW, messages.Delete(0xFF004001, (b"7", None), None)),
+    (b"D" + RELATION_ID + b"O" + KEY_ROW, messages.Delete(0xFF004001, None, (b"7", None))),
     (
         b"T\x00\x00\x00\x02\x00" + RELATION_ID + b"\x00\x00\x00\x05",
-        Truncate((0xFF004001, 5), False, False),
+        messages.Truncate((0xFF004001, 5), False, False),
     ),
-    (b"T\x00\x00\x00\x01\x01" + RELATION_ID, Truncate((0xFF004001,), True, False)),
-    (b"T\x00\x00\x00\x01\x02" + RELATION_ID, Truncate((0xFF004001,), False, True)),
-    (b"T\x00\x00\x00\x01\x03" + RELATION_ID, Truncate((0xFF004001,), True, True)),
+    (b"T\x00\x00\x00\x01\x01" + RELATION_ID, messages.Truncate((0xFF004001,), True, False)),
+    (b"T\x00\x00\x00\x01\x02" + RELATION_ID, messages.Truncate((0xFF004001,), False, True)),
+    (b"T\x00\x00\x00\x01\x03" + RELATION_ID, messages.Truncate((0xFF004001,), True, True)),
     (
         b"M\x01" + LSN_1 + b"audit\x00\x00\x00\x00\x03a\x00\xff",
-        LogicalMessage(True, 0x191BFD0, "audit", b"a\x00\xff"),
+        messages.LogicalMessage(True, 0x191BFD0, "audit", b"a\x00\xff"),
     ),
-    (b"M\x00" + LSN_1 + b"\x00\x00\x00\x00\x00", LogicalMessage(False, 0x191BFD0, "", b"")),
+    (
+        b"M\x00" + LSN_1 + b"\x00\x00\x00\x00\x00",
+        messages.LogicalMessage(False, 0x191BFD0, "", b""),
+    ),
 ]
 IDS = [f"{message.__class__.__name__}-{at}" for at, (_, message) in enumerate(CASES)]
 
 
 @pytest.mark.parametrize(("data", "message"), CASES, ids=IDS)
-def test_every_message_is_read_to_its_last_field(data: bytes, message: PgoutputMessage) -> None:
+def test_every_message_is_read_to_its_last_field(
+    data: bytes, message: messages.PgoutputMessage
+) -> None:
     assert decode(data) == message
 
 
 @pytest.mark.parametrize(("data", "message"), CASES, ids=IDS)
-def test_a_message_cut_anywhere_is_an_error(data: bytes, message: PgoutputMessage) -> None:
+def test_a_message_cut_anywhere_is_an_error(data: bytes, message: messages.PgoutputMessage) -> None:
     for end in range(len(data)):
         with pytest.raises(DecodeError):
             decode(data[:end])
 
 
 @pytest.mark.parametrize(("data", "message"), CASES, ids=IDS)
-def test_a_byte_too_many_is_an_error(data: bytes, message: PgoutputMessage) -> None:
+def test_a_byte_too_many_is_an_error(data: bytes, message: messages.PgoutputMessage) -> None:
     with pytest.raises(DecodeError, match="1 bytes after its end"):
         decode(data + b"n")
 
@@ -168,7 +173,7 @@ def test_a_name_that_is_not_utf8_is_an_error_with_a_remedy(data: bytes) -> None:
 
 def test_an_emitted_messages_prefix_may_be_any_bytes_and_no_other_prefix_is_taken_for_it() -> None:
     message = decode(b"M\x00" + LSN_1 + b"a\xff\x00\x00\x00\x00\x00")
-    assert isinstance(message, LogicalMessage)
+    assert isinstance(message, messages.LogicalMessage)
     assert (message.readable, message.prefix.encode(errors="surrogateescape")) == (
         "a\\xff",
         b"a\xff",
@@ -201,7 +206,7 @@ def test_an_unknown_replica_identity_is_an_error() -> None:
 
 def test_a_value_is_not_looked_into() -> None:
     raw = bytes(range(256))
-    assert decode(b"I" + RELATION_ID + b"N\x00\x01t\x00\x00\x01\x00" + raw) == Insert(
+    assert decode(b"I" + RELATION_ID + b"N\x00\x01t\x00\x00\x01\x00" + raw) == messages.Insert(
         0xFF004001, (raw,)
     )
 
@@ -209,7 +214,7 @@ def test_a_value_is_not_looked_into() -> None:
 def test_a_table_of_1600_columns_is_read() -> None:
     row = struct.pack(">H", 1600) + b"n" * 1599 + b"t\x00\x00\x00\x01z"
     decoded = decode(b"I" + RELATION_ID + b"N" + row)
-    assert decoded == Insert(0xFF004001, (*[None] * 1599, b"z"))
+    assert decoded == messages.Insert(0xFF004001, (*[None] * 1599, b"z"))
 
 
 def test_messages_are_frozen() -> None:
@@ -218,12 +223,12 @@ def test_messages_are_frozen() -> None:
 
 
 def test_a_commit_time_has_the_contracts_form() -> None:
-    assert pg_timestamp_iso(818856034338547) == "2025-12-12T12:00:34.338547Z"
-    assert pg_timestamp_iso(0) == "2000-01-01T00:00:00.000000Z"
-    assert pg_timestamp_iso(-1) == "1999-12-31T23:59:59.999999Z"
+    assert messages.pg_timestamp_iso(818856034338547) == "2025-12-12T12:00:34.338547Z"
+    assert messages.pg_timestamp_iso(0) == "2000-01-01T00:00:00.000000Z"
+    assert messages.pg_timestamp_iso(-1) == "1999-12-31T23:59:59.999999Z"
 
 
 @pytest.mark.parametrize("us", [2**63 - 1, -(2**63)])
 def test_a_commit_time_out_of_range_is_an_error(us: int) -> None:
     with pytest.raises(DecodeError, match="not a commit time"):
-        pg_timestamp_iso(us)
+        messages.pg_timestamp_iso(us)

@@ -22,21 +22,7 @@ from headrace.jetstream.publishing.pipe import Pipe
 from headrace.jetstream.publishing.stream_tail import Tail
 from headrace.lsn import ORIGIN, Gap, Position
 from headrace.metrics.counters import Counters
-from headrace.pgoutput.messages import (
-    UNCHANGED,
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    Origin,
-    PgoutputMessage,
-    Relation,
-    RelationColumn,
-    Truncate,
-    TypeMessage,
-    Update,
-)
+from headrace.pgoutput import messages
 from headrace.postgres.facts import CatalogSnapshot, TableFacts
 from headrace.publisher.assembler import Assembler, Mark, PublishedEvent
 from headrace.publisher.batches import Batches
@@ -58,17 +44,21 @@ from headrace.publisher.table_events import TableEvents
 from headrace.settings import Settings
 
 INT4, TEXT = 23, 25
-ID = RelationColumn(True, "id", INT4, -1)
-NOTE = RelationColumn(False, "note", TEXT, -1)
+ID = messages.RelationColumn(True, "id", INT4, -1)
+NOTE = messages.RelationColumn(False, "note", TEXT, -1)
 
 
 def relation(
-    number: int, name: str, identity: str = "d", *columns: RelationColumn, schema: str = "public"
-) -> Relation:
-    return Relation(number, schema, name, identity, columns or (ID, NOTE))
+    number: int,
+    name: str,
+    identity: str = "d",
+    *columns: messages.RelationColumn,
+    schema: str = "public",
+) -> messages.Relation:
+    return messages.Relation(number, schema, name, identity, columns or (ID, NOTE))
 
 
-def assembler(*relations: Relation, primary: tuple[str, ...] = ("id",)) -> Assembler:
+def assembler(*relations: messages.Relation, primary: tuple[str, ...] = ("id",)) -> Assembler:
     made = Assembler("slot", Encoding.MSGPACK)
     options = ValueOptions(encoding=Encoding.MSGPACK)
     for one in relations or (relation(1, "orders"), relation(2, "items")):
@@ -79,17 +69,22 @@ def assembler(*relations: Relation, primary: tuple[str, ...] = ("id",)) -> Assem
     return made
 
 
-def fed(made: Assembler, *messages: tuple[int, PgoutputMessage]) -> list[PublishedEvent | Mark]:
-    return [item for lsn, message in messages for item in made.feed(lsn, message)]
+def fed(
+    made: Assembler, *received: tuple[int, messages.PgoutputMessage]
+) -> list[PublishedEvent | Mark]:
+    return [item for lsn, message in received for item in made.feed(lsn, message)]
 
 
 def transaction(
-    commit: int, *changes: tuple[int, PgoutputMessage], end: int | None = None, xid: int = 7
+    commit: int,
+    *changes: tuple[int, messages.PgoutputMessage],
+    end: int | None = None,
+    xid: int = 7,
 ) -> Any:
     return (
-        (changes[0][0] if changes else commit, Begin(commit, 0, xid)),
+        (changes[0][0] if changes else commit, messages.Begin(commit, 0, xid)),
         *changes,
-        (commit, Commit(0, commit, commit + 8 if end is None else end, 0)),
+        (commit, messages.Commit(0, commit, commit + 8 if end is None else end, 0)),
     )
 
 
@@ -97,8 +92,8 @@ def payloads(items: list[PublishedEvent | Mark]) -> list[dict[str, Any]]:
     return [events.decode(item.payload) for item in items if isinstance(item, PublishedEvent)]
 
 
-def insert(number: int, *values: bytes | None) -> Insert:
-    return Insert(number, values)
+def insert(number: int, *values: bytes | None) -> messages.Insert:
+    return messages.Insert(number, values)
 
 
 class TestLedger:
@@ -160,12 +155,12 @@ class TestAssembler:
         assert fed(assembler(), *transaction(500)) == [Mark(508, whole=True)]
 
     def test_changes_of_one_wal_record_get_numbered_ids_which_begin_anew_at_the_next(self) -> None:
-        copied: list[tuple[int, PgoutputMessage]] = [
+        copied: list[tuple[int, messages.PgoutputMessage]] = [
             (400, insert(1, b"%d" % n, b"a")) for n in range(3)
         ]
-        other: list[tuple[int, PgoutputMessage]] = [
+        other: list[tuple[int, messages.PgoutputMessage]] = [
             (400, insert(2, b"1", b"b")),
-            (400, Delete(1, (b"1", None), None)),
+            (400, messages.Delete(1, (b"1", None), None)),
             (410, insert(1, b"9", b"c")),
         ]
         ids = [p["msg_id"] for p in payloads(fed(assembler(), *transaction(500, *copied, *other)))]
@@ -183,7 +178,7 @@ class TestAssembler:
         assert fed(assembler(), *script) == fed(assembler(), *script)
 
     def test_a_truncate_of_several_tables_is_an_event_for_each_in_order(self) -> None:
-        items = fed(assembler(), *transaction(500, (400, Truncate((2, 1), True, False))))
+        items = fed(assembler(), *transaction(500, (400, messages.Truncate((2, 1), True, False))))
         assert [
             (p["table"], p["operation"], p["data"], p["tx"]["seq"], p["tx"]["last"])
             for p in payloads(items)
@@ -194,18 +189,19 @@ class TestAssembler:
 
     def test_a_changed_key_comes_with_the_old_one(self) -> None:
         items = fed(
-            assembler(), *transaction(500, (400, Update(1, (b"1", None), None, (b"2", b"a"))))
+            assembler(),
+            *transaction(500, (400, messages.Update(1, (b"1", None), None, (b"2", b"a")))),
         )
         [payload] = payloads(items)
         assert (payload["old"], payload["data"]) == ({"id": 1}, {"id": 2, "note": "a"})
 
     def test_an_old_row_comes_whole_under_full_identity_and_the_key_from_the_catalog(self) -> None:
-        full = relation(1, "orders", "f", ID, RelationColumn(True, "note", TEXT, -1))
+        full = relation(1, "orders", "f", ID, messages.RelationColumn(True, "note", TEXT, -1))
         made = assembler(full)
         script = transaction(
             500,
-            (400, Update(1, None, (b"1", b"a"), (b"1", b"b"))),
-            (410, Delete(1, None, (b"1", b"b"))),
+            (400, messages.Update(1, None, (b"1", b"a"), (b"1", b"b"))),
+            (410, messages.Delete(1, None, (b"1", b"b"))),
         )
         update, delete = payloads(fed(made, *script))
         assert update["old"] == {"id": 1, "note": "a"}
@@ -213,13 +209,15 @@ class TestAssembler:
 
     def test_a_delete_carries_its_key_and_nulls(self) -> None:
         [payload] = payloads(
-            fed(assembler(), *transaction(500, (400, Delete(1, (b"1", None), None))))
+            fed(assembler(), *transaction(500, (400, messages.Delete(1, (b"1", None), None))))
         )
         assert (payload["data"], payload["old"]) == ({"id": 1, "note": None}, {"id": 1})
 
     def test_a_column_that_was_not_sent_is_named_and_absent_and_null_is_neither(self) -> None:
         script = transaction(
-            500, (400, Update(1, None, None, (b"1", UNCHANGED))), (410, insert(1, b"2", None))
+            500,
+            (400, messages.Update(1, None, None, (b"1", messages.UNCHANGED))),
+            (410, insert(1, b"2", None)),
         )
         unchanged, null = payloads(fed(assembler(), *script))
         assert (unchanged["data"], unchanged["unchanged"]) == ({"id": 1}, ["note"])
@@ -251,18 +249,22 @@ class TestAssembler:
 
     def test_types_and_origins_bring_nothing(self) -> None:
         assert (
-            fed(assembler(), (1, TypeMessage(99999, "public", "mood")), (1, Origin(5, "node")))
+            fed(
+                assembler(),
+                (1, messages.TypeMessage(99999, "public", "mood")),
+                (1, messages.Origin(5, "node")),
+            )
             == []
         )
 
     @pytest.mark.parametrize(
         "script",
         [
-            [(1, Begin(500, 0, 7)), (1, Begin(600, 0, 8))],
-            [(1, Commit(0, 500, 508, 0))],
+            [(1, messages.Begin(500, 0, 7)), (1, messages.Begin(600, 0, 8))],
+            [(1, messages.Commit(0, 500, 508, 0))],
             [(1, insert(1, b"1", b"a"))],
-            [(1, Begin(500, 0, 7)), (1, insert(99, b"1", b"a"))],
-            [(1, Truncate((1,), False, False))],
+            [(1, messages.Begin(500, 0, 7)), (1, insert(99, b"1", b"a"))],
+            [(1, messages.Truncate((1,), False, False))],
         ],
     )
     def test_messages_in_an_order_that_the_protocol_excludes_stop_it(self, script: Any) -> None:
@@ -525,9 +527,9 @@ def test_a_message_of_a_prefix_that_is_not_utf8_is_none_that_can_be_delivered() 
     assembler = Assembler(
         "headrace", Encoding.MSGPACK, message_prefixes=frozenset({"\udcff", "\\xff"})
     )
-    assembler.feed(0x1000, Begin(0x2000, 0, 700))
+    assembler.feed(0x1000, messages.Begin(0x2000, 0, 700))
     with pytest.raises(DecodeError, match="prefix"):
-        assembler.feed(0x1000, LogicalMessage(True, 0x1000, "\udcff", b"x"))
+        assembler.feed(0x1000, messages.LogicalMessage(True, 0x1000, "\udcff", b"x"))
     assert assembler.cursor.position == Position(0x2000, 0)
     assembler.cursor.pass_over()
     assert assembler.cursor.position == Position(0x2000, 1)

@@ -24,19 +24,7 @@ from headrace.contract import events, naming, schemas
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.contract.values import Encoding, ValueOptions
 from headrace.lsn import Gap, format_lsn
-from headrace.pgoutput.messages import (
-    UNCHANGED,
-    Begin,
-    Commit,
-    Delete,
-    Insert,
-    LogicalMessage,
-    PgoutputMessage,
-    Relation,
-    RelationColumn,
-    Truncate,
-    Update,
-)
+from headrace.pgoutput import messages
 from headrace.postgres.facts import ColumnFacts, PublishedTable, TableFacts
 from headrace.publisher.assembler import Assembler, PublishedEvent
 from headrace.publisher.gaps import gap_event
@@ -163,8 +151,8 @@ def test_the_async_api_names_every_subject_and_every_schema() -> None:
         naming.snapshot_progress_subject(t),
         None,
     }
-    messages = api["components"]["messages"]
-    payloads = {entry["payload"]["$ref"] for entry in messages.values()}
+    declared = api["components"]["messages"]
+    payloads = {entry["payload"]["$ref"] for entry in declared.values()}
     assert payloads == set(documents()) - {"common.schema.json"}
     for reference in _references(api):
         if reference.startswith("#/"):
@@ -189,7 +177,10 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def table(encoding: Encoding) -> TableEvents:
-    columns = (RelationColumn(True, "id", INT8, -1), RelationColumn(False, "name", TEXT, -1))
+    columns = (
+        messages.RelationColumn(True, "id", INT8, -1),
+        messages.RelationColumn(False, "name", TEXT, -1),
+    )
     facts = TableFacts(
         primary_key=("id",),
         columns={
@@ -198,18 +189,20 @@ def table(encoding: Encoding) -> TableEvents:
         },
         type_names={(INT8, -1): "bigint", (TEXT, -1): "text"},
     )
-    relation = Relation(16384, "app.x", "Größe", "d", columns)
+    relation = messages.Relation(16384, "app.x", "Größe", "d", columns)
     return TableEvents.of(RelationShape.of(relation, facts, ValueOptions(encoding=encoding)))
 
 
-def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> list[dict[str, Any]]:
+def assembled(
+    encoding: Encoding, *stream: messages.PgoutputMessage, **options: Any
+) -> list[dict[str, Any]]:
     """What the publisher writes for these messages of one transaction."""
     assembler = Assembler(
         "headrace", encoding, message_prefixes=frozenset({"audit", ""}), **options
     )
     assembler.learn(table(encoding))
     found = []
-    for sent in (Begin(0x2000, 0, 700), *stream, Commit(0, 0x2000, 0x2030, 0)):
+    for sent in (messages.Begin(0x2000, 0, 700), *stream, messages.Commit(0, 0x2000, 0x2030, 0)):
         for item in assembler.feed(0x1000, sent):
             if isinstance(item, PublishedEvent):
                 payload = events.decode(item.payload)
@@ -222,14 +215,14 @@ def assembled(encoding: Encoding, *stream: PgoutputMessage, **options: Any) -> l
 def test_what_the_publisher_writes_for_rows_is_what_the_contract_says(encoding: Encoding) -> None:
     found = assembled(
         encoding,
-        Insert(16384, (b"1", b"lamp")),
-        Insert(16384, (b"2", None)),
-        Update(16384, None, None, (b"1", UNCHANGED)),
-        Update(16384, (b"1", None), None, (b"9", b"lamp")),
-        Update(16384, None, (b"9", b"lamp"), (b"9", b"bulb")),
-        Delete(16384, (b"2", None), None),
-        Delete(16384, None, (b"9", b"bulb")),
-        Truncate((16384,), False, False),
+        messages.Insert(16384, (b"1", b"lamp")),
+        messages.Insert(16384, (b"2", None)),
+        messages.Update(16384, None, None, (b"1", messages.UNCHANGED)),
+        messages.Update(16384, (b"1", None), None, (b"9", b"lamp")),
+        messages.Update(16384, None, (b"9", b"lamp"), (b"9", b"bulb")),
+        messages.Delete(16384, (b"2", None), None),
+        messages.Delete(16384, None, (b"9", b"bulb")),
+        messages.Truncate((16384,), False, False),
     )
     operations = [
         "SCHEMA",
@@ -255,12 +248,14 @@ def test_what_the_publisher_writes_for_messages_is_what_the_contract_says(
 ) -> None:
     found = assembled(
         encoding,
-        LogicalMessage(True, 0x1000, "audit", b"text"),
-        LogicalMessage(True, 0x1000, "", b"\xff\x00"),
+        messages.LogicalMessage(True, 0x1000, "audit", b"text"),
+        messages.LogicalMessage(True, 0x1000, "", b"\xff\x00"),
     )
     assert [payload["operation"] for payload in found] == ["MESSAGE", "MESSAGE"]
     assembler = Assembler("headrace", encoding, message_prefixes=frozenset({"audit"}))
-    alone = next(iter(assembler.feed(0x3000, LogicalMessage(False, 0x3000, "audit", b"alone"))))
+    alone = next(
+        iter(assembler.feed(0x3000, messages.LogicalMessage(False, 0x3000, "audit", b"alone")))
+    )
     assert isinstance(alone, PublishedEvent)
     for payload in (*found, events.decode(alone.payload)):
         check("message-event", payload)
@@ -281,9 +276,11 @@ def test_what_the_publisher_writes_for_a_gap_is_what_the_contract_says(
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_batch_is_what_the_contract_says(encoding: Encoding) -> None:
-    rows = assembled(encoding, Insert(16384, (b"1", b"lamp")), Delete(16384, (b"1", None), None))[
-        1:
-    ]
+    rows = assembled(
+        encoding,
+        messages.Insert(16384, (b"1", b"lamp")),
+        messages.Delete(16384, (b"1", None), None),
+    )[1:]
     batch = events.decode(events.encode(rows, encoding))
     assert batch == rows
     check("change-batch", batch)
@@ -292,11 +289,13 @@ def test_a_batch_is_what_the_contract_says(encoding: Encoding) -> None:
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding) -> None:
     sent = (
-        Insert(16384, (b"1", b"lamp")),
-        Delete(16384, (b"1", None), None),
-        Truncate((16384,), False, False),
+        messages.Insert(16384, (b"1", b"lamp")),
+        messages.Delete(16384, (b"1", None), None),
+        messages.Truncate((16384,), False, False),
     )
-    found = assembled(encoding, *sent, LogicalMessage(True, 0x1000, "audit", b"text"), compat=True)
+    found = assembled(
+        encoding, *sent, messages.LogicalMessage(True, 0x1000, "audit", b"text"), compat=True
+    )
     assert [payload["operation"] for payload in found] == ["INSERT", "DELETE"]
     for payload in found:
         check("bridge-event", payload)
@@ -304,11 +303,11 @@ def test_what_the_bridge_documents_is_what_the_contract_says(encoding: Encoding)
 
 @pytest.mark.parametrize("encoding", list(Encoding))
 def test_a_reference_to_a_large_event_is_what_the_contract_says(encoding: Encoding) -> None:
-    sent: list[PgoutputMessage] = [
-        Insert(16384, (b"1", b"x" * 1000)),
-        Delete(16384, None, (b"1", b"x" * 1000)),
+    sent: list[messages.PgoutputMessage] = [
+        messages.Insert(16384, (b"1", b"x" * 1000)),
+        messages.Delete(16384, None, (b"1", b"x" * 1000)),
     ]
-    sent.append(LogicalMessage(True, 0x1000, "audit", b"x" * 1000))
+    sent.append(messages.LogicalMessage(True, 0x1000, "audit", b"x" * 1000))
     changes = assembled(encoding, *sent, payload_bytes_max=900)[1:]
     assert all(payload["reference"]["name"] == payload["msg_id"] for payload in changes)
     for name, payload in zip(
@@ -407,7 +406,7 @@ def test_an_answer_is_what_the_contract_says(status: str) -> None:
 
 
 def test_a_key_without_a_word_in_the_contract_fails() -> None:
-    payload = assembled(Encoding.JSON, Insert(16384, (b"1", None)))[1]
+    payload = assembled(Encoding.JSON, messages.Insert(16384, (b"1", None)))[1]
     with pytest.raises(AssertionError, match="undocumented"):
         check("change-event", {**payload, "novelty": 1})
     with pytest.raises(AssertionError, match="is not of type"):

@@ -11,7 +11,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from nats.aio.client import Client
 
@@ -54,21 +54,17 @@ class Window:
     ack_timeout_s: float
 
 
+@dataclass(eq=False, repr=False)
 class Pipe(ABC):
     """Messages in sequence, starting at the stream's tail."""
 
-    def __init__(
-        self,
-        client: Client,
-        tail: StreamTail,
-        stats: Counters,
-        window: Window,
-        on_stored: OnStored = ignored,
-    ) -> None:
-        self._client = client
-        self._tail = tail
-        self._stats = stats
-        self._on_stored = on_stored
+    _client: Client
+    _tail: StreamTail
+    _stats: Counters
+    window: InitVar[Window]
+    _on_stored: OnStored = ignored
+
+    def __post_init__(self, window: Window) -> None:
         self._messages_max = window.messages_max
         self._bytes_max = window.bytes_max
         self._ack_timeout_s = window.ack_timeout_s
