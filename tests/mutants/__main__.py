@@ -3,10 +3,10 @@ that reach them run.
 
     python -m tests.mutants --count 300 --seed 7
 
-Unit and property tests try each mutant first, in a fork of one process. Then, without `--quick`, the
-integration tests of its package run on a copy of the sources. Prints each survivor with its place,
-and the figures of each package; ends with 1 below `--least`. A survivor is read: it gets a test, or a
-line with its reason in `accepted.txt`.
+Unit and property tests try each mutant first, in a fork of one process, and histories of the
+simulation those that survive. Then, without `--quick`, the integration tests of its package run on a
+copy of the sources. Prints each survivor with its place, and the figures of each package; ends with 1
+below `--least`. A survivor is read: it gets a test, or a line with its reason in `accepted.txt`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ from tests.mutants.forked import ROOT, Forked, Mutant, Outcome
 from tests.mutants.mutations import mutations
 
 ACCEPTED = Path(__file__).with_name("accepted.txt")
-# The suite's promises rest on these: the pure cores, the confirmers, mirrors, archive and audit.
+# The suite's promises rest on these: the pure cores, the confirmers and what they stand on,
+# consumers, mirrors and what verifies them, archive and audit.
 MODULES = (
     "libs/headrace/bus/*.py",
+    "libs/headrace/confirming/*.py",
+    "libs/headrace/jetstream/**/*.py",
+    "libs/headrace/postgres/*.py",
     "libs/headrace/pgoutput/*.py",
     "libs/headrace/contract/*.py",
+    "libs/headrace/consumer/*.py",
     "libs/headrace/mirror/*.py",
+    "libs/headrace/verify/*.py",
     "libs/headrace/archive/*.py",
     "libs/headrace/audit/*.py",
     "services/headrace/publisher/*.py",
@@ -60,6 +66,17 @@ REAL = {
         "tests/integration/publisher/test_event_shapes.py",
         "tests/integration/line/test_line_faults.py",
     ),
+    "libs/headrace/confirming/": (
+        "tests/integration/publisher/test_event_shapes.py",
+        "tests/crash/test_third_sink.py",
+    ),
+    "libs/headrace/jetstream/": (
+        "tests/integration/jetstream",
+        "tests/integration/line/test_line_faults.py",
+    ),
+    "libs/headrace/postgres/": ("tests/integration/postgres",),
+    "libs/headrace/consumer/": ("tests/integration/consumer",),
+    "libs/headrace/verify/": ("tests/integration/verify",),
     "services/headrace/archiver/": (
         "tests/integration/archive/test_archive_line.py",
         "tests/integration/archive/test_archive_holds.py",
@@ -84,25 +101,25 @@ def main() -> int:
     parser.add_argument("--only", default="", help="modules whose path contains this")
     parser.add_argument("--least", type=float, default=0.9, help="share that must be killed")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--quick", action="store_true", help="only unit and property tests")
+    parser.add_argument("--quick", action="store_true", help="no integration tests")
+    parser.add_argument("--histories", type=int, default=150, help="of the simulation")
     parser.add_argument("--tests", nargs="+", default=QUICK, help="the quick tests to try")
     options = parser.parse_args()
     chosen = _chosen(options.only, options.count, random.Random(options.seed))
     accepted = _accepted()
     wanted = [mutant for mutant in chosen if mutant.accepted_as not in accepted]
     print(f"mutants: {len(chosen)} with --seed {options.seed}", flush=True)
-    outcomes = _tried(wanted, options.workers, options.tests)
+    outcomes = _tried(wanted, options.workers, options.tests, options.histories)
     if not options.quick:
         outcomes.update(_really(outcomes))
     _report(chosen, outcomes)
-    # A hang may be the fork's, not the mutant's.
     killed = sum(outcome is Outcome.KILLED for outcome in outcomes.values())
     return 0 if killed + len(chosen) - len(wanted) >= options.least * len(chosen) else 1
 
 
 def _accepted() -> set[str]:
     return {
-        line.partition(" # ")[0]
+        line.rpartition(" # ")[0]
         for line in ACCEPTED.read_text().splitlines()
         if line and line[0] != "#"
     }
@@ -119,9 +136,11 @@ def _chosen(only: str, count: int, chance: random.Random) -> list[Mutant]:
     return chance.sample(every, min(count, len(every)))
 
 
-def _tried(mutants: Sequence[Mutant], workers: int, tests: Sequence[str]) -> dict[Mutant, Outcome]:
+def _tried(
+    mutants: Sequence[Mutant], workers: int, tests: Sequence[str], histories: int
+) -> dict[Mutant, Outcome]:
     """On the quick tests, which must pass on the code as it is."""
-    plugin = Forked(mutants, workers)
+    plugin = Forked(mutants, workers, histories)
     options = ["-qq", "-s", "--no-summary", "--timeout", "0", "-m", "not slow and not spark"]
     pytest.main([*options, *tests], plugins=[plugin])
     if len(plugin.outcomes) != len(mutants):

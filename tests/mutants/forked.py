@@ -2,8 +2,8 @@
 
 First each test runs on the code as it is, and the plugin notes which functions it reaches. Then each
 mutant gets a fork of the process: the mutated function's code takes the place of the original's, and
-the tests that reach it run, the quickest first, until one fails. A fork costs no import, so most
-mutants take a fraction of a second.
+the tests that reach it run, the quickest first, until one fails; then histories of the simulation do.
+A fork costs no import, so most mutants take a fraction of a second.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
+from typing import NoReturn
 
 import pytest
 
 from tests.mutants.mutations import Mutation
+from tests.simulation.plan import drawn
+from tests.simulation.world import history
 
 ROOT = Path(__file__).parents[2]
 _OURS = (str(ROOT / "libs"), str(ROOT / "services"))
@@ -32,9 +37,21 @@ _OURS = (str(ROOT / "libs"), str(ROOT / "services"))
 _SERVERS = frozenset({"session_servers", "own_nats", "own_postgres", "database", "nats_server"})
 # These read the repository's text and no function's result.
 _READERS = ("architecture", "dead_code", "docs_site", "help", "imports", "lock", "pages", "prose")
-# A mutant gets this long; a test that is under way may take the rest, until it counts as hung.
+# What histories of the simulation reach often enough to judge it.
+_SIMULATED = (
+    "libs/headrace/bus/",
+    "libs/headrace/confirming/",
+    "libs/headrace/jetstream/",
+    "services/headrace/publisher/",
+    "services/headrace/wal_reader/",
+)
+# CPU time that a mutant gets on the tests, and then on histories: the machine may be busy.
 TESTS_S = 15.0
-MUTANT_S = 60.0
+HISTORIES_S = 6.0
+# A trial that takes so much more than without the mutant is endless, or waits for ever.
+ENDLESS_S, ENDLESS_TIMES = 10.0, 20.0
+HUNG_S = 30.0
+MUTANT_S = 300.0
 
 
 class Outcome(StrEnum):
@@ -52,12 +69,33 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        return f"{self.path}:{self.mutation.line} {self.mutation.function}: {self.mutation.what}"
+        mutation = self.mutation
+        place = f"{self.path}:{mutation.line} {mutation.function}"
+        return f"{place}: {mutation.what} in {mutation.code}"
 
     @property
     def accepted_as(self) -> str:
-        """Its name without the line, which other changes move."""
-        return f"{self.path} {self.mutation.function}: {self.mutation.what}"
+        """Its name with the line's text for its number, which other changes move."""
+        mutation = self.mutation
+        return f"{self.path} {mutation.function}: {mutation.what} in {mutation.code}"
+
+
+@dataclass(eq=False, slots=True)
+class Trial:
+    """A test or a history: whether it passes, and how long it took without any mutant."""
+
+    name: str
+    passes: Callable[[], bool]
+    took_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A mutant in its fork."""
+
+    mutant: Mutant
+    until: float
+    reader: int
 
 
 @dataclass(slots=True)
@@ -66,32 +104,37 @@ class Forked:
 
     mutants: Sequence[Mutant]
     workers: int
+    histories: int = 0
     outcomes: dict[Mutant, tuple[Outcome, str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    _reach: dict[str, set[pytest.Item]] = field(default_factory=lambda: defaultdict(set))
-    _took: dict[pytest.Item, float] = field(default_factory=dict)
+    _tests: dict[str, set[Trial]] = field(default_factory=lambda: defaultdict(set))
+    _lives: dict[str, set[Trial]] = field(default_factory=lambda: defaultdict(set))
     _functions: dict[tuple[str, str, int], list[FunctionType]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    # Trials that hung with a mutant, and whether they end in a fork without one.
+    _ends: dict[str, bool] = field(default_factory=dict)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        quick = [item for item in session.items if _is_quick(item)]
-        for item in quick:
-            self._note(session, item)
+        for item in filter(_is_quick, session.items):
+            self._note(Trial(item.nodeid, functools.partial(_passes, session, item)), self._tests)
+        if any(mutant.path.startswith(_SIMULATED) for mutant in self.mutants):
+            for seed in range(self.histories):
+                self._note(Trial(f"history {seed}", functools.partial(_holds, seed)), self._lives)
         self._functions.update(_functions())
         gc.freeze()
-        running: dict[int, tuple[Mutant, float, int]] = {}
+        running: dict[int, _Running] = {}
         waiting = list(reversed(self.mutants))
         while waiting or running:
             while waiting and len(running) < self.workers:
                 mutant = waiting.pop()
-                reader, pid = self._fork(session, mutant)
-                running[pid] = mutant, time.monotonic() + MUTANT_S, reader
+                reader, pid = _forked(functools.partial(self._killer, mutant))
+                running[pid] = _Running(mutant, time.monotonic() + MUTANT_S, reader)
             self._collect(running)
         return True
 
-    def _note(self, session: pytest.Session, item: pytest.Item) -> None:
+    def _note(self, trial: Trial, reach: dict[str, set[Trial]]) -> None:
         codes: set[CodeType] = set()
 
         def note(frame: FrameType, event: str, _argument: object) -> None:
@@ -100,43 +143,21 @@ class Forked:
 
         began = time.monotonic()
         with _profiled(note):
-            passed = _passes(session, item)
+            passed = trial.passes()
         if not passed:
-            self.failed.append(item.nodeid)
+            self.failed.append(trial.name)
             return
-        self._took[item] = time.monotonic() - began
+        trial.took_s = time.monotonic() - began
         for code in codes:
-            self._reach[f"{code.co_filename}:{code.co_firstlineno}"].add(item)
+            reach[f"{code.co_filename}:{code.co_firstlineno}"].add(trial)
 
-    def _fork(self, session: pytest.Session, mutant: Mutant) -> tuple[int, int]:
-        reader, writer = os.pipe()
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid:
-            os.close(writer)
-            return reader, pid
-        with Path(os.devnull).open("r+b") as nothing:
-            os.dup2(nothing.fileno(), 1)
-            os.dup2(nothing.fileno(), 2)
-        os.write(writer, self._killer(session, mutant).encode()[:4000])
-        os._exit(0)
-
-    def _killer(self, session: pytest.Session, mutant: Mutant) -> str:
-        """The first test that fails with the mutant, or nothing; in the fork."""
-        path = ROOT / mutant.path
-        tests = self._reach.get(f"{path}:{mutant.mutation.first_line}", set())
-        if not tests or not self._put_in(mutant):
+    def _killer(self, mutant: Mutant) -> str:
+        """The first trial that fails with the mutant, or nothing; in the fork."""
+        place = f"{ROOT / mutant.path}:{mutant.mutation.first_line}"
+        tests, lives = self._tests.get(place, set()), self._lives.get(place, set())
+        if not (tests or lives) or not self._put_in(mutant):
             return ""
-        until = time.monotonic() + TESTS_S
-        for item in sorted(tests, key=lambda item: self._took[item]):
-            if time.monotonic() > until:
-                return ""
-            try:
-                if not _passes(session, item):
-                    return item.nodeid
-            except BaseException:  # noqa: BLE001  # a mutant may raise anything, also in fixtures
-                return item.nodeid
-        return ""
+        return _first_failing(tests, TESTS_S) or _first_failing(lives, HISTORIES_S)
 
     def _put_in(self, mutant: Mutant) -> bool:
         path = str(ROOT / mutant.path)
@@ -149,27 +170,121 @@ class Forked:
             function.__code__ = code
         return bool(found)
 
-    def _collect(self, running: dict[int, tuple[Mutant, float, int]]) -> None:
+    def _collect(self, running: dict[int, _Running]) -> None:
         time.sleep(0.01)
-        for pid, (mutant, until, reader) in list(running.items()):
+        for pid, one in list(running.items()):
             ended, _ = os.waitpid(pid, os.WNOHANG)
-            late = time.monotonic() > until
+            late = time.monotonic() > one.until
             if not ended and not late:
                 continue
             if not ended:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             del running[pid]
-            with os.fdopen(reader) as pipe:
+            with os.fdopen(one.reader) as pipe:
                 killer = pipe.read()
-            if not ended:
-                self._end(mutant, Outcome.TIMED_OUT, "")
-            else:
-                self._end(mutant, Outcome.KILLED if killer else Outcome.SURVIVED, killer)
+            self._end(one.mutant, killer if ended else _HUNG)
 
-    def _end(self, mutant: Mutant, outcome: Outcome, killer: str) -> None:
+    def _end(self, mutant: Mutant, killer: str) -> None:
+        outcome = Outcome.KILLED if killer else Outcome.SURVIVED
+        if killer.startswith(_HUNG) and not self._ends_without(killer.removeprefix(_HUNG)):
+            outcome = Outcome.TIMED_OUT
         self.outcomes[mutant] = outcome, killer
         print(f"{outcome:9} {mutant.name}  {killer}", flush=True)
+
+    def _ends_without(self, name: str) -> bool:
+        """Whether a trial that hung with a mutant ends in a fork without one: a fork lacks the
+        parent's threads, and a test that waits for one hangs there.
+        """
+        if name not in self._ends:
+            reached = chain(*self._tests.values(), *self._lives.values())
+            trial = next((trial for trial in reached if trial.name == name), None)
+            self._ends[name] = trial is not None and _passes_in_a_fork(trial)
+        return self._ends[name]
+
+
+def _forked(work: Callable[[], str]) -> tuple[int, int]:
+    """Have a fork do it: where its answer is read, and its process."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        with Path(os.devnull).open("r+b") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+        _ANSWER.append(writer)
+        _answer(work())
+    os.close(writer)
+    return reader, pid
+
+
+def _answer(text: str) -> NoReturn:
+    """End this fork with its answer."""
+    os.write(_ANSWER[0], text.encode()[:4000])
+    os._exit(0)
+
+
+# Where this fork's answer goes, and what one begins with that never came back.
+_ANSWER: list[int] = []
+_HUNG = "hung in "
+
+
+def _passes_in_a_fork(trial: Trial) -> bool:
+    reader, pid = _forked(lambda: _first_failing({trial}, TESTS_S))
+    with os.fdopen(reader) as pipe:
+        failing = pipe.read()
+    os.waitpid(pid, 0)
+    return not failing
+
+
+def _first_failing(trials: Iterable[Trial], limit_s: float) -> str:
+    """The name of the first that fails, from the quickest on, as long as there is time."""
+    until = time.process_time() + limit_s
+    for trial in sorted(trials, key=lambda trial: trial.took_s):
+        if time.process_time() > until:
+            return ""
+        try:
+            with _limited(trial):
+                if not trial.passes():
+                    return trial.name
+        except BaseException:  # noqa: BLE001  # a mutant may raise anything, also in fixtures
+            return trial.name
+    return ""
+
+
+class _EndlessError(BaseException):
+    """Not an Exception, which the code under test might catch."""
+
+
+@contextmanager
+def _limited(trial: Trial) -> Iterator[None]:
+    """Raise an error in a loop without end; give up where something waits for ever."""
+
+    def endless(*_: object) -> None:
+        raise _EndlessError
+
+    def hung(*_: object) -> None:
+        _answer(_HUNG + trial.name)
+
+    signal.signal(signal.SIGVTALRM, endless)
+    signal.signal(signal.SIGALRM, hung)
+    longer_s = ENDLESS_TIMES * trial.took_s
+    signal.setitimer(signal.ITIMER_VIRTUAL, ENDLESS_S + longer_s, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, HUNG_S + longer_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+
+
+def _holds(seed: int) -> bool:
+    """Whether everything holds in a history."""
+    try:
+        history(drawn(seed))
+    except AssertionError:
+        return False
+    return True
 
 
 def _is_quick(item: pytest.Item) -> bool:

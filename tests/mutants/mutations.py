@@ -43,6 +43,8 @@ class Mutation:
     end: int
     text: str
     what: str
+    # The line that it is in, without its comment.
+    code: str
 
     def apply(self, source: str) -> str:
         return source[: self.begin] + self.text + source[self.end :]
@@ -52,12 +54,16 @@ def mutations(source: str) -> list[Mutation]:
     """Every fault that can be put into a module's functions."""
     tree = ast.parse(source)
     starts = _line_starts(source)
+    lines = source.splitlines()
     found: list[Mutation] = []
     for function, first_line in _functions(tree):
         for node in _inside(function):
             for part, text, what in _faults(node):
                 begin, end = _offsets(part, starts, source)
-                made = Mutation(function.name, first_line, part.lineno, begin, end, text, what)
+                code = lines[part.lineno - 1].partition("  # ")[0].strip()
+                made = Mutation(
+                    function.name, first_line, part.lineno, begin, end, text, what, code
+                )
                 if _compiles(made.apply(source)):
                     found.append(made)
     return found

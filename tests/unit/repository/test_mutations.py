@@ -29,4 +29,5 @@ def test_each_fault_changes_one_place_of_the_code_and_no_words() -> None:
         mutated = one.apply(SOURCE)
         assert mutated != SOURCE
         compile(mutated, "mutant", "exec")
+        assert one.code in {"save(x)", "if x > 1 and not x:"}
         assert 'log.info("1 and 2", number=3)' in mutated
