@@ -79,7 +79,8 @@ class TableShape:
 
     `membership` distinguishes a membership in the publication from a later one, `last_number` is
     the highest number that any column ever had (0: unknown), `publication` the content of the
-    publication and the version of its definition ("": unknown).
+    publication and the version of its definition ("": unknown), `definitions` those of the columns'
+    types ("": unknown, or they have none).
     """
 
     schema: str
@@ -91,6 +92,7 @@ class TableShape:
     columns: tuple[ColumnShape, ...]
     last_number: int = field(default=0, compare=False)
     publication: str = field(default="", compare=False)
+    definitions: str = field(default="", compare=False)
 
     @property
     def seen(self) -> bool:

@@ -9,7 +9,7 @@ is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import asyncpg
@@ -25,6 +25,7 @@ from headrace.postgres.facts import (
     TableFacts,
     follows,
 )
+from headrace.postgres.type_definitions import DEFINITIONS_OF
 
 # Types below this are built in: their forms need no catalog.
 FIRST_USER_OID = 16384
@@ -162,8 +163,8 @@ CASE WHEN EXISTS (SELECT FROM pg_publication_rel r WHERE r.prrelid = c.oid) THEN
 """
 
 _STORAGE = f"""
-SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage FROM pg_class c
-    WHERE c.oid = ANY($1::oid[])
+SELECT c.oid::int8 AS relation_id, {_STORAGE_OF} AS storage,
+    coalesce({DEFINITIONS_OF}, '') AS definitions FROM pg_class c WHERE c.oid = ANY($1::oid[])
 """
 
 # The content of the publication, and the version of its definition.
@@ -431,6 +432,8 @@ class TableReading:
     # The highest number that any column of the table ever had; 0 if the publication doesn't include
     # all current ones.
     last_number: int = 0
+    # The definitions of its columns' types.
+    definitions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,15 +462,13 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
         for row in await connection.fetch(_SHAPES, oids):
             by_relation.setdefault(row["relation_id"], []).append(row)
         keys = {row["relation_id"]: row for row in await connection.fetch(_KEYS, publication, oids)}
-        storage = {
-            row["relation_id"]: row["storage"] for row in await connection.fetch(_STORAGE, oids)
-        }
+        storage = {row["relation_id"]: row for row in await connection.fetch(_STORAGE, oids)}
         tables = [
             _table_reading(
                 table,
                 by_relation.get(table.relation_id, []),
                 keys[table.relation_id],
-                storage.get(table.relation_id, ""),
+                storage.get(table.relation_id, {}),
             )
             for table in published
         ]
@@ -493,7 +494,10 @@ async def read_publication(connection: asyncpg.Connection, publication: str) -> 
 
 
 def _table_reading(
-    table: PublishedTable, rows: Sequence[asyncpg.Record], keys: asyncpg.Record, storage: str
+    table: PublishedTable,
+    rows: Sequence[asyncpg.Record],
+    keys: asyncpg.Record,
+    storage: Mapping[str, str],
 ) -> TableReading:
     shown = tuple(row for row in rows if row["name"] in set(table.columns))
     return TableReading(
@@ -501,6 +505,7 @@ def _table_reading(
         shown,
         tuple(keys["primary_key"] or ()),
         keys["membership"] or 0,
-        storage,
+        storage.get("storage", ""),
         rows[0]["last_number"] if rows and len(shown) == len(rows) else 0,
+        storage.get("definitions", ""),
     )

@@ -113,5 +113,6 @@ class CatalogWatch:
             columns=columns,
             last_number=reading.last_number,
             publication=publication.publication,
+            definitions=reading.definitions,
         )
         return CatalogTable(shape, reading.storage)

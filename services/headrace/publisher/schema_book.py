@@ -19,6 +19,7 @@ from headrace.errors import DecodeError
 from headrace.lsn import ORIGIN, Position
 from headrace.postgres.ddl_trigger import Ddl, DdlTable
 from headrace.postgres.facts import CatalogSnapshot, RelationNow
+from headrace.postgres.type_definitions import redefined
 from headrace.publisher import storage as files
 
 FORMAT = 1
@@ -216,6 +217,10 @@ class SchemaBook:
         resync = resync or not known.told
         entry = replace(
             entry,
+            # A row doesn't tell them: what the catalog showed last is still what rows were read by.
+            shape=replace(
+                entry.shape, definitions=entry.shape.definitions or known.shape.definitions
+            ),
             version=known.version + 1 if known.told else known.version,
             # Consumers that copy the table now get everything that the catalog showed: it is not
             # reported a second time. Others have yet to learn what happened to its files.
@@ -327,7 +332,9 @@ class SchemaBook:
         entry = replace(entry, shape=schemas.with_keys_of(table.shape, known.shape))
         changes, resync = schemas.differences(known.shape, entry.shape)
         truncated = self._truncates(table.shape.relation_id, reading)
-        rewritten = files.rewritten(known.storage, table.storage, truncated)
+        rewritten = files.rewritten(known.storage, table.storage, truncated) or redefined(
+            known.shape.definitions, table.shape.definitions
+        )
         if rewritten:
             changes.append({"change": "table_rewritten"})
         moved = files.partitions_moved(known.storage, table.storage, truncated)
@@ -351,9 +358,11 @@ class SchemaBook:
             known.shape,
             publication=table.shape.publication,
             last_number=table.shape.last_number or known.shape.last_number,
+            definitions=table.shape.definitions,
         )
-        facts = (shape.publication, shape.last_number, table.storage)
-        if facts != (known.shape.publication, known.shape.last_number, known.storage):
+        facts = (shape.publication, shape.last_number, shape.definitions, table.storage)
+        before = known.shape
+        if facts != (before.publication, before.last_number, before.definitions, known.storage):
             self._entries[token] = replace(known, shape=shape, storage=table.storage)
             self.adopted.add(token)
 

@@ -135,6 +135,35 @@ async def test_a_rewrite_that_changes_no_type_is_told(line: Line) -> None:
     assert event.payload["resync"]
 
 
+@on_both_versions
+async def test_a_type_that_prints_existing_values_differently_is_told_as_a_rewrite(
+    line: Line,
+) -> None:
+    """PostgreSQL writes no row, and reads the same bytes as another text."""
+    await line.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE spot AS (x int)")
+    for column in ("mood", "mood[]", "spot", "spot[]"):
+        table = f"of_{column.replace('[]', 's')}"
+        await line.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, n {column});"
+            f" ALTER PUBLICATION headrace ADD TABLE {table}; INSERT INTO {table} VALUES (1)"
+        )
+    await line.take()
+    await asyncio.sleep(0.3)
+    await line.execute("ALTER TYPE mood ADD VALUE 'glad'; ALTER TYPE spot RENAME ATTRIBUTE x TO y")
+    await asyncio.sleep(0.3)
+    assert await line.take() == []
+    await line.execute("ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'")
+    await line.execute("ALTER TYPE spot ADD ATTRIBUTE z int")
+    missing = {"of_mood", "of_moods", "of_spot", "of_spots"}
+    async with asyncio.timeout(TOLD_TIMEOUT_S):
+        while missing:
+            for event in await line.take():
+                assert event.payload["changes"] == [{"change": "table_rewritten"}]
+                assert event.payload["resync"]
+                missing.remove(event.payload["table"])
+            await asyncio.sleep(0.05)
+
+
 async def test_of_two_migrations_between_two_readings_the_second_is_told_too(lines: Lines) -> None:
     """The first is told with its row, at once: who copies the table then has not seen the second."""
     line = await lines(18, HEADRACE_CATALOG_INTERVAL_S="3")

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from headrace.contract.schemas import ColumnShape, TableShape
 from headrace.lsn import Position
 from headrace.postgres.facts import CatalogSnapshot, follows
 from headrace.publisher import storage
-from headrace.publisher.schema_book import CatalogReading, CatalogTable, Looked, SchemaBook, Told
+from headrace.publisher.schema_book import (
+    CatalogReading,
+    CatalogTable,
+    Entry,
+    Looked,
+    SchemaBook,
+    Told,
+)
 
 INT4 = 23
 
@@ -30,6 +40,12 @@ def reading(lsn: int, *columns: str, files: str = "files", xid: int = 9) -> Cata
     )
 
 
+def typed(lsn: int, definitions: str, *columns: str) -> CatalogReading:
+    """The catalog where the columns' types have these definitions."""
+    made = replace(shape(*columns), definitions=definitions)
+    return replace(reading(lsn), tables=(CatalogTable(made, "files"),))
+
+
 def reported(book: SchemaBook, *readings: CatalogReading) -> list[Told]:
     return [told for one in readings for told in book.compare(one)]
 
@@ -39,6 +55,22 @@ def test_changes_that_the_catalog_shows_at_one_place_of_the_log_have_ids_of_thei
     told = reported(SchemaBook(), *shown)
     assert [one.version for one in told] == [1, 2, 3, 4]
     assert len({one.msg_id for one in told}) == 4
+
+
+def test_a_type_that_changed_before_a_row_of_another_shape_is_told_after_it() -> None:
+    """The row doesn't describe the type, and earlier copies of the table have the old text."""
+    book = SchemaBook()
+    reported(book, typed(10, "7:aaaa,8:bbbb", "a"))
+    again = SchemaBook(
+        Entry.decode(json.loads(json.dumps(entry.encode()))) for entry in book.entries().values()
+    )
+    (added,) = [again.check(shape("a", "b"), Position(20, 0), 20, 0)]
+    assert added is not None
+    assert not added.resync
+    assert reported(again, typed(30, "7:aaaa,8:bbbb,9:new", "a", "b")) == []
+    (told,) = reported(again, typed(40, "7:cccc,9:new", "a", "b"))
+    assert (told.changes, told.resync) == ([{"change": "table_rewritten"}], True)
+    assert reported(again, typed(50, "7:cccc", "a", "b")) == []
 
 
 def test_a_restart_goes_on_with_ids_that_no_event_has_yet() -> None:
