@@ -46,6 +46,8 @@ MODULES = (
     "services/headrace/publisher/*.py",
     "services/headrace/archiver/*.py",
     "services/headrace/wal_reader/*.py",
+    "services/headrace/audit_writer/*.py",
+    "services/headrace/cli/audit/*.py",
 )
 QUICK = ("tests/unit", "tests/property")
 # Tests of each package with its real process, for mutants that no quick test kills.
@@ -82,6 +84,11 @@ REAL = {
         "tests/integration/archive/test_archive_holds.py",
     ),
     "services/headrace/wal_reader/": ("tests/integration/line/test_line_faults.py",),
+    "services/headrace/audit_writer/": (
+        "tests/integration/audit/test_audit_writer.py",
+        "tests/integration/audit/test_audit_two_sources.py",
+    ),
+    "services/headrace/cli/audit/": ("tests/integration/audit/test_audit_revert.py",),
     "services/headrace/publisher/": (
         "tests/integration/publisher/test_event_shapes.py",
         "tests/integration/schemas/test_schema_events.py",

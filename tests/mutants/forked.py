@@ -4,12 +4,17 @@ First each test runs on the code as it is, and the plugin notes which functions 
 mutant gets a fork of the process: the mutated function's code takes the place of the original's, and
 the tests that reach it run, the quickest first, until one fails; then histories of the simulation do.
 A fork costs no import, so most mutants take a fraction of a second.
+
+No trial runs in the process itself: obstore starts threads at its first request, which a fork would
+lack, and wait for without end.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import importlib
+import json
 import os
 import signal
 import sys
@@ -20,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import NoReturn
@@ -112,16 +116,20 @@ class Forked:
     _functions: dict[tuple[str, str, int], list[FunctionType]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    # Trials that hung with a mutant, and whether they end in a fork without one.
-    _ends: dict[str, bool] = field(default_factory=dict)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        for item in filter(_is_quick, session.items):
-            self._note(Trial(item.nodeid, functools.partial(_passes, session, item)), self._tests)
+        self._learn(
+            [
+                Trial(item.nodeid, functools.partial(_passes, session, item))
+                for item in filter(_is_quick, session.items)
+            ],
+            self._tests,
+        )
         if any(mutant.path.startswith(_SIMULATED) for mutant in self.mutants):
-            for seed in range(self.histories):
-                self._note(Trial(f"history {seed}", functools.partial(_holds, seed)), self._lives)
+            seeds = range(self.histories)
+            lives = [Trial(f"history {seed}", functools.partial(_holds, seed)) for seed in seeds]
+            self._learn(lives, self._lives)
         self._functions.update(_functions())
         gc.freeze()
         running: dict[int, _Running] = {}
@@ -134,22 +142,32 @@ class Forked:
             self._collect(running)
         return True
 
-    def _note(self, trial: Trial, reach: dict[str, set[Trial]]) -> None:
-        codes: set[CodeType] = set()
-
-        def note(frame: FrameType, event: str, _argument: object) -> None:
-            if event == "call" and frame.f_code.co_filename.startswith(_OURS):
-                codes.add(frame.f_code)
-
-        began = time.monotonic()
-        with _profiled(note):
-            passed = trial.passes()
-        if not passed:
-            self.failed.append(trial.name)
-            return
-        trial.took_s = time.monotonic() - began
-        for code in codes:
-            reach[f"{code.co_filename}:{code.co_firstlineno}"].add(trial)
+    def _learn(self, trials: Sequence[Trial], reach: dict[str, set[Trial]]) -> None:
+        """What each trial reaches, and how long it takes, noted in a fork."""
+        reader, writer = os.pipe()
+        sys.stdout.flush()
+        pid = os.fork()
+        if not pid:
+            notes = [_noted(trial) for trial in trials]
+            imported = [name for name in sys.modules if name.startswith("headrace.")]
+            with os.fdopen(writer, "w") as pipe:
+                json.dump((notes, imported), pipe)
+            sys.stdout.flush()
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader) as pipe:
+            notes, imported = json.load(pipe)
+        os.waitpid(pid, 0)
+        for trial, (passed, took_s, functions) in zip(trials, notes, strict=True):
+            trial.took_s = took_s
+            if not passed:
+                self.failed.append(trial.name)
+            else:
+                for function in functions:
+                    reach[function].add(trial)
+        # Some are imported only by a trial: each mutant's fork would lack their functions.
+        for name in imported:
+            importlib.import_module(name)
 
     def _killer(self, mutant: Mutant) -> str:
         """The first trial that fails with the mutant, or nothing; in the fork."""
@@ -187,20 +205,26 @@ class Forked:
 
     def _end(self, mutant: Mutant, killer: str) -> None:
         outcome = Outcome.KILLED if killer else Outcome.SURVIVED
-        if killer.startswith(_HUNG) and not self._ends_without(killer.removeprefix(_HUNG)):
+        # A trial that hung ended in a fork without the mutant.
+        if killer == _HUNG:
             outcome = Outcome.TIMED_OUT
         self.outcomes[mutant] = outcome, killer
         print(f"{outcome:9} {mutant.name}  {killer}", flush=True)
 
-    def _ends_without(self, name: str) -> bool:
-        """Whether a trial that hung with a mutant ends in a fork without one: a fork lacks the
-        parent's threads, and a test that waits for one hangs there.
-        """
-        if name not in self._ends:
-            reached = chain(*self._tests.values(), *self._lives.values())
-            trial = next((trial for trial in reached if trial.name == name), None)
-            self._ends[name] = trial is not None and _passes_in_a_fork(trial)
-        return self._ends[name]
+
+def _noted(trial: Trial) -> tuple[bool, float, list[str]]:
+    """Whether a trial passes on the code as it is, its time, and the functions that it reaches."""
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_OURS):
+            codes.add(frame.f_code)
+
+    began = time.monotonic()
+    with _profiled(note):
+        passed = trial.passes()
+    took_s = time.monotonic() - began
+    return passed, took_s, [f"{code.co_filename}:{code.co_firstlineno}" for code in codes]
 
 
 def _forked(work: Callable[[], str]) -> tuple[int, int]:
@@ -227,14 +251,6 @@ def _answer(text: str) -> NoReturn:
 # Where this fork's answer goes, and what one begins with that never came back.
 _ANSWER: list[int] = []
 _HUNG = "hung in "
-
-
-def _passes_in_a_fork(trial: Trial) -> bool:
-    reader, pid = _forked(lambda: _first_failing({trial}, TESTS_S))
-    with os.fdopen(reader) as pipe:
-        failing = pipe.read()
-    os.waitpid(pid, 0)
-    return not failing
 
 
 def _first_failing(trials: Iterable[Trial], limit_s: float) -> str:
