@@ -86,7 +86,8 @@ class SnapshotPlan:
                         for oid, info in self.types.items()
                     ],
                     "tasks": [
-                        [[r.index, r.relation, r.first, r.end] for r in task] for task in self.tasks
+                        [[r.index, r.relation, r.first, r.end, r.relation_id] for r in task]
+                        for task in self.tasks
                     ],
                 }
             )

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TableStorage:
-    """One relation that holds rows: its quoted, qualified name and its size."""
+    """One relation that holds rows: its quoted, qualified name, its size and its OID."""
 
     relation: str
     pages: int
+    relation_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class PageRange:
     relation: str
     first: int
     end: int | None
+    relation_id: int
 
     def sql(self) -> str:
         """The condition that selects its rows by a TID range scan."""
@@ -44,7 +46,15 @@ def cut_ranges(storages: Sequence[TableStorage], pages_max: int) -> tuple[PageRa
         for first in range(0, storage.pages, pages_max):
             end = first + pages_max
             last = end >= storage.pages
-            ranges.append(PageRange(len(ranges), storage.relation, first, None if last else end))
+            ranges.append(
+                PageRange(
+                    len(ranges),
+                    storage.relation,
+                    first,
+                    None if last else end,
+                    storage.relation_id,
+                )
+            )
     return tuple(ranges)
 
 

@@ -34,7 +34,7 @@ from headrace.postgres.replication import ExportedSnapshot, ReplicationConnectio
 from headrace.postgres.replication_errors import SnapshotTooLargeError
 from headrace.settings import Settings
 from headrace.spark.plan import PlannedColumn
-from headrace.spark.ranges import TableStorage
+from headrace.spark.ranges import PageRange, TableStorage
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.session import HOLDER_SESSION
 
@@ -43,15 +43,13 @@ log = logs.logger("snapshot")
 # A waiting lock request blocks every later one, also of the application: the snapshot gives up
 # first.
 LOCK_TIMEOUT_S = 10
-# The table was rewritten between the snapshot and the lock; a migration rarely does that three
-# times.
+# A migration rarely alters the table three times between the snapshot and the lock.
 ATTEMPTS = 3
 _APPLICATION = "headrace snapshot"
 _TOO_LARGE_MAX = 10
 _TOO_LARGE_PAUSE_S = 0.2
 
-# The relations that store the table's rows, with their files in the snapshot and now: they differ
-# after a rewrite.
+# The relations that store the table's rows.
 _STORAGES = """
 WITH RECURSIVE family AS (
     SELECT $1::oid AS oid
@@ -59,11 +57,19 @@ WITH RECURSIVE family AS (
     SELECT i.inhrelid FROM pg_inherits i JOIN family f ON i.inhparent = f.oid
     JOIN pg_class p ON p.oid = f.oid AND p.relkind = 'p'
 )
-SELECT format('%I.%I', n.nspname, c.relname) AS relation, c.relfilenode::int8 AS file,
-       pg_relation_filenode(c.oid)::int8 AS file_now, coalesce(pg_relation_size(c.oid), 0) AS bytes,
-       greatest(c.reltuples, 0)::int8 AS rows
+SELECT c.oid::int8 AS relation_id, format('%I.%I', n.nspname, c.relname) AS relation,
+       coalesce(pg_relation_size(c.oid), 0) AS bytes, greatest(c.reltuples, 0)::int8 AS rows
 FROM family f JOIN pg_class c ON c.oid = f.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' ORDER BY c.oid
+"""
+# What COPY resolves or reads by the catalog of its own moment, whatever the snapshot is: names,
+# files, columns.
+_DEFINITIONS = """
+SELECT c.oid, n.nspname, c.relname, c.relfilenode,
+       (SELECT array_agg((a.attnum, a.attname, a.atttypid, a.atttypmod)::text ORDER BY a.attnum)
+        FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY($1::oid[])
+    ORDER BY c.oid
 """
 _COLUMN_TYPES = """
 SELECT attname AS name, atttypid::int8 AS type_oid FROM pg_attribute
@@ -114,10 +120,16 @@ class SnapshotHeldUpError(PostgresError):
 
 
 class ChangedMeanwhileError(PostgresError):
-    """The table was rewritten between the snapshot and its lock."""
+    """The table was altered, rewritten or replaced between the snapshot and its lock."""
 
     retry = True
-    remedy = "Request it again when the table is not being altered or truncated."
+    remedy = "Request it again when the table is not being altered, renamed or truncated."
+
+
+class RenamedMeanwhileError(PostgresError):
+    """The table's name meant another table during the copy: a renamed schema takes no lock."""
+
+    remedy = "Request it again when no schema is being renamed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +171,7 @@ async def describe_table(settings: Settings, request: SnapshotRequest) -> HeldSn
     try:
         async with connection.transaction(readonly=True):
             table = await _find_table(connection, settings, request)
-            return await _describe(connection, table, request, 0, "", asyncio.Event())
+            return await _describe(connection, connection, table, request, 0, "", asyncio.Event())
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     finally:
@@ -274,7 +286,11 @@ async def _hold(
     try:
         lsn, exported = await _take_over(connection, settings)
         table = await _find_table(connection, settings, request)
-        held = await _describe(connection, table, request, lsn, exported, lost)
+        present = await connect(settings.postgres, _APPLICATION, **HOLDER_SESSION)
+        try:
+            held = await _describe(connection, present, table, request, lsn, exported, lost)
+        finally:
+            present.terminate()
     except asyncpg.PostgresError as error:
         raise explained(error.sqlstate, str(error), settings.postgres) from error
     except (OSError, asyncpg.InterfaceError) as error:
@@ -366,13 +382,15 @@ def held_up(
 
 async def _describe(
     connection: asyncpg.Connection,
+    present: asyncpg.Connection,
     table: PublishedTable,
     request: SnapshotRequest,
     lsn: int,
     exported: str,
     lost: asyncio.Event,
 ) -> HeldSnapshot:
-    storages = await _locked_storages(connection, table)
+    """`present` sees the catalog as it is now; `connection` as it was at the snapshot."""
+    storages = await _locked_storages(connection, present, table)
     block = int(await connection.fetchval("SELECT current_setting('block_size')"))
     conditions = tuple(
         condition
@@ -389,7 +407,10 @@ async def _describe(
         columns,
         keys[table.relation_id].row,
         types,
-        tuple(TableStorage(row["relation"], -(-row["bytes"] // block)) for row in storages),
+        tuple(
+            TableStorage(row["relation"], -(-row["bytes"] // block), row["relation_id"])
+            for row in storages
+        ),
         conditions,
         sum(row["rows"] for row in storages),
         lost,
@@ -397,12 +418,12 @@ async def _describe(
 
 
 async def _locked_storages(
-    connection: asyncpg.Connection, table: PublishedTable
+    connection: asyncpg.Connection, present: asyncpg.Connection, table: PublishedTable
 ) -> list[asyncpg.Record]:
     """The relations that store the rows, locked against truncation and rewrites, which no snapshot
     would survive.
     """
-    rows = await connection.fetch(_STORAGES, table.relation_id)
+    rows: list[asyncpg.Record] = await connection.fetch(_STORAGES, table.relation_id)
     await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT_S}s'")
     # Partitions too: locking the parent only would not protect them from TRUNCATE.
     names = {row["relation"] for row in rows} | {quote_table(table.schema, table.name)}
@@ -415,14 +436,24 @@ async def _locked_storages(
             f"{table.schema}.{table.name} was locked for longer than {LOCK_TIMEOUT_S} s",
             remedy="Request it again when no session holds ACCESS EXCLUSIVE on it.",
         ) from error
-    except asyncpg.UndefinedTableError as error:
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
         raise ChangedMeanwhileError(f"{table.schema}.{table.name} was dropped") from error
-    # Read again under the locks. Rows that a rewrite moved to another file are invisible to a
-    # snapshot taken before it, so COPY would silently find none.
-    rows = await connection.fetch(_STORAGES, table.relation_id)
-    if any(row["file"] != row["file_now"] for row in rows):
-        raise ChangedMeanwhileError(f"{table.schema}.{table.name} was just rewritten or truncated")
-    return list(rows)
+    # Compared under the locks. COPY would find no row that a rewrite moved to another file, and
+    # would read the table that has the name now, with the columns that it has now.
+    relations = [table.relation_id, *(row["relation_id"] for row in rows)]
+    before = await connection.fetch(_DEFINITIONS, relations)
+    if before != await present.fetch(_DEFINITIONS, relations):
+        raise ChangedMeanwhileError(
+            f"{table.schema}.{table.name} was just altered, rewritten or truncated"
+        )
+    return rows
+
+
+async def check_name(connection: asyncpg.Connection, page_range: PageRange) -> None:
+    """Raise unless the name by which a range was just copied still means its relation."""
+    found = await connection.fetchval("SELECT to_regclass($1)::oid::int8", page_range.relation)
+    if found != page_range.relation_id:
+        raise RenamedMeanwhileError(f"{page_range.relation} is not the table that it was")
 
 
 async def _columns(

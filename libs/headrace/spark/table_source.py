@@ -35,7 +35,7 @@ from headrace.spark import table_holder
 from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.session import COPY_SESSION
-from headrace.spark.source import describe_table
+from headrace.spark.source import check_name, describe_table
 from headrace.spark.table_plan import TableOptions, plan_of
 
 PARSE_BYTES = 4 * 1024 * 1024
@@ -194,6 +194,7 @@ async def _copy(
             await connection.copy_from_query(
                 plan.copy_query(page_range), output=receive, format="csv", encoding="utf8"
             )
+            await check_name(connection, page_range)
         if received:
             give(bytes(received))
     except asyncpg.UndefinedObjectError as error:

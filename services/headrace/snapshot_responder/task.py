@@ -47,6 +47,7 @@ from headrace.spark.csv_rows import CsvRows
 from headrace.spark.plan import SnapshotPlan
 from headrace.spark.ranges import PageRange
 from headrace.spark.session import COPY_SESSION
+from headrace.spark.source import check_name
 
 # Below this size, the fixed cost of a block becomes noticeable.
 PARSE_BYTES = 4 * 1024 * 1024
@@ -126,6 +127,7 @@ async def _run(plan: SnapshotPlan, task: int, settings: Settings) -> TaskResult:
             copy = RangeCopy(plan, page_range, client)
             try:
                 await copy.run(connection)
+                await check_name(connection, page_range)
             except asyncpg.LockNotAvailableError as error:
                 raise GaveWayError(
                     f"another session waits for an exclusive lock on {page_range.relation}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -15,7 +16,9 @@ import pytest
 from headrace.embedded.postgres import SUPERUSER, EmbeddedPostgres
 from headrace.pgoutput.decoder import decode as decode_change
 from headrace.pgoutput.messages import Begin, Insert
+from headrace.postgres.facts import PublishedTable
 from headrace.settings import PostgresSettings, Settings, SourceSettings
+from headrace.spark import source
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import SnapshotHeldUpError, held_snapshot
 from headrace.testing.plugin import OwnPostgres
@@ -192,6 +195,56 @@ async def test_a_snapshot_that_would_have_to_name_too_many_transactions_is_taken
     assert all(commit < lsn for commit in (await world.commits()).values())
     for connection in (old, middle, crowd):
         await connection.close()
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER TABLE busy RENAME TO old; ALTER TABLE other RENAME TO busy",
+        "ALTER TABLE busy SET SCHEMA aside; ALTER TABLE s.busy SET SCHEMA public",
+        "ALTER TABLE busy RENAME note TO remark",
+        "ALTER TABLE busy DROP note; ALTER TABLE busy ADD note text DEFAULT 'later'",
+        (
+            "ALTER TABLE busy RENAME note TO x; ALTER TABLE busy RENAME extra TO note; "
+            "ALTER TABLE busy RENAME x TO extra"
+        ),
+        "DROP TABLE busy; ALTER TABLE other RENAME TO busy",
+        "TRUNCATE busy",
+    ],
+)
+async def test_ddl_between_the_snapshot_and_its_lock_takes_another_snapshot(
+    world: World, monkeypatch: pytest.MonkeyPatch, ddl: str
+) -> None:
+    await world.sql.execute(
+        "ALTER TABLE busy ADD note text, ADD extra text; CREATE SCHEMA aside; CREATE SCHEMA s;"
+        "CREATE TABLE other (LIKE busy INCLUDING ALL); CREATE TABLE s.busy (LIKE busy);"
+        "INSERT INTO busy VALUES (1, 'note', 'extra'); INSERT INTO other VALUES (2, 'its', 'own');"
+        "INSERT INTO s.busy VALUES (3, 'in', 's'); DROP PUBLICATION p;"
+        "CREATE PUBLICATION p FOR ALL TABLES"
+    )
+    find = source._find_table
+    finds = 0
+
+    async def find_and_alter(*arguments: Any) -> PublishedTable:
+        nonlocal finds
+        finds += 1
+        found = await find(*arguments)
+        if finds == 1:
+            await world.sql.execute(ddl)
+        return found
+
+    monkeypatch.setattr(source, "_find_table", find_and_alter)
+    reader = await world.connect()
+    async with held_snapshot(world.settings, REQUEST) as held:
+        names = ", ".join(column.name for column in held.columns)
+        await reader.execute("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await reader.execute(f"SET TRANSACTION SNAPSHOT '{held.exported}'")
+        taken = await reader.fetch(f"SELECT {names} FROM ONLY {held.storages[0].relation}")
+        # Only another snapshot, taken after the DDL, shows the table as it is now.
+        assert [dict(row) for row in taken] == [
+            dict(row) for row in await world.sql.fetch("SELECT * FROM busy")
+        ]
+    await reader.close()
 
 
 async def held_up_by(world: World, connection: asyncpg.Connection) -> None:

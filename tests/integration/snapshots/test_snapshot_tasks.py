@@ -37,6 +37,7 @@ from headrace.spark.plan import SnapshotPlan
 from headrace.spark.request import SnapshotRequest
 from headrace.spark.source import (
     HeldSnapshot,
+    RenamedMeanwhileError,
     SnapshotHeldUpError,
     TableRefusedError,
     find_table,
@@ -129,6 +130,23 @@ async def test_a_task_of_a_snapshot_that_is_over_publishes_nothing(
         with pytest.raises(SnapshotOverError):
             await task._run(plan, 0, settings)
     assert await stored(client, plan) == {}
+
+
+async def test_a_copy_of_another_schemas_table_of_that_name_fails(
+    settings: Settings, client: Client, database: Database
+) -> None:
+    await database.execute("CREATE SCHEMA app; CREATE SCHEMA next; ALTER TABLE t SET SCHEMA app")
+    await database.execute("CREATE TABLE next.t AS SELECT -id AS id, pad FROM app.t")
+    async with held_snapshot(settings, SnapshotRequest("app=2Ft", "app", "t")) as held:
+        snapshot, plan = planned(settings, client, held)
+        office = TicketOffice(client, plan.tickets, snapshot.numbers)
+        await office.open()
+        assert (await task._run(plan, 0, settings)).rows > 0
+        # The table's lock doesn't keep its schema's name.
+        await database.execute("ALTER SCHEMA app RENAME TO last; ALTER SCHEMA next RENAME TO app")
+        with pytest.raises(RenamedMeanwhileError):
+            await task._run(plan, 1, settings)
+        office.close()
 
 
 async def test_no_chunk_gets_leave_once_the_office_is_closed_and_its_tasks_are_told_at_once(

@@ -25,7 +25,9 @@ both_encodings = pytest.mark.parametrize("encoding", list(Encoding))
 
 
 def test_every_page_is_in_exactly_one_range_and_the_last_has_no_end() -> None:
-    ranges = cut_ranges([TableStorage("a", 10), TableStorage("b", 0), TableStorage("c", 8)], 4)
+    ranges = cut_ranges(
+        [TableStorage("a", 10, 1), TableStorage("b", 0, 2), TableStorage("c", 8, 3)], 4
+    )
     assert [(r.index, r.relation, r.first, r.end) for r in ranges] == [
         (0, "a", 0, 4),
         (1, "a", 4, 8),
@@ -38,7 +40,7 @@ def test_every_page_is_in_exactly_one_range_and_the_last_has_no_end() -> None:
 
 @pytest.mark.parametrize(("count", "tasks_max"), [(0, 3), (1, 3), (3, 3), (10, 3), (257, 256)])
 def test_ranges_are_dealt_evenly_and_none_is_left_out(count: int, tasks_max: int) -> None:
-    ranges = cut_ranges([TableStorage("t", count)], 1)
+    ranges = cut_ranges([TableStorage("t", count, 1)], 1)
     tasks = deal(ranges, tasks_max)
     assert [page_range for task in tasks for page_range in task] == list(ranges)
     assert len(tasks) == min(count, tasks_max)
@@ -146,7 +148,7 @@ def test_a_plan_survives_its_way_to_a_task() -> None:
         key=('a"b',),
         types={99_999: TypeInfo(TypeKind.ARRAY, element_oid=25, delimiter=";")},
         conditions=("(id > 1)",),
-        tasks=((PageRange(0, '"s"."t"', 0, 4),), (PageRange(1, '"s"."t"', 4, None),)),
+        tasks=((PageRange(0, '"s"."t"', 0, 4, 1),), (PageRange(1, '"s"."t"', 4, None, 1),)),
         tickets="headrace.s.snapshot.snap-1",
         encoding=Encoding.JSON,
         arrays=ArrayForm.LIST,
