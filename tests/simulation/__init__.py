@@ -8,6 +8,7 @@ delivery, pipe, progress and gaps. What they stand on is simulated at the seam o
 |---|---|
 | `clockwork` | the event loop, clocks and randomness; processes that are killed or asleep |
 | `server`, `stream`, `batches` | nats-server: connections, core NATS, JetStream's rules and its API |
+| `readers` | nats-server for readers of a stream; a mirror's world uses it (`tests.support.mirror_world`) |
 | `client` | the wire below nats-py's client; nats-py's own code runs above it |
 | `postgres`, `catalog` | PostgreSQL: its log, slots, walsenders, promotions, the catalog |
 | `world` | one history: begins the processes, does what the plan says, supervises, heals |

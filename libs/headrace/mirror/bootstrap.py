@@ -8,6 +8,7 @@ has reached the snapshot's LSN.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from headrace.consumer import (
     follow,
 )
 from headrace.contract.events import decode
-from headrace.contract.naming import CDC, schema_subject
+from headrace.contract.naming import CDC, GAP_SUBJECT, schema_subject
 from headrace.errors import HeadraceError
 from headrace.jetstream.dictionaries import STATE_BUCKET
 from headrace.mirror.changes import staged_steps
@@ -309,9 +310,13 @@ class Bootstrap:
         for lane, mark in run.marks.items():
             await marks.save(lane, mark)
         start_seq = max(mark.stream_seq for mark in run.marks.values()) + 1
-        filters = (f"{CDC}.{self._token}.>",)
+        # With gaps: the follower may have passed one while the source was still copying a snapshot
+        # from before it, and the follower judges only tables whose snapshot it knows.
         subscription = Subscription(
-            self._streams.cdc, filters, start_seq=start_seq, state_bucket=self._streams.state
+            self._streams.cdc,
+            (self._own_subjects, GAP_SUBJECT),
+            start_seq=start_seq,
+            state_bucket=self._streams.state,
         )
         moved_at = time.monotonic()
         async with follow(self._client, subscription, marks) as consumer:
@@ -396,10 +401,15 @@ class Bootstrap:
     async def _nothing_left(self, run: BootstrapRun) -> bool:
         """Asked of the stream itself: what a consumer was not given yet may still be on its way."""
         after = max(mark.stream_seq for mark in run.marks.values())
-        try:
-            message = await self._js.get_msg(
-                self._streams.cdc, after + 1, subject=f"{CDC}.{self._token}.>", next=True
-            )
-        except NotFoundError:
-            return True
-        return int(message.seq or 0) > self._book.reached_seq
+        for subject in (self._own_subjects, GAP_SUBJECT):
+            with contextlib.suppress(NotFoundError):
+                message = await self._js.get_msg(
+                    self._streams.cdc, after + 1, subject=subject, next=True
+                )
+                if int(message.seq or 0) <= self._book.reached_seq:
+                    return False
+        return True
+
+    @property
+    def _own_subjects(self) -> str:
+        return f"{CDC}.{self._token}.>"

@@ -201,7 +201,8 @@ class Changes:
                 is_older = event.stream_seq > state.diverged_seq
             else:
                 is_older = reached < up_to
-            # A table that is only wanted will be copied anyway, after the gap.
+            # A table that is only wanted is copied anyway. Its bootstrap reads the gap itself: the
+            # source may be copying a snapshot from before it already.
             if state.phase in _FILLED and source == event.source and is_older:
                 concerned.append(state)
         self._copy(concerned, "a gap in the stream", event, event.stream_seq if diverged else 0)
@@ -210,6 +211,10 @@ class Changes:
 def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], BootstrapRun] | Resync:
     """What an event does to a table that readers don't see yet."""
     table = run.staged
+    if event.operation == GAP:
+        if _cuts_off(event, run):
+            return Resync("a gap in the stream")
+        return [], run
     # The snapshot contains it. A schema event is an exception: it shows whether the table was
     # created with the columns of the snapshot's moment.
     if event.position.lsn < run.lsn:
@@ -235,6 +240,16 @@ def staged_steps(event: Event, run: BootstrapRun) -> tuple[list[Step], Bootstrap
     version = int(event.payload["version"])
     staged = table if change is None else change.after
     return [change] if change else [], replace(run, version=version, staged=staged)
+
+
+def _cuts_off(gap: Event, run: BootstrapRun) -> bool:
+    """Whether changes that a snapshot lacks were lost in a gap."""
+    if gap.source != run.source:
+        return False
+    # Behind this gap LSNs have another meaning, so they can't tell whether the snapshot is from
+    # after it.
+    is_incomparable = gap.payload["reason"] == DIVERGED
+    return is_incomparable or run.lsn < parse_lsn(str(gap.payload["up_to"]))
 
 
 def outdated(table: Table, version: int, event: Event) -> bool:

@@ -212,8 +212,11 @@ class Follower:
     async def _turn(self, consumer: Consumer) -> None:
         waiting = self._book.loaded
         # A mirror of all tables receives every event itself, so there is nothing to find ahead.
+        # A transaction may be written completely, with nothing of it left here, and still be open.
         looks = not self._every_table and (
-            bool(waiting) or self._session.assembly.first_seq is not None
+            bool(waiting)
+            or bool(self._session.spilled)
+            or self._session.assembly.first_seq is not None
         )
         event = await consumer.peek(self._patience_s(looks=looks, waits=bool(waiting)))
         if event is not None:
