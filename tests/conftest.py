@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -36,6 +37,16 @@ settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any-machine")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A connection that a module's tests leave open is reported for this module, and not for
+    whichever test the garbage collector happens to run in.
+    """
+    yield
+    if not {"unit", "property"} & set(request.path.parts):
+        gc.collect()
 
 
 @async_fixture(scope="module", loop_scope="module")

@@ -134,11 +134,21 @@ async def until(happened: Callable[[], bool]) -> None:
 
 def applied(mirror: Mirror) -> int:
     """The LSN of the last transaction that is committed in the target."""
+    if mirror.book.lock.locked():
+        return -1
     return mirror.book.lanes.get("s", Watermark()).position.lsn
 
 
 def phases(mirror: Mirror) -> dict[str, Phase]:
+    """Of the tables, as the target says; none while something is written to it."""
+    if mirror.book.lock.locked():
+        return {}
     return {token: state.phase for token, state in mirror.book.tables.items()}
+
+
+def follows(mirror: Mirror, *tokens: str) -> bool:
+    """Whether these are the mirror's tables, and all of them are followed."""
+    return phases(mirror) == dict.fromkeys(tokens, Phase.FOLLOWING)
 
 
 async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape_changes(
@@ -161,7 +171,7 @@ async def test_columns_that_differ_by_case_alone_park_that_table_until_its_shape
         await mirror.look()
         assert mirror.stats.number("mirror_parked") == 1
         await send_shape(client, "twins", {"a": "integer", "b": "integer"}, 200)
-        await until(lambda: phases(mirror)["twins"] is Phase.FOLLOWING)
+        await until(lambda: phases(mirror).get("twins") is Phase.FOLLOWING)
         await insert(client, "twins", 300, {"a": 1, "b": 2})
         await until(lambda: rows("twins") == [(1, 2)])
 
@@ -226,7 +236,7 @@ async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_h
 
     async with opened(database.dsn) as target:
         async with mirroring(client, target) as mirror:
-            await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+            await until(lambda: follows(mirror, "picky", "sound"))
             await database.execute("ALTER TABLE picky ADD CONSTRAINT small CHECK (id < 10)")
             for lsn in (100, 200):
                 await insert(client, "picky", lsn, {"id": lsn // 100, "t": "x"})
@@ -256,7 +266,7 @@ async def test_a_deferred_constraint_that_refuses_the_commit_parks_its_table(
     await publish_table(client, "public", "picky", SOUND)
     await publish_table(client, "public", "sound", SOUND)
     async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await until(lambda: follows(mirror, "picky", "sound"))
         await database.execute(
             "ALTER TABLE picky ADD CONSTRAINT once UNIQUE (t) DEFERRABLE INITIALLY DEFERRED"
         )
@@ -276,7 +286,7 @@ async def test_a_commit_that_is_refused_for_no_table_is_tried_until_it_is_taken(
 ) -> None:
     await publish_table(client, "public", "sound", SOUND)
     async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await until(lambda: follows(mirror, "sound"))
         await database.execute(
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
             "$$BEGIN RAISE EXCEPTION 'not today'; END$$"
@@ -302,7 +312,7 @@ async def test_a_lock_that_somebody_holds_for_long_parks_nothing(
     await publish_table(client, "public", "held", SOUND)
     await database.execute(f'ALTER DATABASE "{database.name}" SET lock_timeout = 50')
     async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await until(lambda: follows(mirror, "sound", "held"))
         holder = await database.connect()
         async with holder.transaction():
             await holder.execute("LOCK TABLE held IN EXCLUSIVE MODE")
@@ -319,7 +329,7 @@ async def test_a_change_of_shape_that_the_target_refuses_parks_its_table_and_the
     await publish_table(client, "public", "seen", SOUND)
     await publish_table(client, "public", "sound", SOUND)
     async with opened(database.dsn) as target, mirroring(client, target) as mirror:
-        await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+        await until(lambda: follows(mirror, "seen", "sound"))
         await insert(client, "seen", 100, {"id": 1, "t": "x"})
         await until(lambda: applied(mirror) == 100)
         await database.execute("CREATE VIEW looked_at AS SELECT t FROM seen")
