@@ -16,7 +16,9 @@ from headrace.errors import DecodeError
 class Position(NamedTuple):
     """A change's position in its source: compare two with `<`."""
 
+    # The LSN of the transaction's commit.
     lsn: int
+    # The change's ordinal in the transaction, from 0 on.
     seq: int
 
     def __str__(self) -> str:
@@ -30,14 +32,14 @@ ORIGIN = Position(0, 0)
 class Gap:
     """Changes that committed at `after` or later and before `up_to` are lost, as far as there were
     any: neither PostgreSQL's slot nor the store has them.
-
-    At `after`: where the last commit record of the store ends, the next may begin; and where the
-    store ends in the middle of a transaction, its rest is missing. Not at `up_to`: a slot gives
-    every commit from its own place on.
     """
 
+    # Included: the next commit record may start where the last one of the store ends, and if the
+    # store ends in the middle of a transaction, the rest of it is missing.
     after: int
+    # Not included: a slot returns every commit from its own LSN on.
     up_to: int
+    # Why they are lost, for people.
     reason: str
 
 

@@ -1,11 +1,19 @@
-"""The archive: numbered log files in object storage, and readers for them.
+"""Readers of the archive: every change as numbered log files in object storage.
 
-Needs obstore, pyarrow and numpy, but no database driver, NATS or Spark. docs/archive.md specifies
-the format.
+`WalReader` reads the files and their rows, `AsyncWalReader` does the same in asyncio, and both
+return changes in commit order, each exactly once. The errors name what is missing or damaged.
+docs/archive.md specifies the format.
+
+    reader = WalReader("s3://bucket/orders")
+    for entry in reader.follow(after=stored_position):
+        ...
+
+Any program may import it. It needs obstore, pyarrow and numpy (`pip install 'headrace[archive]'`).
+Reading never changes the archive, and never loads a database driver, NATS or Spark.
 """
 
 try:
-    from headrace.archive.asynchronous import AsyncWalReader
+    from headrace.archive.asynchronous import AsyncWalFile, AsyncWalReader
     from headrace.archive.entry import RowEntry, RowKind
     from headrace.archive.errors import (
         ArchiveError,
@@ -18,7 +26,8 @@ try:
     from headrace.archive.metadata import SegmentInfo
     from headrace.archive.read_protocol import ListedFile, ReaderMetrics, WalReaderOptions
     from headrace.archive.reader import ObjectMetadata, WalFile, WalReader
-    from headrace.lsn import Gap
+    from headrace.archive.segment import RowSelection
+    from headrace.lsn import Gap, Position
 except ModuleNotFoundError as error:
     if str(error.name).startswith("headrace"):
         raise
@@ -31,13 +40,16 @@ except ModuleNotFoundError as error:
 __all__ = [
     "ArchiveError",
     "ArchiveUnreachableError",
+    "AsyncWalFile",
     "AsyncWalReader",
     "Gap",
     "ListedFile",
     "ObjectMetadata",
+    "Position",
     "ReaderMetrics",
     "RowEntry",
     "RowKind",
+    "RowSelection",
     "SegmentInfo",
     "WalFile",
     "WalFileCollectedError",

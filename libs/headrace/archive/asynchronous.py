@@ -19,10 +19,10 @@ from headrace.lsn import Position
 
 
 class AsyncWalFile(OpenedFile["AsyncWalReader"]):
-    """An existing file."""
+    """A file of the archive, as `get` and `files` return it."""
 
     async def metadata(self) -> ObjectMetadata | None:
-        """The object as the store has it now; None if it no longer exists."""
+        """Return what the store reports about the file now, or None if it no longer exists."""
         return await self._reader.run(read_protocol.head(self.id))
 
     async def __aiter__(self) -> AsyncIterator[RowEntry]:
@@ -30,7 +30,11 @@ class AsyncWalFile(OpenedFile["AsyncWalReader"]):
             yield entry
 
     async def entries(self, selection: RowSelection = ALL) -> AsyncIterator[RowEntry]:
-        """The rows in order."""
+        """Return the rows in order, all of them or a selection.
+
+        Raises `WalGapError` at a gap, unless the reader's options allow gaps, and
+        `WalFileCorruptError` if the file is damaged.
+        """
         self._reader.reading.check(self.info)
         async for batch in self.batches(selection):
             for entry in columns.entries(batch):
@@ -39,7 +43,7 @@ class AsyncWalFile(OpenedFile["AsyncWalReader"]):
     async def batches(
         self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
-        """The rows in order as Arrow batches, with all columns or some."""
+        """Return the rows in order as Arrow batches, with all columns or some."""
         reading = self._reader.reading
         chosen = reading.chosen(selection)
         read = await self._reader.run(reading.fetch(self._opened, chosen))
@@ -52,10 +56,10 @@ class AsyncWalFile(OpenedFile["AsyncWalReader"]):
 
 
 class AsyncWalReader(ArchiveReader):
-    """Reads an archive; `url` is a folder in any store that obstore supports."""
+    """Reads an archive in asyncio; `url` is a folder in any store that obstore supports."""
 
     async def run(self, work: Steps[T]) -> T:
-        """Execute a generator of requests, step by step."""
+        """Internal: execute a generator of requests, step by step."""
         answer: object = None
         try:
             while True:
@@ -71,11 +75,15 @@ class AsyncWalReader(ArchiveReader):
             return result
 
     async def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
-        """The existing files with ids from `first` to before `stop`."""
+        """Return the existing files with numbers from `first` to before `stop`."""
         return await self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     async def get(self, file_id: int) -> AsyncWalFile | None:
-        """The file with this id; None if it doesn't exist yet; raises as `WalReader.get` does."""
+        """Return the file with this number, or None if it doesn't exist yet.
+
+        Raises `WalFileCollectedError` if garbage collection has removed it, and
+        `WalFileMissingError` if it is missing for another reason.
+        """
         opened = await self.run(self.reading.open(file_id))
         if opened is None:
             return None
@@ -90,7 +98,13 @@ class AsyncWalReader(ArchiveReader):
         after: Position | None = None,
         wait: bool = False,
     ) -> AsyncIterator[AsyncWalFile]:
-        """Files from a place on; at the tail it ends, or waits for the next one."""
+        """Return the files from a start on; at the tail, end or wait for the next file.
+
+        The start is a file's number, an LSN, a commit time, or the stored position of the last row
+        that was read; by default the first available file. Raises `WalFileCollectedError` if
+        garbage collection has removed a requested file, and `WalFileMissingError` if a file is
+        missing for another reason.
+        """
         start = ReadingStart(from_id, from_lsn, from_time, after)
         trail = ReadFiles()
         opened = await self.run(self.reading.first_file(start, trail, wait=wait))
@@ -107,8 +121,10 @@ class AsyncWalReader(ArchiveReader):
         after: Position | None = None,
         wait: bool = True,
     ) -> AsyncIterator[RowEntry]:
-        """Rows from a place on, or behind a stored position, in order; waits at the tail unless
-        told not to.
+        """Return the rows from a start on, in order; at the tail, wait for the next file or end.
+
+        The start is as for `files`, and so are the errors. `WalGapError` is raised at a gap, unless
+        the reader's options allow gaps.
         """
         selection = ReadingStart(from_id, from_lsn, from_time, after).selection
         async for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):

@@ -47,22 +47,33 @@ class TableInfo:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """A file's metadata."""
+    """A file's metadata: positions, tables, checksums, gap."""
 
+    # The file's number.
     id: int
+    # The archive's ID.
     archive: str
+    # The epoch of the frames that it was written from.
     epoch: int
+    # The archiver's ID.
     writer: str
+    # The replication slot.
     source: str
+    # The database in PostgreSQL.
     database: str
+    # PostgreSQL's system identifier.
     system_id: str
+    # PostgreSQL's timeline.
     timeline: int
-    # The file covers the log from here to before there, as far as the publication includes it.
+    # The file covers the log from here on, as far as the publication includes it.
     from_lsn: int
+    # The file covers the log to before here.
     end_lsn: int
+    # The number of rows.
     rows: int
-    # Of the rows; in a file without rows, `last` is that of earlier files.
+    # The position of the first row.
     first: Position = ORIGIN
+    # The position of the last row; in a file without rows, of the last one in earlier files.
     last: Position = ORIGIN
     # The last row of the earlier files.
     after: Position | None = None
@@ -70,13 +81,17 @@ class SegmentInfo:
     whole: bool = True
     # The latest commit so far, in this file or earlier; microseconds since 1970.
     time_us: int = 0
+    # The gap that this file records in its only row.
     gap: Gap | None = None
+    # The shapes of the tables whose rows it contains.
     tables: tuple[TableInfo, ...] = ()
     # For every table so far: its version, and a digest of that version's shape.
     versions: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     # The previous file's checksum, so that the files form a chain.
     previous: str = ""
+    # The SHA-256 of the file's first `checksum_bytes` bytes.
     checksum: str = ""
+    # The number of bytes that the checksum covers.
     checksum_bytes: int = 0
     # Whether each page has a checksum too, so that a part of the file can be read and trusted.
     page_checksums: bool = False
@@ -85,14 +100,16 @@ class SegmentInfo:
     groups: tuple[tuple[int, int, str], ...] = ()
     # Whether the footer has a checksum, which precedes it directly.
     footer_checksum: bool = False
+    # The version of the archive's format.
     format: int = FORMAT
 
     @property
     def next_id(self) -> int:
+        """The number of the next file."""
         return self.id + 1
 
     def table(self, schema: str, name: str, version: int) -> TableInfo | None:
-        """The shape of this file's rows."""
+        """Return the shape of a table's rows of this schema version, or None if it has none."""
         wanted = (schema, name, version)
         return next(
             (

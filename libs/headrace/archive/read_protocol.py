@@ -50,25 +50,29 @@ FIND_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class WalReaderOptions:
-    """Options of a reader."""
+    """Options of a `WalReader` or `AsyncWalReader`."""
 
     # "schema.table", as commands name tables (`headrace.contract.table_names`); empty for all
     # tables.
     tables: tuple[str, ...] = ()
+    # How long to wait before asking for the next file again.
     poll_interval_s: float = 0.5
     # Fetched along with a file's footer: small files need no second request.
     tail_bytes: int = 256 * 1024
     # How often to check by a listing, while polling for the next file, whether a later one exists.
     recheck_s: float = 5.0
+    # Compare checksums; without, damage that Parquet does not notice is returned as data.
     verify: bool = True
-    # Raise at a gap in the archive, or return it as an entry of kind `gap`.
+    # Raise `WalGapError` at a gap in the archive, or return it as an entry of kind `gap`.
     raise_at_gap: bool = True
+    # How long a request to the store may take.
     timeout_s: float = 30.0
     # Options of obstore: access_key_id, endpoint, region …; the environment provides the others.
     store_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def wanted(self) -> tuple[tuple[str, str], ...]:
+        """The tables as pairs of schema and name."""
         return tuple(table_of(table) for table in self.tables)
 
 
@@ -76,16 +80,23 @@ class WalReaderOptions:
 class ReaderMetrics:
     """Counters of a reader."""
 
+    # Requests to the store.
     requests: int = 0
+    # Requests for files that don't exist.
     not_found: int = 0
+    # Bytes that were fetched.
     bytes: int = 0
+    # Files whose rows were read.
     files: int = 0
-    # Files that were not read at all, and row groups that were not read in other files.
+    # Files whose rows were not read, because none was wanted.
     files_skipped: int = 0
+    # Row groups that were skipped in the files that were read.
     groups_skipped: int = 0
+    # Rows that were returned.
     rows: int = 0
 
     def count(self, answer: object) -> None:
+        """Internal: count a request."""
         self.requests += 1
         self.not_found += answer is None
         if isinstance(answer, Fetched):
@@ -109,11 +120,14 @@ class Seen:
 class ListedFile(NamedTuple):
     """A file that a listing shows."""
 
+    # Its number.
     id: int
+    # As its store describes it.
     metadata: ObjectMetadata
 
     @property
     def next_id(self) -> int:
+        """The number of the next file."""
         return self.id + 1
 
 

@@ -256,7 +256,7 @@ R = TypeVar("R")
 
 
 class OpenedFile(Generic[R]):
-    """An existing file, as both readers know it."""
+    """An existing file, for both readers."""
 
     def __init__(self, reader: R, opened: Opened) -> None:
         self._reader = reader
@@ -264,10 +264,12 @@ class OpenedFile(Generic[R]):
 
     @property
     def id(self) -> int:
+        """Its number; the files of an archive are numbered without gaps, from 1 on."""
         return self._opened.info.id
 
     @property
     def next_id(self) -> int:
+        """The number of the next file."""
         return self._opened.info.id + 1
 
     @property
@@ -277,17 +279,21 @@ class OpenedFile(Generic[R]):
 
 
 class WalFile(OpenedFile["WalReader"]):
-    """An existing file."""
+    """A file of the archive, as `get` and `files` return it."""
 
     def metadata(self) -> ObjectMetadata | None:
-        """The object as the store has it now; None if it no longer exists."""
+        """Return what the store reports about the file now, or None if it no longer exists."""
         return self._reader.run(read_protocol.head(self.id))
 
     def __iter__(self) -> Iterator[RowEntry]:
         return self.entries()
 
     def entries(self, selection: RowSelection = ALL) -> Iterator[RowEntry]:
-        """The rows in order."""
+        """Return the rows in order, all of them or a selection.
+
+        Raises `WalGapError` at a gap, unless the reader's options allow gaps, and
+        `WalFileCorruptError` if the file is damaged.
+        """
         self._reader.reading.check(self.info)
         for batch in self.batches(selection):
             yield from columns.entries(batch)
@@ -295,7 +301,7 @@ class WalFile(OpenedFile["WalReader"]):
     def batches(
         self, selection: RowSelection = ALL, columns: Collection[str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows in order as Arrow batches, with all columns or some."""
+        """Return the rows in order as Arrow batches, with all columns or some."""
         reading = self._reader.reading
         chosen = reading.chosen(selection)
         read = self._reader.run(reading.fetch(self._opened, chosen))
@@ -304,7 +310,7 @@ class WalFile(OpenedFile["WalReader"]):
 
 
 class ArchiveReader:
-    """What the blocking and the asynchronous reader share."""
+    """The common part of the blocking and the asynchronous reader."""
 
     def __init__(self, url: str, options: WalReaderOptions | None = None) -> None:
         self.reading = ArchiveReading(options or WalReaderOptions())
@@ -312,14 +318,15 @@ class ArchiveReader:
 
     @property
     def metrics(self) -> ReaderMetrics:
+        """What this reader has requested and read so far."""
         return self.reading.metrics
 
 
 class WalReader(ArchiveReader):
-    """Reads an archive; `url` is a folder in any store that obstore supports."""
+    """Reads an archive; blocking. `url` is a folder in any store that obstore supports."""
 
     def run(self, work: Steps[T]) -> T:
-        """Execute a generator of requests, step by step."""
+        """Internal: execute a generator of requests, step by step."""
         answer: object = None
         try:
             while True:
@@ -335,16 +342,17 @@ class WalReader(ArchiveReader):
             return result
 
     def list(self, first: int = 1, stop: int | None = None) -> list[ListedFile]:
-        """The existing files with ids from `first` to before `stop`: where to continue after a
-        collected file.
+        """Return the existing files with numbers from `first` to before `stop`.
+
+        After `WalFileCollectedError`, the first of them is where to continue.
         """
         return self.run(read_protocol.list_files(first, stop, self.reading.seen))
 
     def get(self, file_id: int) -> WalFile | None:
-        """The file with this id; None if it doesn't exist yet.
+        """Return the file with this number, or None if it doesn't exist yet.
 
-        Raises `WalFileCollectedError` or `WalFileMissingError` if it no longer exists, or never
-        did.
+        Raises `WalFileCollectedError` if garbage collection has removed it, and
+        `WalFileMissingError` if it is missing for another reason.
         """
         opened = self.run(self.reading.open(file_id))
         if opened is None:
@@ -360,7 +368,13 @@ class WalReader(ArchiveReader):
         after: Position | None = None,
         wait: bool = False,
     ) -> Iterator[WalFile]:
-        """Files from a place on; at the tail it ends, or waits for the next one."""
+        """Return the files from a start on; at the tail, end or wait for the next file.
+
+        The start is a file's number, an LSN, a commit time, or the stored position of the last row
+        that was read; by default the first available file. Raises `WalFileCollectedError` if
+        garbage collection has removed a requested file, and `WalFileMissingError` if a file is
+        missing for another reason.
+        """
         start = ReadingStart(from_id, from_lsn, from_time, after)
         trail = ReadFiles()
         opened = self.run(self.reading.first_file(start, trail, wait=wait))
@@ -377,8 +391,10 @@ class WalReader(ArchiveReader):
         after: Position | None = None,
         wait: bool = True,
     ) -> Iterator[RowEntry]:
-        """Rows from a start on, or after a stored position, in order; blocks at the tail by
-        default.
+        """Return the rows from a start on, in order; at the tail, wait for the next file or end.
+
+        The start is as for `files`, and so are the errors. `WalGapError` is raised at a gap, unless
+        the reader's options allow gaps.
         """
         selection = ReadingStart(from_id, from_lsn, from_time, after).selection
         for file in self.files(from_id, from_lsn, from_time, after=after, wait=wait):

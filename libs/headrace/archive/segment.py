@@ -180,22 +180,24 @@ def verify_groups(data: bytes | bytearray, info: SegmentInfo, wanted: Collection
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Which rows to read; what is None or empty leaves nothing out. Row groups without any are not
-    decoded.
+    """Which rows to read; all of them by default. Row groups without selected rows are not decoded.
 
     Rows without a commit time (messages outside transactions, gaps) are never excluded by time.
     """
 
     # A table without a schema matches tables of that name in any schema.
     tables: Collection[tuple[str | None, str]] = ()
-    # After this position, and of commits before this LSN.
+    # Rows after this position.
     after: tuple[int, int] | None = None
+    # Rows of transactions that committed before this LSN.
     before_lsn: int | None = None
+    # Rows of transactions that committed at this time or later, in microseconds since 1970.
     from_time_us: int | None = None
+    # Rows of transactions that committed before this time, in microseconds since 1970.
     before_time_us: int | None = None
 
     def wants(self, group: Any) -> bool:
-        """Whether a row group may contain wanted rows, judging by its statistics."""
+        """Internal: whether a row group may contain wanted rows, judging by its statistics."""
         bounds = _bounds(group)
         return self._wants_lsn(bounds) and self._wants_time(bounds) and self._wants_table(bounds)
 

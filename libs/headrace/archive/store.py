@@ -42,8 +42,11 @@ _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 class ObjectMetadata:
     """An object, as described by its store."""
 
+    # Its path in the store.
     location: str
+    # Its size in bytes.
     size: int
+    # When the store received it.
     last_modified: datetime
 
 

@@ -1,1 +1,5 @@
-"""The audit trail: every change as a row of a `changes` table, with the application's context."""
+"""The audit trail: its table, how events become its rows, and the queries that read and revert it.
+
+Only `audit_writer`, `cli.audit`, `cli.up` and `settings` may import it. It never follows the
+stream, and never creates a trail again that existed before.
+"""

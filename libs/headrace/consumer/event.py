@@ -13,15 +13,23 @@ from headrace.lsn import Position
 # A tuple, because tens of thousands are created per second: a dataclass would cost three times as
 # much.
 class Event(NamedTuple):
-    """One event of the stream; `payload` is the contract's complete map."""
+    """One event of the stream: a change of a row, a schema, an emitted message or a gap."""
 
+    # The replication slot that it comes from.
     source: str
+    # The table's schema in PostgreSQL.
     schema: str
+    # The table's name.
     table: str
+    # INSERT, UPDATE, DELETE, TRUNCATE, SCHEMA, MESSAGE or GAP.
     operation: str
+    # Strictly increasing within a source: store it with your output, and compare with it.
     position: Position
+    # The contract's complete map (docs/contract.md).
     payload: Mapping[str, Any]
+    # The subject of its message.
     subject: str
+    # The stream sequence of its message.
     stream_seq: int
     # The key of its watermark: the source; for batches the source and table.
     lane: str
@@ -33,10 +41,12 @@ class Event(NamedTuple):
 
     @property
     def data(self) -> Mapping[str, Any]:
+        """The row after the change, by column; empty if the event has none."""
         return self.payload.get("data") or {}
 
     @property
     def old(self) -> Mapping[str, Any] | None:
+        """The row before the change, as far as PostgreSQL's replica identity contains it."""
         return self.payload.get("old")
 
     @property
@@ -46,13 +56,13 @@ class Event(NamedTuple):
 
     @property
     def exact_old(self) -> Mapping[str, str]:
-        """The same for `old`."""
+        """PostgreSQL's text of columns in `old` whose native value loses information."""
         return self.payload.get("exact_old") or {}
 
     @property
     def unchanged(self) -> list[str]:
-        """Columns whose value PostgreSQL did not send because it did not change: absent from
-        `data`.
+        """Columns that are absent from `data`, because PostgreSQL doesn't send a large value that
+        did not change.
         """
         return self.payload.get("unchanged") or []
 

@@ -43,30 +43,39 @@ OPENINGS = 3
 class Start(StrEnum):
     """Where a consumer without a watermark starts."""
 
+    # At the first message of the stream.
     ALL = "all"
+    # After the last message of the stream.
     NEW = "new"
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to follow; `durable` names a consumer that the server remembers.
+    """What to follow, and where to start."""
 
-    A consumer that has seen nothing starts at `start_seq`; a message that was discarded from there
-    on is a gap. `state_bucket` contains the dictionaries of compressed events: the suite's
-    HEADRACE_STATE_BUCKET.
-    """
-
+    # The name of the stream.
     stream: str = "CDC"
+    # Subjects, with NATS wildcards; empty for all of the stream.
     filters: tuple[str, ...] = ()
+    # The name of a consumer on the server, which then shows its progress; None for an unnamed one.
     durable: str | None = None
+    # Where a consumer without a watermark starts.
     start: Start = Start.ALL
+    # Where a consumer that has seen nothing starts, instead of `start`. If this message or a later
+    # one was discarded, that is a gap.
     start_seq: int | None = None
+    # Contains the dictionaries of compressed events: the suite's HEADRACE_STATE_BUCKET.
     state_bucket: str = STATE_BUCKET
 
 
 @dataclass(slots=True)
 class Consumer:
-    """An open subscription: iterate over it, call `done` after applying each event."""
+    """An open subscription: iterate over it, and call `done` after applying each event.
+
+    `follow` opens one. Reading raises `RetentionGapError` if the stream has lost messages that this
+    consumer has not seen, and `ReaderTakenOverError` if another reader has opened the same durable
+    consumer.
+    """
 
     _js: JetStreamContext
     _subscription: Subscription
@@ -98,16 +107,12 @@ class Consumer:
 
     @property
     def seen_seq(self) -> int:
-        """Every message up to this sequence was returned and done, or is irrelevant to this
-        consumer.
-        """
+        """The stream sequence up to which every message is done, or irrelevant to this consumer."""
         return self._seen_seq
 
     @property
     def given_seq(self) -> int:
-        """The last message that was read, now or in an earlier run; relevant later ones are yet to
-        come.
-        """
+        """The stream sequence of the last message that was read, now or in an earlier run."""
         return self._given_seq
 
     @property
@@ -125,7 +130,7 @@ class Consumer:
                 yield event
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
-        """The next event that is not applied yet; None if none arrives within `wait_s`."""
+        """Return the next event that is not applied yet, or None if there is none for `wait_s`."""
         event = await self.peek(wait_s)
         if event is None:
             return None
@@ -137,8 +142,9 @@ class Consumer:
         return event
 
     async def peek(self, wait_s: float = FETCH_WAIT_S) -> Event | None:
-        """The event that `next` will return, without removing it (as in the message, even if it is
-        a reference).
+        """Return the event that `next` will return, without removing it.
+
+        Of a large event, the payload is still the reference that the message contains.
         """
         ready = self._ready
         if not ready:
@@ -152,10 +158,10 @@ class Consumer:
         return None
 
     async def take(self, wait_s: float = FETCH_WAIT_S) -> list[Event]:
-        """All available events that are not applied yet; empty if none arrives within `wait_s`.
+        """Return all available events that are not applied yet, after at most `wait_s`.
 
-        For a follower that stores its watermark in its own transactions: it doesn't call `done`,
-        and after any failure it follows again from the watermark.
+        This is for programs that store the watermark in their own transactions: they don't call
+        `done`, and after any failure they follow again from the watermark.
         """
         if await self.peek(wait_s) is None:
             return []
@@ -173,7 +179,8 @@ class Consumer:
         return taken
 
     async def done(self, event: Event, *, with_those_before: Sequence[Event] = ()) -> None:
-        """Mark the event as applied: store the watermark, acknowledge its message.
+        """Mark the event that was returned last as applied: store the watermark, and acknowledge
+        its message.
 
         Pass earlier events that are not marked yet in `with_those_before`, to mark them as well.
         """
@@ -208,8 +215,9 @@ class Consumer:
                 await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Report a durable consumer's progress to the server; the last acknowledgement covers
-        earlier ones.
+        """Report a durable consumer's progress to the server now.
+
+        `done` does so for every 100 messages, and whenever no further event is available.
         """
         if self._unacknowledged and self._subscription.durable is not None:
             await self._pull.done(self._seen_seq)
@@ -371,9 +379,12 @@ async def follow(
 ) -> AsyncIterator[Consumer]:
     """Follow the stream from the store's watermarks.
 
-    A consumer named `durable` is also known to the server, which shows how far behind it is. If the
-    store keeps nothing, its acknowledgements are the resume point (at least once, then). Opening
-    the same name again takes over from the current reader.
+    The server also knows a consumer that has a name (`durable`), and shows how far behind it is. If
+    the store keeps nothing, the acknowledgements of such a consumer are the resume point, which
+    means at least once. Opening the same name again takes over from its current reader.
+
+    Raises `StreamMissingError` if the stream does not exist, and `RetentionGapError` if it has lost
+    messages since the watermarks.
     """
     js = client.jetstream()
     marks = await store.load()

@@ -89,7 +89,9 @@ class RetentionGapError(HeadraceError):
             super().__init__(
                 f"stream sequences {first_lost} to {last_lost} were discarded before they were read"
             )
+        # The first stream sequence that is lost.
         self.first_lost = first_lost
+        # The last stream sequence that is lost.
         self.last_lost = last_lost
         # Whether messages that were read differ from the stream's: then positions tell new events,
         # and sequences don't.

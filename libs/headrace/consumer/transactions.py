@@ -37,6 +37,7 @@ class MixedError(HeadraceError):
 class Transaction:
     """The changes that one transaction made to the followed tables, in order."""
 
+    # Never empty.
     events: tuple[Event, ...]
     # Whether this is its last part; false if it has more events than `events_max`, or a gap
     # follows.
@@ -50,13 +51,20 @@ class Transaction:
 
 @dataclass(slots=True)
 class Transactions:
-    """Reads a consumer by transactions: iterate over it, call `done` after applying each.
+    """Reads a consumer by transactions: iterate over it, and call `done` after applying each.
+
+        transactions = Transactions(consumer)
+        async for transaction in transactions:
+            ...                       # apply transaction.events
+            await transactions.done(transaction)
 
     If only some tables are followed, the transaction's last event may not be among them; such a
     transaction is complete when the next one starts.
     """
 
+    # An open consumer, which nothing else may read at the same time.
     consumer: Consumer
+    # A larger transaction is returned in parts, which bounds the memory.
     events_max: int = EVENTS_MAX
     # Events of the transaction that has not ended yet, all of the same source.
     _open: list[Event] = field(default_factory=list)
@@ -67,7 +75,10 @@ class Transactions:
                 yield transaction
 
     async def next(self, wait_s: float = FETCH_WAIT_S) -> Transaction | None:
-        """The next whole transaction; None if nothing arrived for `wait_s` before its end."""
+        """Return the next whole transaction, or None if nothing arrives for `wait_s` meanwhile.
+
+        Raises `MixedError` if the events of transactions are interleaved in this stream.
+        """
         # An event is only looked at first. If it belongs to another transaction, it must stay in
         # the consumer: taking it would make it the consumer's current event, which is the one that
         # `done` must name.
@@ -88,7 +99,9 @@ class Transactions:
         return None
 
     async def done(self, transaction: Transaction) -> None:
-        """Mark it as applied: store the watermark of its last event, acknowledge its messages."""
+        """Mark a transaction as applied: store the watermark of its last event, and acknowledge
+        its messages.
+        """
         *before, last = transaction.events
         await self.consumer.done(last, with_those_before=before)
 

@@ -23,38 +23,49 @@ class WatermarkError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
+    """How far a consumer has applied one lane."""
+
+    # The position of the last applied event.
     position: Position = ORIGIN
+    # Every message up to this stream sequence is applied, or irrelevant to the consumer.
     stream_seq: int = 0
 
 
 class WatermarkStore(Protocol):
-    """Two methods, so that any database can implement it."""
+    """Where a consumer stores its watermarks: two methods, so that any database can implement it.
+
+    For exactly-once processing, store the watermark in the transaction that stores the data.
+    """
 
     async def load(self) -> dict[str, Watermark]:
-        """The watermarks of all lanes; empty for a consumer that never ran."""
+        """Return the watermarks of all lanes; none for a consumer that never ran."""
         ...
 
     async def save(self, lane: str, watermark: Watermark) -> None:
-        """Store one lane's watermark."""
+        """Store one lane's watermark durably, before returning."""
         ...
 
 
 class MemoryWatermarks:
-    """For a consumer that starts over each time, such as `headrace tail`."""
+    """Keeps watermarks in memory, for a consumer that starts over each time."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, Watermark] = {}
 
     async def load(self) -> dict[str, Watermark]:
+        """Return the watermarks that were saved in this process."""
         return dict(self._lanes)
 
     async def save(self, lane: str, watermark: Watermark) -> None:
+        """Remember one lane's watermark."""
         self._lanes[lane] = watermark
 
 
 class FileWatermarks:
-    """A small JSON file, replaced atomically: for consumers whose effects are idempotent or files
-    as well.
+    """Keeps watermarks in a small JSON file, which is replaced atomically.
+
+    It suits consumers whose effects are idempotent: after a crash between an effect and `save`, the
+    event is delivered again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,6 +73,7 @@ class FileWatermarks:
         self._lanes: dict[str, Watermark] = {}
 
     async def load(self) -> dict[str, Watermark]:
+        """Read the file; raise `WatermarkError` if it contains anything else."""
         if self._path.exists():
             try:
                 stored = json.loads(self._path.read_text())
@@ -76,6 +88,7 @@ class FileWatermarks:
         return dict(self._lanes)
 
     async def save(self, lane: str, watermark: Watermark) -> None:
+        """Replace the file, and wait until it is on disk."""
         self._lanes[lane] = watermark
         body = {name: [*mark.position, mark.stream_seq] for name, mark in self._lanes.items()}
         fresh = self._path.with_suffix(self._path.suffix + ".new")

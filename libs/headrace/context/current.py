@@ -35,7 +35,11 @@ class ExecutesAsync(Protocol):
 
 @contextlib.contextmanager
 def change_context(**facts: Any) -> Iterator[Mapping[str, Any]]:
-    """Changes in this block get these facts as their context."""
+    """Give changes in this block these facts as their context.
+
+    A nested block adds to the context of the outer one. The context belongs to the current task or
+    thread. A fact that isn't JSON is written as text.
+    """
     merged = {**(_current.get() or {}), **facts}
     token = _current.set(merged)
     try:
@@ -45,26 +49,33 @@ def change_context(**facts: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def current_context() -> Mapping[str, Any] | None:
-    """The current facts; None outside any block."""
+    """Return the current facts, or None outside any block."""
     return _current.get()
 
 
 def statement(context: Mapping[str, Any]) -> str:
-    """The SQL that gives its transaction a context; it has no parameters."""
+    """Return the SQL that gives its transaction a context; it has no parameters.
+
+    For a driver that `tell` does not know: execute it inside the transaction, before its changes.
+    """
     # E'…' reads a backslash the same with any standard_conforming_strings.
     text = json.dumps(context, default=str).replace("\\", "\\\\").replace("'", "''")
     return f"SELECT pg_logical_emit_message(true, '{PREFIX}', E'{text}')"
 
 
 def tell(connection: Executes) -> None:
-    """Pass on the current context, if there is one; call it inside a transaction, before its
-    changes.
+    """Pass the current context, if there is one, to PostgreSQL through a psycopg connection.
+
+    Call it inside a transaction, before its changes.
     """
     if (context := _current.get()) is not None:
         connection.execute(statement(context))
 
 
 async def tell_async(connection: ExecutesAsync) -> None:
-    """The same on an asynchronous connection."""
+    """Pass the current context to PostgreSQL through an asyncpg connection, or psycopg's async one.
+
+    Call it inside a transaction, before its changes.
+    """
     if (context := _current.get()) is not None:
         await connection.execute(statement(context))

@@ -1,10 +1,11 @@
-"""The context of changes that Django makes during a request.
+"""Passes on the context of changes that Django makes during a request.
 
     MIDDLEWARE = [..., "headrace.context.django.ContextMiddleware"]
     HEADRACE_CONTEXT = "myapp.audit.context"     # a function of the request that returns a dict
 
-Without HEADRACE_CONTEXT, the context is the user's id, the method and the path. Outside requests:
-`with telling(): ...`. A change made in autocommit is put into a transaction with its message.
+Without HEADRACE_CONTEXT, the context is the user's ID, the method and the path. Outside requests,
+use `with telling(): ...`. A change that is made in autocommit is put into a transaction with its
+context.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from django.utils.module_loading import import_string
 
 from headrace.context.current import change_context, current_context, statement
 
+__all__ = ["ContextMiddleware", "request_context", "telling"]
+
 _WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|MERGE|TRUNCATE|WITH|CALL)\b", re.IGNORECASE)
 
 
 class ContextMiddleware:
-    """Adds the user of a request to its changes."""
+    """Gives the changes of each request a context; list it in MIDDLEWARE after authentication."""
 
     def __init__(self, get_response: Callable[[Any], Any]) -> None:
         self._get_response = get_response
@@ -39,14 +42,14 @@ class ContextMiddleware:
 
 
 def request_context(request: Any) -> dict[str, Any]:
-    """The user, the method and the path of a request."""
+    """Return the default context of a request: its user's ID, its method and its path."""
     user = getattr(request, "user", None)
     return {"user_id": getattr(user, "pk", None), "method": request.method, "path": request.path}
 
 
 @contextlib.contextmanager
 def telling() -> Iterator[None]:
-    """Changes in this block get the current context, on every PostgreSQL that Django knows."""
+    """Pass on the context of changes in this block, on every PostgreSQL that Django knows."""
     with contextlib.ExitStack() as stack:
         for connection in connections.all():
             if connection.vendor == "postgresql":

@@ -1,10 +1,10 @@
-"""Passes on the context of changes that SQLAlchemy 2 makes: once per transaction, and when it
-changes.
+"""Passes on the context of changes that SQLAlchemy 2 makes.
 
     tell_from(engine)                    # a sync Engine, or an AsyncEngine
 
-Promises: no statement of the application is changed. In autocommit each statement is its own
-transaction, and a message before it would be another: no context is passed there.
+The context is sent once per transaction, and again whenever it changes. No statement of the
+application is changed. Changes in autocommit get no context, because each statement is its own
+transaction there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from sqlalchemy.engine import Connection, Engine
 
 from headrace.context.current import current_context, statement
 
+__all__ = ["tell_from"]
+
 if TYPE_CHECKING:
     # It needs greenlet, which only asynchronous programs install.
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -26,7 +28,7 @@ _TOLD = "headrace_told"
 
 
 def tell_from(engine: Engine | AsyncEngine) -> None:
-    """Pass on the context of every change made through this engine."""
+    """Pass on the context of every change that is made through this engine."""
     target = getattr(engine, "sync_engine", engine)
     event.listen(target, "before_cursor_execute", _before)
     # A message that was rolled back, also to a savepoint, was never sent.

@@ -1,5 +1,7 @@
 """NATS and JetStream as the suite uses them.
 
-Connections, the streams and buckets of a suite, acknowledged publishing in order, reading a
-stream's tail, and small durable state.
+It contains connections, the streams and buckets of a suite, reading in bulk, and small durable
+state that is written by compare-and-set.
+
+Any package may import it. It never deletes a message of a stream.
 """

@@ -77,11 +77,15 @@ class OvertakenError(HeadraceError):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The names of what a mirror reads."""
+    """The names of the streams and buckets that a mirror reads."""
 
+    # The stream of events (HEADRACE_STREAM).
     cdc: str = "CDC"
+    # The stream of snapshots (HEADRACE_INIT_STREAM).
     init: str = "INIT"
+    # The bucket of schemas (HEADRACE_SCHEMAS_BUCKET).
     schemas: str = "schemas"
+    # The bucket of dictionaries (HEADRACE_STATE_BUCKET).
     state: str = STATE_BUCKET
 
 

@@ -58,11 +58,12 @@ class BootstrapProgress:
 
 
 class Mirror:
-    """`tables` as (schema, name); if empty, every table that the source publishes, including later
-    ones.
+    """Keeps tables of a target in sync with their source.
 
-    While a table that readers see is copied again, all tables stay at one moment; with `fresh`, the
-    others continue.
+    `client` is connected to NATS, and `target` is the database to write. `tables` are pairs of
+    schema and name; if there are none, the mirror contains every table that the source publishes,
+    including later ones. While a table that readers see is copied again, all tables stay at one
+    moment; with `fresh`, the others continue.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Mirror:
         self._published = Published(client, self._streams.schemas)
         self._hold = VerifyHold()
         self.book = Book(target, fresh=fresh)
+        # Counters and measurements, under the keys of the catalogue of metrics.
         self.stats = Counters()
+        # The bootstraps that are running, by the token of their table.
         self.progress: dict[str, BootstrapProgress] = {}
         self._broken: set[TableName] = set()
         self._fell_behind = False
@@ -93,7 +96,11 @@ class Mirror:
         self.trouble_with = ""
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Run until told to stop."""
+        """Run until the event is set.
+
+        Waits and tries again while a server is unavailable. Any other problem raises an error that
+        names the remedy, for example `TakenOverError` if another mirror writes to the target.
+        """
         backoff = Backoff(PAUSE_S, PAUSE_S_MAX)
         while not stopping.is_set():
             began = time.monotonic()
@@ -242,8 +249,9 @@ class Mirror:
                 asyncio.get_running_loop().call_soon(self.book.news.set)
 
     async def look(self) -> None:
-        """Measure how far the mirror is behind the stream, even while its target is unavailable;
-        and where its tables are.
+        """Measure how far the mirror is behind the stream, and update `stats`.
+
+        Works even while the target is unavailable.
         """
         following = len(self.following)
         unfollowed = len(self.unfollowed)
@@ -273,13 +281,13 @@ class Mirror:
 
     @property
     def unfollowed(self) -> list[str]:
-        """The tables that wait for their bootstrap, or are in it, by token."""
+        """The tokens of the tables whose bootstrap has not ended."""
         waiting = {Phase.WANTED, Phase.LOADING, Phase.LOADED}
         return [token for token, state in self.book.tables.items() if state.phase in waiting]
 
     @property
     def parked(self) -> dict[str, str]:
-        """The tables that the target refused, by token, with the reasons."""
+        """The reason for each table that the target refused, by token."""
         return {
             token: state.why
             for token, state in self.book.tables.items()
@@ -288,7 +296,7 @@ class Mirror:
 
     @property
     def awaited(self) -> str:
-        """Why readers stay at the moment that they see, naming the tables; empty if they don't."""
+        """Why readers stay at one moment, naming the tables; empty if they don't."""
         if not self.book.is_moving or not self.book.awaited:
             return ""
         about = (
@@ -305,7 +313,7 @@ class Mirror:
 
     @property
     def following(self) -> list[str]:
-        """The tables that have finished their bootstrap, by token."""
+        """The tokens of the tables whose bootstrap has ended."""
         return [
             token for token, state in self.book.tables.items() if state.phase is Phase.FOLLOWING
         ]

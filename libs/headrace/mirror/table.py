@@ -36,28 +36,34 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, with the name of its type in PostgreSQL."""
+    """A column of a table."""
 
+    # The column's name.
     name: str
+    # The name of its type in PostgreSQL.
     data_type: str
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the target. A `staging` table exists next to the one that is read, until it
-    replaces it.
-    """
+    """A table of the target."""
 
+    # Its schema in PostgreSQL.
     schema: str
+    # Its name in PostgreSQL.
     name: str
+    # Its columns, in order.
     columns: tuple[Column, ...]
+    # The columns of its primary key; empty if it has none.
     primary_key: tuple[str, ...] = ()
     # The columns by which an UPDATE or DELETE identifies its row.
     identity: tuple[str, ...] = ()
+    # Whether this is a table that is being copied, next to the live one that it will replace.
     staging: bool = False
 
     @property
     def token(self) -> str:
+        """The name as one token of a subject, key or ID: `users`, `app=2Forders`."""
         return table_token(self.schema, self.name)
 
     @property
@@ -81,6 +87,7 @@ class Table:
         return tuple(dict.fromkeys(names for names in (self.key, by_index) if names))
 
     def type_of(self, name: str) -> str:
+        """Return the name of a column's type in PostgreSQL."""
         return next(column.data_type for column in self.columns if column.name == name)
 
 

@@ -28,8 +28,8 @@ class TargetAwayError(TargetError):
 
 
 class CommitRefusedError(TargetError):
-    """The target takes every step and refuses to commit them: by a deferred constraint or trigger
-    that somebody added there.
+    """The target accepts all steps and then refuses to commit them, because of a deferred
+    constraint or trigger that someone added there.
     """
 
     retry = True
@@ -38,13 +38,12 @@ class CommitRefusedError(TargetError):
     def __init__(self, message: str, table_name: tuple[str, str] | None) -> None:
         """`table_name` is the schema and name of the table, where the target names one."""
         super().__init__(message)
+        # The schema and name of the table; None if the target names none.
         self.table_name = table_name
 
 
 class TakenOverError(TargetError):
-    """Another mirror has opened the target since: its content is no longer what this one continues
-    from.
-    """
+    """Another mirror has opened the target, so this one must not continue from its content."""
 
     remedy = (
         "Only one mirror at a time writes to a target: stop one of them, or use another target."
@@ -55,67 +54,67 @@ class TakenOverError(TargetError):
 
 
 class RowMissingError(TargetError):
-    """A change names a row that the target does not have exactly once: table and source differ."""
+    """The target does not contain the row of a change exactly once: it differs from the source."""
 
     def __init__(self, table: Table, what: str) -> None:
         super().__init__(
             f"{table.schema}.{table.name}: {what}", remedy="The mirror bootstraps the table again."
         )
+        # The table that the mirror copies again.
         self.table = table
 
 
 @dataclass(frozen=True, slots=True)
 class CreateTable:
-    """An empty table; one that is there under the same name (and the same `staging`) goes first."""
+    """Create an empty table, in place of an existing one with this name and this `staging`."""
 
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
 class DropTable:
-    """The table goes, if it is there."""
+    """Drop the table, if it exists."""
 
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """The value of an added column in all existing rows: in the contract's form, and as
-    PostgreSQL's text.
-    """
+    """The value of an added column in all existing rows."""
 
+    # In the contract's form.
     value: Any
+    # As PostgreSQL's text.
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AlterTable:
-    """Columns renamed (new name → old name), then dropped, added and retyped, until the table is as
-    `after`.
-
-    An added column is NULL in all rows, or has its value in `filled`.
-    """
+    """Rename columns, then drop, add and retype columns, until the table has the shape `after`."""
 
     before: Table
     after: Table
+    # Renamed columns: the old name of each new name.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # The values of added columns; an added column without one is NULL in all rows.
     filled: Mapping[str, Filled] = field(default_factory=dict)
 
     @property
     def table(self) -> Table:
+        """The table as it is before the step."""
         return self.before
 
 
 @dataclass(frozen=True, slots=True)
 class SwapTables:
-    """The staging table takes the place of the live one of its name, if there is one."""
+    """Replace the live table of this name, if it exists, by its staging table."""
 
     table: Table
 
 
 @dataclass(frozen=True, slots=True)
 class InsertRows:
-    """Rows, in the contract's forms of values; a column that a row lacks is NULL."""
+    """Insert rows, with values in the contract's forms; a column that a row lacks is NULL."""
 
     table: Table
     rows: Sequence[Mapping[str, Any]]
@@ -123,10 +122,10 @@ class InsertRows:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRow:
-    """The one row that has the values of `where` gets those of `data`; of several equal ones, any.
+    """Update the row that has the values of `where` with those of `data`.
 
-    A `where` that is the whole old row may be found by the table's key, if only one row has that
-    key.
+    If several rows are equal, any one of them will do. If `where` is the whole old row, the target
+    may find it by the table's key, provided that only one row has this key.
     """
 
     table: Table
@@ -136,7 +135,7 @@ class UpdateRow:
 
 @dataclass(frozen=True, slots=True)
 class DeleteRow:
-    """The one row that has the values of `where` goes; of several equal ones, any."""
+    """Delete the row that has the values of `where`; any one of them, if several rows are equal."""
 
     table: Table
     where: Mapping[str, Any]
@@ -144,11 +143,12 @@ class DeleteRow:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTable:
-    """All rows go."""
+    """Delete all rows."""
 
     table: Table
 
 
+# One change of a target.
 Step = (
     CreateTable
     | DropTable
@@ -173,24 +173,32 @@ def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
 
 
 class Target(Protocol):
-    """Three methods, called one at a time."""
+    """What a mirror needs from the database that it writes: three methods, called one at a time.
+
+    A target that can't be reached raises `TargetAwayError`, and the mirror tries again. Any other
+    `TargetError` concerns the table of the step.
+    """
 
     async def load(self) -> dict[str, str]:
-        """Open (or reopen), discard uncommitted writes; returns the marks of the last commit.
+        """Open the target (again), discard uncommitted writes, and return the marks of the last
+        commit.
 
-        A process that had it open before, and still runs, must write nothing from here on
-        (`TakenOverError`).
+        A process that opened it earlier must be unable to write from then on: its next commit
+        raises `TakenOverError`.
         """
         ...
 
     async def write(self, steps: Sequence[Step]) -> None:
-        """Execute these steps in order; nobody sees them before the commit. `RowMissingError` if a
-        row doesn't exist.
+        """Execute these steps in order; readers must not see them before the commit.
+
+        Raises `RowMissingError` if a row to update or delete doesn't exist exactly once.
         """
         ...
 
     async def commit(self, marks: Mapping[str, str | None]) -> None:
-        """Store these marks (None: remove it) together with everything written, atomically."""
+        """Store these marks together with everything written, atomically; remove marks that are
+        None.
+        """
         ...
 
 
@@ -203,23 +211,24 @@ class TargetReading(Protocol):
         ...
 
     def rows(self, table: Table, columns: Sequence[Column]) -> AsyncIterator[list[tuple[Any, ...]]]:
-        """All rows, some at a time, in no particular order, with values as a mirror in SQLite
+        """Return all rows, some at a time and in any order, with values as a mirror in SQLite
         stores them.
         """
         ...
 
 
 class ReadableTarget(Target, Protocol):
-    """A target that can be verified."""
+    """A target that `headrace verify` can read."""
 
     def reading(self, table: Table | None = None) -> AbstractAsyncContextManager[TargetReading]:
-        """Open one consistent moment of it, while it continues; `table` is the one whose rows will
-        be read.
+        """Open one consistent moment of the target, while the mirror continues to write.
+
+        `table` is the table whose rows will be read.
         """
         ...
 
     async def close(self) -> None:
-        """Close it."""
+        """Close its connections."""
         ...
 
 
@@ -245,7 +254,10 @@ def target_of(url: str) -> ReadableTarget:
 
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[ReadableTarget]:
-    """Opens that target, and closes it at the end."""
+    """Open the target of an address, `sqlite:///file` or `postgresql://…`, and close it at the end.
+
+    Raises `SettingError` for any other address.
+    """
     target = target_of(url)
     try:
         yield target

@@ -1,1 +1,4 @@
-"""What every process needs around its own work: lifecycle, health, metrics, failpoints."""
+"""The life of a service's process: start, health, metrics, traces, failpoints, an ordered stop.
+
+Any package may import it. It never knows the service's work.
+"""

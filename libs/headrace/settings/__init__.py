@@ -1,9 +1,11 @@
 """Settings: one declaration each, read from flags and the environment, checked before any I/O.
 
-Owns every setting's name, default, unit and explanation, in one module per topic. The command
-line, docs/settings.md and error messages are generated from these declarations. A secret `X` may
-also be read from the file that `X_FILE` names. Hand-written on dataclasses because
-pydantic-settings would take a sixth of a service's memory budget (docs/adr/0007).
+Owns every setting's name, default, unit and explanation, in one module per topic. The command line,
+docs/settings.md and error messages are generated from these declarations. A secret `X` may also be
+read from the file that `X_FILE` names. Hand-written on dataclasses because pydantic-settings would
+take a sixth of a service's memory budget (docs/adr/0007).
+
+Any package may import it. It never connects to anything, and never shows a secret.
 """
 
 from __future__ import annotations

@@ -1,21 +1,7 @@
 """An archive as a Spark DataFrame, or as a stream of changes.
 
-    spark.dataSource.register(ArchiveSource)
-    changes = spark.read.format("headrace.archive").option("tables",
-    "public.orders").load("s3://bucket/archive")
-    stream = spark.readStream.format("headrace.archive").load("s3://bucket/archive")
-
-Options: `tables` and `columns` (comma-separated), `fromId`, `fromLsn`, `fromTime`, `toId`
-(exclusive; batch alone), `gaps` (`fail`, or `tell` for rows with the operation `gap`), `tasks` (how
-many at least, where there is enough to read; by default the planning machine's cores) and
-`filesPerTask`, for streams `maxFilesPerTrigger` and `reader` (a name to register, so that garbage
-collection leaves what the stream has not read), `store.…` (obstore's options, such as
-`store.endpoint`). Credentials come from the environment of Spark's Python workers. Rows of one task
-are in commit order; no row passes through the driver.
-
-Spark does not tell a Python Data Source which columns a query needs: name them. What it filters by,
-it tells where `spark.sql.python.filterPushdown.enabled` is set; files and row groups without such
-rows are then not read.
+Promises that the rows of one task are in commit order, and that no row passes through the driver.
+Credentials come from the environment of Spark's Python workers, never from options.
 """
 
 from __future__ import annotations
@@ -146,18 +132,45 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
 
 # pyspark publishes no types that mypy is given.
 class ArchiveSource(DataSource):  # type: ignore[misc]
-    """`headrace.archive`."""
+    """Reads an archive as a DataFrame, or as a stream of changes (format `headrace.archive`).
+
+        spark.dataSource.register(ArchiveSource)
+        archive = spark.read.format("headrace.archive").option("tables", "public.orders")
+        changes = archive.load("s3://bucket/archive")
+        stream = spark.readStream.format("headrace.archive").load("s3://bucket/archive")
+
+    Options:
+
+    - `tables` and `columns`: separated by commas. Spark does not report to a Python data source
+      which columns a query needs, so name them.
+    - `fromId`, `fromLsn` or `fromTime`: where to start. `toId`: before which file to end (batch
+      only).
+    - `gaps`: `fail`, or `tell` for rows with the operation `gap`.
+    - `tasks`: the minimal number of tasks if there is enough to read, by default the cores of the
+      planning machine. `filesPerTask`: the maximal number of files in one task.
+    - `maxFilesPerTrigger` (streams): the maximal number of files in one micro-batch.
+    - `reader` (streams): a name to register, so that garbage collection leaves files that the
+      stream has not read.
+    - `store.…`: options of obstore, such as `store.endpoint`.
+
+    Rows of one task are in commit order. With `spark.sql.python.filterPushdown.enabled`, files and
+    row groups without rows that pass the query's filters are not read. Credentials come from the
+    environment of Spark's Python workers.
+    """
 
     @classmethod
     def name(cls) -> str:
+        """Internal: the format's name."""
         return "headrace.archive"
 
     def schema(self) -> str:
+        """Internal: the DataFrame's columns."""
         return ", ".join(
             f"`{name}` {TYPES[name]}" for name in SourceOptions.parse(dict(self.options)).columns
         )
 
     def reader(self, schema: Any) -> ArchiveReader:  # noqa: ARG002  # it is always that of `schema`
+        """Internal: called by Spark."""
         # Without pushdown, Spark refuses a reader that could take filters.
         if _PUSHING in sys.modules:
             kind = FilteringReader
@@ -166,6 +179,7 @@ class ArchiveSource(DataSource):  # type: ignore[misc]
         return kind(SourceOptions.parse(dict(self.options)))
 
     def streamReader(self, schema: Any) -> Any:  # noqa: ARG002, N802  # Spark's name
+        """Internal: called by Spark."""
         # Streams need a newer Spark than batches.
         from headrace.spark.archive_stream import ArchiveStreamReader  # noqa: PLC0415
 

@@ -1,15 +1,8 @@
-"""A table as it is, from its changes: a fold over the archive, as a DataFrame.
+"""A table's current rows from its changes: a fold over the archive, as a DataFrame.
 
-    changes = spark.read.format("headrace.archive").option("tables", "public.orders").load(url)
-    orders = current_state(changes, "id bigint, n int, note string")
-
-Promises the table as of the last change, if the changes reach back to the table's beginning (or to
-a TRUNCATE). A TOASTed value that PostgreSQL did not send is taken from the row's earlier change,
-also where its key was another then: such rows, and they alone, are put together in one task.
-Changes without a key can't be folded.
-
-Values are exact, bytea as `binary` too. A document is PostgreSQL's text where its JSON is not all
-of it (`null`, `1.50`); the spaces of others Spark writes its own way.
+Promises the table as of the last change, if the changes reach back to the table's creation or to a
+TRUNCATE. A large value that PostgreSQL did not send is taken from the row's earlier change, even if
+its key was different then: only such rows are put together in one task.
 """
 
 from __future__ import annotations
@@ -23,10 +16,18 @@ _MAP = "map<string,string>"
 
 
 def current_state(changes: Any, schema: str | StructType | None = None) -> Any:
-    """The rows that remain after `changes` of one table.
+    """Return the current rows of a table, as a DataFrame, from a DataFrame of its changes.
 
-    With a schema, its columns with their types; without, `key` and `row` as maps of texts, and
-    `unknown`: columns whose values the given changes never contained.
+        archive = spark.read.format("headrace.archive").option("tables", "public.orders")
+        orders = current_state(archive.load(url), "id bigint, n int, note string")
+
+    With a schema, the result has its columns with their types. Without, it has `key` and `row` as
+    maps of texts, and `unknown`, which names columns whose values the changes never contained.
+
+    The result is the table as of the last change, if the changes reach back to the table's creation
+    or to a TRUNCATE. Changes without a key are ignored. Values are exact, including bytea as
+    `binary`. A JSON document is PostgreSQL's text if parsing it would lose information (`1.50`);
+    otherwise, its spaces may differ.
     """
     if "exact" not in changes.columns:
         changes = changes.withColumn("exact", F.lit(None).cast("string"))

@@ -1,13 +1,7 @@
 """A table as a Spark DataFrame: the consistent, parallel COPY of a snapshot, without JetStream.
 
-    spark.dataSource.register(TableSource)
-    spark.read.format("headrace.table").option("table", "users").load()
-
-Options: `table` (raw name), `schema` (`public`), `publication` (its columns and rows alone; without
-one the whole table), `hold_s` (how long the snapshot waits for its next reader). Promises that all
-partitions read one snapshot. Values have the forms that a chunk's have: numbers, booleans and bytes
-as such, all else as text. Where PostgreSQL is, and its credentials, come from the environment of
-Spark's Python workers, never from options.
+Promises that all partitions read one snapshot. PostgreSQL's address and credentials come from the
+environment of Spark's Python workers, never from options.
 """
 
 from __future__ import annotations
@@ -54,13 +48,29 @@ _TEXT = ("string", pa.string())
 
 # pyspark publishes no types that mypy is given.
 class TableSource(DataSource):  # type: ignore[misc]
-    """`headrace.table`."""
+    """Reads a table as a DataFrame (format `headrace.table`); all partitions read one snapshot.
+
+        spark.dataSource.register(TableSource)
+        users = spark.read.format("headrace.table").option("table", "users").load()
+
+    Options:
+
+    - `table`: the table's name, and `schema`: its schema (`public`).
+    - `publication`: read only the columns and rows that it publishes; by default the whole table.
+    - `hold_s`: how long the snapshot waits for its next reader.
+
+    Numbers, booleans and bytes have these types, and all other values are PostgreSQL's text. The
+    address and credentials of PostgreSQL come from the environment of Spark's Python workers
+    (docs/settings.md), never from options.
+    """
 
     @classmethod
     def name(cls) -> str:
+        """Internal: the format's name."""
         return "headrace.table"
 
     def schema(self) -> str:
+        """Internal: the DataFrame's columns."""
         options = TableOptions.parse(dict(self.options))
         described = asyncio.run(describe_table(options.settings(), options.request))
         plan = plan_of(described, Settings())
@@ -71,6 +81,7 @@ class TableSource(DataSource):  # type: ignore[misc]
 
     # Spark asked `schema()` for the schema that it passes here.
     def reader(self, schema: Any) -> TableReader:  # noqa: ARG002
+        """Internal: called by Spark."""
         return TableReader(TableOptions.parse(dict(self.options)))
 
 

@@ -1,1 +1,4 @@
-"""State that belongs to the suite as a whole, not to one service."""
+"""State that belongs to the suite as a whole: its services in order, and its pause.
+
+Only `process`, `publisher`, `telemetry` and `cli` may import it. It never starts a service.
+"""

@@ -1,7 +1,7 @@
-"""One test's own database on a shared PostgreSQL.
+"""A database for one test on a shared PostgreSQL server.
 
-It is made empty, and dropped at the end with all that would hold it: connections, walsenders and
-replication slots.
+It is empty at first, and dropped at the end, after everything that prevents that: connections,
+walsenders and replication slots.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ _SLOT_RELEASE_INTERVAL_S = 0.02
 
 
 class Database:
-    """A database, and the connections a test made to it through here."""
+    """A database for one test; the type of the fixture `database`."""
 
     def __init__(self, server: EmbeddedPostgres, name: str) -> None:
+        # The server on which it is.
         self.server = server
+        # Its name.
         self.name = name
+        # A superuser, who needs no password.
         self.user = SUPERUSER
         self._connections: list[Any] = []
 
@@ -39,14 +42,14 @@ class Database:
         return self.server.dsn(self.name)
 
     async def connect(self) -> Any:
-        """Return a new asyncpg connection, closed at the end of the test."""
+        """Open an asyncpg connection, which is closed at the end of the test."""
         connection = await asyncpg.connect(self.dsn)
         self._connections.append(connection)
         return connection
 
     async def execute(self, sql: str, *arguments: object) -> str:
-        """Run a statement (or, without arguments, several) in its own transaction on a lasting
-        connection.
+        """Run a statement (or several, without arguments) in its own transaction, and return its
+        status.
         """
         return str(await (await self._shared()).execute(sql, *arguments))
 
@@ -59,7 +62,7 @@ class Database:
         return await (await self._shared()).fetchval(sql, *arguments)
 
     async def close(self) -> None:
-        """Close the connections made here."""
+        """Close all connections that were opened through this object."""
         for connection in self._connections:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=2)
@@ -75,9 +78,7 @@ class Database:
 async def fresh_database(
     server: EmbeddedPostgres, name: str, options: str = ""
 ) -> AsyncIterator[Database]:
-    """Make a database, with options of CREATE DATABASE; drop it, and whatever holds it, when the
-    block ends.
-    """
+    """Create a database with options of CREATE DATABASE, and drop it when the block ends."""
     async with _administration(server) as administration:
         await administration.execute(f'CREATE DATABASE "{name}" TEMPLATE template0 {options}')
     database = Database(server, name)
@@ -102,9 +103,7 @@ async def _administration(server: EmbeddedPostgres) -> AsyncIterator[Any]:
 
 
 async def _drop_slots(administration: Any, name: str) -> None:
-    """Drop the database's slots. One in use is freed only when its walsender has ended, which
-    PostgreSQL reports.
-    """
+    """Drop the database's slots; a slot in use is free when its walsender has ended."""
     async with asyncio.timeout(_SLOT_RELEASE_TIMEOUT_S):
         while slots := await administration.fetch(
             (

@@ -1,4 +1,4 @@
-"""Names for one test, so that tests share servers without meeting."""
+"""Names for one test, so that tests can share servers."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ _count = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """One test's own names, each valid where it is used; `unique` is part of all of them."""
+    """Names that no other test uses, each valid for its purpose."""
 
+    # A part of all of them.
     unique: str
 
     @classmethod
     def new(cls) -> Names:
-        """Return names no other test has, in this process or in one that runs beside it."""
+        """Return names that no other test has, in this process or in a parallel one."""
         return cls(f"t{os.getpid()}_{next(_count)}")
 
     @property
     def slot(self) -> str:
-        """A replication slot."""
+        """The name of a replication slot."""
         return f"slot_{self.unique}"
 
     @property
     def publication(self) -> str:
-        """A PostgreSQL publication."""
+        """The name of a PostgreSQL publication."""
         return f"pub_{self.unique}"
 
     @property
     def stream(self) -> str:
-        """A JetStream stream."""
+        """The name of a JetStream stream."""
         return f"STREAM_{self.unique}"
 
     @property
     def subject(self) -> str:
-        """A subject's first token."""
+        """The first token of a subject."""
         return f"subject_{self.unique}"
 
     @property
     def bucket(self) -> str:
-        """A key-value bucket."""
+        """The name of a key-value bucket."""
         return f"bucket_{self.unique}"
 
     def other(self, kind: str) -> str:
-        """Return a name for anything else, or a second one of a kind."""
+        """Return a name of another kind, such as `other("db")`."""
         return f"{kind}_{self.unique}"

@@ -1,5 +1,5 @@
-"""What PostgreSQL itself says was committed: a second slot, read back by SQL, against which the
-stream is compared.
+"""PostgreSQL's own record of what was committed: a second slot, read by SQL, with which the stream
+is compared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,24 @@ _PAGE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change, as far as both sides can name it."""
+    """A change, by what both the stream and PostgreSQL's record contain of it."""
 
+    # The position in the source.
     position: Position
+    # INSERT, UPDATE, DELETE or TRUNCATE.
     operation: str
+    # The name of the table, without its schema.
     table: str
 
 
 class Oracle:
-    """A slot of its own on the same publication, made before the first change."""
+    """A second slot on the same publication, which must be created before the first change.
+
+    oracle = Oracle(database, names.other("oracle"), names.publication)
+    await oracle.begin()
+    ...
+    assert [message.change for message in await stored(url)] == await oracle.changes()
+    """
 
     def __init__(self, database: Database, slot: str, publication: str) -> None:
         self._database = database
@@ -40,12 +49,13 @@ class Oracle:
         self._tables: dict[int, str] = {}
 
     async def begin(self) -> None:
+        """Create the slot."""
         await self._database.execute(
             f"SELECT pg_create_logical_replication_slot('{self._slot}', 'pgoutput')"
         )
 
     async def changes(self) -> list[Change]:
-        """Every change committed since the last call, in commit order."""
+        """Return every change that was committed since the last call, in commit order."""
         found: list[Change] = []
         while page := await self._page():
             position = Position(0, 0)
@@ -79,27 +89,32 @@ class Oracle:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message of the stream."""
+    """An event, as it is stored in the stream."""
 
+    # The stream sequence of its message.
     seq: int
+    # The subject of its message.
     subject: str
+    # The ID of its message (Nats-Msg-Id).
     msg_id: str
+    # The contract's complete map.
     payload: dict[str, Any]
 
     @property
     def change(self) -> Change:
+        """The same change as the oracle reports it."""
         return Change(
             events.position_of(self.payload), self.payload["operation"], self.payload["table"]
         )
 
 
 async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
-    """Every message of a stream as it is, in stream order."""
+    """Every message of a stream, in stream order."""
     client = await nats.connect(url)
     try:
         js = client.jetstream()
         state = (await js.stream_info(stream)).state
-        # Reading a page may take this long where the machine does other things too.
+        # Reading a page may take this long on a busy machine.
         config = ConsumerConfig(
             ack_policy=AckPolicy.NONE,
             deliver_policy=DeliverPolicy.ALL,
@@ -119,7 +134,7 @@ async def raw_messages(url: str, stream: str = "CDC") -> list[Msg]:
 
 
 async def stored(url: str, stream: str = "CDC") -> list[Stored]:
-    """Every event of a stream, in stream order; a batch's one by one."""
+    """Return every event of a stream, in stream order, including each event of a batch."""
     found: list[Stored] = []
     for message in await raw_messages(url, stream):
         decoded = events.decode(message.data)
@@ -131,8 +146,8 @@ async def stored(url: str, stream: str = "CDC") -> list[Stored]:
 
 
 async def assert_complete(url: str, stream: str = "CDC") -> None:
-    """Arrays name an LSN: no row that committed before it is behind them, and the last names all
-    there is.
+    """Assert that no row which committed before the LSN that an array names comes after the array,
+    and that the last array's LSN covers all rows.
     """
     named, lsns = [0], [0]
     for message in await raw_messages(url, stream):

@@ -1,8 +1,10 @@
-"""The pytest plugin: real servers for tests, shared by a session or owned by one test.
+"""The pytest plugin: fixtures with real servers, shared by a session or owned by one test.
 
-Shared servers belong to no event loop and start at their first use. A test that stops or kills a
-server asks for its own (`own_postgres`, `own_nats`). `@pytest.mark.parametrize("pg_version", [16,
-18], indirect=True)` runs a test on both versions of PostgreSQL; without it a test runs on 18.
+A shared server starts at its first use, and does not belong to an event loop. A test that stops or
+kills a server requests its own (`own_postgres`, `own_nats`). Tests run on PostgreSQL 18 by default;
+to run one on two versions:
+
+    @pytest.mark.parametrize("pg_version", [16, 18], indirect=True)
 """
 
 from __future__ import annotations
@@ -14,9 +16,18 @@ import pytest
 
 from headrace.testing.names import Names
 
+__all__ = [
+    "database",
+    "names",
+    "nats_server",
+    "own_nats",
+    "own_postgres",
+    "pg_version",
+    "postgres_server",
+]
+
 if TYPE_CHECKING:
-    # Imported where they are used: pytest loads this plugin in every run, also in those without a
-    # server.
+    # Imported only by the fixtures: pytest loads this plugin in every run.
     from headrace.embedded.nats import EmbeddedNats
     from headrace.embedded.postgres import EmbeddedPostgres
     from headrace.embedded.postgres_install import PostgresVersion
@@ -28,32 +39,31 @@ if TYPE_CHECKING:
 try:
     from pytest_asyncio import fixture as async_fixture
 except ModuleNotFoundError:
-    # pytest loads this plugin wherever Headrace is installed, also beside tests that have nothing
-    # to do with asyncio.
+    # pytest loads this plugin wherever Headrace is installed, even if no test uses asyncio.
     async_fixture = pytest.fixture  # type: ignore[assignment]  # takes the same call, with no argument
 
 
 class OwnPostgres(Protocol):
-    """Creates and starts a PostgreSQL for one test; `pg_version` unless another is named."""
+    """Starts a PostgreSQL server for one test; the type of the fixture `own_postgres`."""
 
     async def __call__(
         self, version: PostgresVersion | None = None, settings: Mapping[str, str] | None = None
     ) -> EmbeddedPostgres:
-        """Return the server, running."""
+        """Start a server and return it; by default of the version `pg_version`."""
         ...
 
 
 class OwnNats(Protocol):
-    """Makes and starts a nats-server for one test; options as of `EmbeddedNats`."""
+    """Starts a nats-server for one test; the type of the fixture `own_nats`."""
 
     async def __call__(self, **options: Any) -> EmbeddedNats:
-        """Return the server, running."""
+        """Start a server with options of `EmbeddedNats`, and return it."""
         ...
 
 
 @pytest.fixture(scope="session")
 def session_servers() -> Iterator[SessionServers]:
-    """Every embedded server of the session; all are ended with it."""
+    """All embedded servers of the session; they stop when it ends."""
     from headrace.testing.servers import SessionServers  # noqa: PLC0415 - loaded only by tests that use it
 
     servers = SessionServers()
@@ -65,7 +75,7 @@ def session_servers() -> Iterator[SessionServers]:
 
 @pytest.fixture
 def pg_version(request: pytest.FixtureRequest) -> PostgresVersion:
-    """The version of PostgreSQL the test runs on: 18, or what the test's parameter says."""
+    """The version of PostgreSQL on which the test runs: 18, or the test's parameter."""
     version: PostgresVersion = getattr(request, "param", 18)
     return version
 
@@ -74,7 +84,7 @@ def pg_version(request: pytest.FixtureRequest) -> PostgresVersion:
 def postgres_server(
     session_servers: SessionServers, pg_version: PostgresVersion
 ) -> EmbeddedPostgres:
-    """The session's shared PostgreSQL of the test's version."""
+    """The session's shared PostgreSQL server of the test's version."""
     return session_servers.shared_postgres(pg_version)
 
 
@@ -86,13 +96,13 @@ def nats_server(session_servers: SessionServers) -> EmbeddedNats:
 
 @pytest.fixture
 def names() -> Names:
-    """The test's own names of slots, publications, streams and buckets."""
+    """Names of slots, publications, streams and buckets that no other test uses."""
     return Names.new()
 
 
 @async_fixture
 async def database(postgres_server: EmbeddedPostgres, names: Names) -> AsyncIterator[Database]:
-    """An empty database of the test's own on the shared PostgreSQL."""
+    """An empty database on the shared PostgreSQL server, which is dropped after the test."""
     from headrace.testing.database import fresh_database  # noqa: PLC0415 - loaded only by tests that use it
 
     async with fresh_database(postgres_server, names.other("db")) as fresh:
@@ -103,7 +113,7 @@ async def database(postgres_server: EmbeddedPostgres, names: Names) -> AsyncIter
 def own_postgres(
     session_servers: SessionServers, pg_version: PostgresVersion
 ) -> Iterator[OwnPostgres]:
-    """A function that starts a PostgreSQL which only this test uses, and may kill."""
+    """A function that starts a PostgreSQL server for this test only, which may stop or kill it."""
     made: list[EmbeddedServer] = []
 
     async def make(
@@ -121,7 +131,7 @@ def own_postgres(
 
 @pytest.fixture
 def own_nats(session_servers: SessionServers) -> Iterator[OwnNats]:
-    """A function that starts a nats-server which only this test uses, and may kill."""
+    """A function that starts a nats-server for this test only, which may stop or kill it."""
     made: list[EmbeddedServer] = []
 
     async def make(**options: Any) -> EmbeddedNats:

@@ -1,8 +1,8 @@
-"""A TCP proxy that fails on demand, to stand between any two parts.
+"""A TCP proxy that fails on demand, between any two processes.
 
-Promises that no byte is changed or reordered: it is held back, lost with all that follow it in its
-connection, or delivered. A connection that lost a byte is reset when the fault is healed, since TCP
-itself would never go on behind a hole.
+Promises that no byte is changed or reordered: it is delayed, lost together with all later ones of
+its connection, or delivered. A connection that lost a byte is reset when the fault ends, because
+TCP never continues after a hole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.embedded.ports import LOOPBACK
 _READ_BYTES = 64 * 1024
 _CHANCE = random.Random()  # noqa: S311  # nothing is kept secret with it
 _CRUMB_PAUSES_S = (0.0, 0.0, 0.0, 0.0, 0.001, 0.02)
-# Closed with it, a socket sends RST: the other end learns of it at once, as of a dead process.
+# Closed with it, a socket sends RST: the other end notices immediately, as with a dead process.
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -36,19 +36,23 @@ class _Passage:
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to the one that `target` names at each new
-    connection.
+    """A TCP proxy that fails on demand, as an asynchronous context manager.
+
+    It listens on a free port. For each new connection, `target` returns the port on 127.0.0.1 to
+    which it is forwarded. No byte is ever changed or reordered. A connection that lost a byte is
+    reset by `restore`.
     """
 
     def __init__(self, target: Callable[[], int]) -> None:
+        # The port on 127.0.0.1 on which it listens.
         self.port = 0
+        # How long to delay each block of bytes.
         self.delay_s = 0.0
-        # Above 0: what arrives is passed on in pieces of 1 to so many bytes, with short pauses here
-        # and there.
+        # If positive, forward pieces of 1 to this many bytes, with short pauses between some.
         self.crumb_bytes_max = 0
-        # What a client says that has these words in it is held back, with all that follows, until
-        # `restore`.
+        # If a client sends these bytes, hold back them and everything later until `restore`.
         self.hold_at = b""
+        # Set when `hold_at` has taken effect.
         self.held = asyncio.Event()
         self._target = target
         self._passages: set[_Passage] = set()
@@ -81,25 +85,21 @@ class Proxy:
         self.cut()
 
     def stall(self) -> None:
-        """Hold all bytes back until `restore`, which delivers them: a network that was away for a
-        while.
-        """
+        """Hold back all bytes until `restore`, which delivers them."""
         self._flowing.clear()
 
     def lose(self, *, from_server: bool) -> None:
-        """Let the bytes of one direction vanish until `restore`, which resets what lost some."""
+        """Drop the bytes of one direction until `restore`, which resets the connections."""
         self._swallowed.add(from_server)
 
     def half_open(self, *, server_knows: bool) -> None:
-        """End one side of every connection; the other side isn't told, and hears nothing more,
-        until `restore`.
-        """
+        """End one side of every connection; the other side notices nothing until `restore`."""
         for passage in list(self._passages):
             passage.lossy = True
             _reset(passage.server if server_knows else passage.client)
 
     def restore(self) -> None:
-        """Undo everything but `delay_s` and `crumb_bytes_max`."""
+        """End all faults except `delay_s` and `crumb_bytes_max`."""
         self.hold_at = b""
         self._refusing = False
         self._swallowed.clear()

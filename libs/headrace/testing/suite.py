@@ -19,8 +19,14 @@ HEADRACE = Path(sys.executable).with_name("headrace")
 
 
 class Suite:
-    """Services with one environment and the same arguments; each one's output is in
-    `folder/{service}.log`.
+    """Services as processes, with one environment and the same arguments.
+
+        async with Suite({"NATS_URL": url, ...}, tmp_path) as suite:
+            await suite.kill("publisher")
+            await suite.start("publisher")
+
+    `services` are started when the block begins, and all are killed when it ends. The output of
+    each service is in `folder/{service}.log`; `program` is the command, `headrace` by default.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Suite:
             await self.kill(service)
 
     async def start(self, service: str, **environment: str) -> None:
+        """Start a service, with additional variables in its environment."""
         with (self._folder / f"{service}.log").open("ab") as log:
             self._processes[service] = await asyncio.create_subprocess_exec(
                 *tied(
@@ -66,35 +73,38 @@ class Suite:
             )
 
     async def kill(self, service: str) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, and wait for the end of the process."""
         process = self._processes.pop(service)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
     async def stop(self, service: str, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM, wait for the end of the process, and return its exit code."""
         process = self._processes.pop(service)
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(timeout_s):
             return await process.wait()
 
     async def exit_code(self, service: str, timeout_s: float) -> int:
-        """Wait for a service that is expected to end by itself."""
+        """Wait for a service that ends without a signal, and return its exit code."""
         async with asyncio.timeout(timeout_s):
             return await self._processes.pop(service).wait()
 
     def pid(self, service: str) -> int:
+        """Return the process ID of a service."""
         return self._processes[service].pid
 
     def running(self, service: str) -> bool:
+        """Whether a service is running."""
         return service in self._processes and self._processes[service].returncode is None
 
     def log(self, service: str) -> str:
+        """Return the output of a service so far."""
         return (self._folder / f"{service}.log").read_text()
 
     async def logged(self, service: str, words: str, timeout_s: float = 20.0) -> None:
-        """Wait until a service's log holds these words."""
+        """Wait until the output of a service contains these words."""
         try:
             async with asyncio.timeout(timeout_s):
                 while words not in self.log(service):  # noqa: ASYNC110  # a file gives no event

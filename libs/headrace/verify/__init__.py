@@ -1,6 +1,8 @@
 """Proves that a mirror is equal to its source: both at one LSN, while both move.
 
-verdict = await Verifier(settings, client, target).table("users")
+    verdict = await Verifier(settings, client, target).table("users")
+
+Only `cli.mirror` may import it. It never writes a row to the source or to the target.
 """
 
 from headrace.verify.check import NoMirrorError, NotThereError, Patience, Verdict, Verifier

@@ -1,4 +1,7 @@
-"""The archiver: the second confirmer of frames, which stores the log as numbered files."""
+"""The archiver: the second confirmer of frames, which stores the log as numbered files.
+
+No other package may import it. It never changes a file that it has written.
+"""
 
 # Before anything else loads pyarrow.
 from headrace.archiver import pyarrow_memory as pyarrow_memory

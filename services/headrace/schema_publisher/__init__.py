@@ -1,1 +1,4 @@
-"""The schema-publisher: publishes the schemas of tables in a KV bucket."""
+"""The schema-publisher: maintains the current schema of each table in a KV bucket.
+
+No other package may import it. It never reads a row.
+"""

@@ -1,5 +1,5 @@
-"""What a program gets that imports the library alone: the library, and nothing of what makes a
-process a service.
+"""A program that imports a public package gets the library, and nothing that makes a process a
+service.
 """
 
 from __future__ import annotations
@@ -10,28 +10,44 @@ import sys
 
 import pytest
 
-LIBRARY = (
-    "headrace.consumer",
-    "headrace.mirror",
-    "headrace.archive",
-    "headrace.context",
-    "headrace.jetstream.publishing.fast",
-)
-# A web server, another event loop, and the life of a service.
-A_SERVICES_OWN = {
+from headrace.suite.services import SERVICES
+
+# Each module of the library, and packages that none of its names loads.
+LIBRARY = {
+    "headrace.consumer": {"asyncpg", "psycopg", "pyarrow", "pyspark", "numpy"},
+    "headrace.mirror": {"asyncpg", "psycopg", "pyarrow", "pyspark", "numpy"},
+    "headrace.archive": {"asyncpg", "psycopg", "nats", "pyspark", "aiohttp"},
+    "headrace.context": {
+        "asyncpg",
+        "psycopg",
+        "nats",
+        "pyspark",
+        "aiohttp",
+        "django",
+        "sqlalchemy",
+    },
+    "headrace.spark": {"nats", "aiohttp"},
+    "headrace.testing": {"pyspark", "pyarrow"},
+    "headrace.jetstream.publishing.fast": {"asyncpg", "psycopg", "pyarrow", "pyspark"},
+}
+# A web server, another event loop, the life of a service, the command line.
+FOR_SERVICES = {
     "aiohttp.web",
     "uvloop",
     "headrace.http.limits",
     "headrace.process.health",
     "headrace.process.lifecycle",
     "headrace.process.service",
-}
+    "headrace.cli",
+    "headrace.supervisor",
+} | {f"headrace.{name.replace('-', '_')}" for name in SERVICES}
+# Every public name: some packages load a name only when it is used.
 LOADED = """
-import importlib, json, sys
-importlib.import_module({module!r})
+import json, sys
+from {module} import *
 print(json.dumps(sorted(sys.modules)))
 """
-# What is the importing program's own, before and after.
+# The state of the importing program, before and after the import.
 STATE = """
 import asyncio, gc, importlib, json, logging, os, signal, sys, warnings
 from aiohttp import web, web_response
@@ -60,7 +76,7 @@ print(json.dumps([[key, before[key], after[key]] for key in before if before[key
 
 
 def answer(program: str) -> list[object]:
-    """What a fresh interpreter prints."""
+    """The JSON list that a program prints in a fresh interpreter."""
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
@@ -72,7 +88,13 @@ def answer(program: str) -> list[object]:
 def test_the_library_loads_nothing_that_makes_a_service(module: str) -> None:
     loaded = set(map(str, answer(LOADED.format(module=module))))
     assert module in loaded
-    assert not loaded & A_SERVICES_OWN
+    assert not loaded & (FOR_SERVICES | LIBRARY[module])
+
+
+def test_importing_the_package_for_spark_loads_no_spark() -> None:
+    loaded = answer("import json, sys, headrace.spark; print(json.dumps([*sys.modules]))")
+    assert "headrace.spark" in loaded
+    assert "pyspark" not in loaded
 
 
 @pytest.mark.parametrize("module", LIBRARY)

@@ -1,1 +1,4 @@
-"""`headrace status`, `top` and `tail`: observe a running suite."""
+"""`headrace status`, `top` and `tail`: observe a running suite.
+
+Only `cli` may import it. It never changes the suite's state.
+"""
