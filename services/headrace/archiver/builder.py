@@ -29,8 +29,12 @@ CHUNK_ROWS = 16_384
 # A row group is passed on at this size: rows that are not encoded yet are most of what the process
 # holds.
 GROUP_BYTES_MAX = 4 << 20
+# Counted for each row besides its texts: its positions and its places in lists.
+ROW_BYTES = 32
 _PG_EPOCH_US = 946_684_800_000_000
+# Above every ordinal, and an ordinal that follows none.
 _ALL = 1 << 62
+_NO_RUN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Builder:
         self._file = _Filling()
         self._chunk = RowChunk()
         # The next ordinal of the run of positions at hand.
-        self._run_next = -1
+        self._run_next = _NO_RUN
         self._due_bytes = 0
         self._due_rows = 0
         self._due_from_here()
@@ -170,7 +174,7 @@ class Builder:
         chunk.kinds.append(kind)
         chunk.keys.append(key)
         chunk.afters.append(after)
-        self._file.bytes += len(after) + 32
+        self._file.bytes += len(after) + ROW_BYTES
         if len(chunk.lsns) >= CHUNK_ROWS:
             self._close_chunk()
         return True
@@ -220,13 +224,14 @@ class Builder:
         )
         self._file = _Filling()
         self._kind_of.clear()
-        self._run_next = -1
         self._due_from_here()
         return sealed
 
     def _on_begin(self, _: int, begin: messages.Begin) -> None:
         self.cursor.begin(begin)
-        self._run_next = -1
+        # Its first row may have the ordinal that would continue the transaction before, where the
+        # changes ahead of it are of excluded tables.
+        self._run_next = _NO_RUN
         self._skip_below = 0
         if begin.final_lsn < self._last.lsn:
             self._skip_below = _ALL
@@ -241,7 +246,7 @@ class Builder:
     def _note_last(self) -> None:
         """The fast path counts no positions: the last one follows from the run."""
         begin = self.cursor.transaction
-        if begin is not None and self._run_next > 0:
+        if begin is not None and self._run_next != _NO_RUN:
             self._last = max(self._last, Position(begin.final_lsn, self._run_next - 1))
 
     def _on_insert(self, lsn: int, message: messages.Insert) -> None:
@@ -347,7 +352,7 @@ class Builder:
     ) -> None:
         """A row outside any transaction, at its own position."""
         self._chunk.runs.append((len(self._chunk.lsns), position.lsn, position.seq, 0, None))
-        self._run_next = -1
+        self._run_next = _NO_RUN
         self._last = position
         self._file.first = self._file.first or position
         self._add(lsn, self._number(SharedColumns(None, None, operation, None)), key, after)
@@ -358,7 +363,7 @@ class Builder:
         chunk.kinds.append(kind)
         chunk.keys.append(key)
         chunk.afters.append(after)
-        self._file.bytes += (len(after) if after else 0) + 32
+        self._file.bytes += (len(after) if after else 0) + ROW_BYTES
         if len(chunk.lsns) >= CHUNK_ROWS:
             self._close_chunk()
 
@@ -379,7 +384,7 @@ class Builder:
         self._file.chunks.append(self._chunk.batch(list(self._file.kinds)))
         self._file.chunked_rows += count
         self._chunk = RowChunk()
-        self._run_next = -1
+        self._run_next = _NO_RUN
 
 
 def _content(content: bytes) -> str:

@@ -78,6 +78,7 @@ class ArchiveSink:
         await self._open.encoded()
         self._builder = Builder(self._writer.end.begun(), self._limits)
         self._open = OpenFile()
+        self._opened_at = time.monotonic()
         if gap is not None:
             log.error(
                 "gap", after=format_lsn(gap.after), up_to=format_lsn(gap.up_to), reason=gap.reason

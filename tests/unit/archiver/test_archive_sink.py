@@ -1,0 +1,598 @@
+"""The archiver's sink: when a file is closed, what is confirmed, and what a fault leaves undone.
+
+The store is in memory; what it holds is read by pyarrow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.archive.errors import ArchiveUnreachableError, FileTakenError
+from headrace.archive.layout import file_name
+from headrace.archive.segment import footer_of, info_of
+from headrace.archive.store import Get, Store
+from headrace.archiver import builder, file_writer
+from headrace.archiver import sink as archive_sink
+from headrace.archiver.archived_table import OPTIONS
+from headrace.archiver.file_writer import FileWriter, at_the_end
+from headrace.archiver.resume_point import ArchiveDivergedError
+from headrace.archiver.sink import WRITING_TICK_S, ArchiveSink
+from headrace.bus.frame import Opening
+from headrace.confirming.relation_shape import RelationShape
+from headrace.confirming.sink import TICK_S, Demand, Stored, Taken
+from headrace.errors import DecodeError
+from headrace.lsn import Gap, Position
+from headrace.pgoutput.messages import Relation
+from headrace.postgres.facts import TableFacts
+from headrace.process.health import Health
+from headrace.process.lifecycle import Scope
+from headrace.settings import load
+
+TABLE, INT = 16384, 23
+Entry = tuple[int, bytes]
+
+
+def opening(confirmed_lsn: int = 50, system_id: str = "1") -> Opening:
+    return Opening({}, "headrace", "db", system_id, 1, confirmed_lsn)
+
+
+def begin(commit: int) -> Entry:
+    return commit, b"B" + struct.pack(">QqI", commit, 0, 7)
+
+
+def commit(at: int) -> Entry:
+    return at, b"C\0" + struct.pack(">QQq", at, at + 10, 0)
+
+
+def table() -> Entry:
+    column = b"\1id\0" + struct.pack(">Ii", INT, -1)
+    return 0, b"R" + struct.pack(">I", TABLE) + b"public\0rows\0d" + b"\0\1" + column
+
+
+def row(text: bytes) -> Entry:
+    value = struct.pack(">I", len(text)) + text
+    return 0, b"I" + struct.pack(">I", TABLE) + b"N\0\1t" + value
+
+
+def transaction(at: int, *texts: bytes) -> list[Entry]:
+    return [begin(at), table(), *(row(text) for text in texts), commit(at)]
+
+
+async def turns() -> None:
+    """Let every task run until it waits for a thread."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def keepalive(lsn: int) -> Entry:
+    return lsn, b""
+
+
+class Clock:
+    """In the place of the module `time`."""
+
+    now = 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Cell:
+    """A key of the state bucket."""
+
+    def __init__(self) -> None:
+        self.value: Mapping[str, Any] | None = None
+        self.writes: list[Mapping[str, Any]] = []
+
+    async def read(self) -> Mapping[str, Any] | None:
+        return self.value
+
+    async def write(self, value: Mapping[str, Any]) -> None:
+        self.value = value
+        self.writes.append(value)
+
+
+class Relations:
+    """The catalog knows nothing more than the stream."""
+
+    async def describe(self, _: Scope, relation: Relation, xid: int) -> RelationShape:
+        assert xid == 7
+        return RelationShape.of(relation, TableFacts(), OPTIONS)
+
+
+class Parked:
+    """Takes every row, or none."""
+
+    def __init__(self, *, takes: bool = True) -> None:
+        self._takes = takes
+        self.put_at: list[tuple[int, Position, bytes]] = []
+
+    def takes(self, _: bytes) -> bool:
+        return self._takes
+
+    async def put(self, lsn: int, position: Position, message: bytes, *_: object) -> None:
+        self.put_at.append((lsn, position, message))
+
+
+class SlowStore(Store):
+    """Lets each put fail, or wait for its turn, as the test says."""
+
+    before_put: Callable[[], object] = staticmethod(lambda: None)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        self.before_put()
+        super().put_new(name, data)
+
+
+class Archiver:
+    """A sink with its parts, at the end of an archive in memory."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.settings = load({"HEADRACE_ARCHIVE_URL": "file:///a", **settings})
+        self.scope = Scope("archiver", self.settings.process, asyncio.TaskGroup(), Health("a"))
+        self.store = SlowStore(f"file://{folder}")
+        self.cell = Cell()
+        self.parked = Parked()
+        self.writer: FileWriter = SimpleNamespace()  # type: ignore[assignment]  # there is none before `open`
+        self.sink: ArchiveSink = SimpleNamespace()  # type: ignore[assignment]  # nor a sink
+
+    async def open(self, at: Opening | None = None) -> ArchiveSink:
+        self.writer = await at_the_end(
+            self.scope,
+            self.store,
+            self.cell,  # type: ignore[arg-type]  # as much of a cell as it needs
+            "headrace",
+            "session",
+        )
+        self.sink = ArchiveSink(
+            self.scope,
+            self.settings,
+            Relations(),  # type: ignore[arg-type]  # as above
+            self.parked,  # type: ignore[arg-type]  # as above
+            self.writer,
+        )
+        await self.sink.on_epoch(at or opening())
+        return self.sink
+
+    async def take(self, *entries: Entry) -> Stored:
+        return await self.sink.take(Taken("1-1", entries))
+
+    def bytes(self, file_id: int) -> bytes:
+        fetched = self.store.ask(Get(file_name(file_id)))
+        assert fetched is not None, f"file {file_id} is not there"
+        return fetched.data  # type: ignore[no-any-return]  # of whichever request it was
+
+    def rows(self, file_id: int) -> list[tuple[int, int, str]]:
+        """As pyarrow reads them."""
+        found = pq.read_table(io.BytesIO(self.bytes(file_id)))
+        columns = ("commit_lsn", "ordinal", "after")
+        return list(zip(*(found.column(name).to_pylist() for name in columns), strict=True))
+
+    def is_there(self, file_id: int) -> bool:
+        return self.store.ask(Get(file_name(file_id))) is not None
+
+    def hold_puts(self) -> threading.Event:
+        """Until the event is set."""
+        release = threading.Event()
+        self.store.before_put = release.wait
+        return release
+
+    async def waits(self) -> None:
+        """Until the service names something that it waits for."""
+        while not self.scope.waits:  # noqa: ASYNC110  # a list has no event
+            await asyncio.sleep(0)
+
+    def figure(self, key: str) -> object:
+        return self.scope.health.stats.values().get(key)
+
+
+@pytest.fixture
+def archiver(tmp_path: Path) -> Archiver:
+    return Archiver(tmp_path, HEADRACE_ARCHIVE_FILE_ROWS_MAX="3")
+
+
+async def test_nothing_is_confirmed_before_its_file_is_stored(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    assert (await archiver.take(*transaction(100, b"1", b"2"))).lsn == 50
+    stored = await sink.store(Demand.MORE)
+    assert (stored.lsn, stored.waiting) == (50, True)
+    assert stored.again_s > WRITING_TICK_S, "the file is neither full nor old"
+    assert (await sink.store(Demand.ALL)) == Stored(110, False, TICK_S)
+    assert archiver.rows(1) == [(100, 0, '{"id":1}'), (100, 1, '{"id":2}')]
+    assert archiver.figure("archive_confirmed_lsn") == 110
+
+
+async def test_a_file_that_is_full_is_closed_at_the_end_of_its_transaction(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1", b"2"), *transaction(200, b"3", b"4"))
+    await archiver.take(*transaction(300, b"5"))
+    await sink.store(Demand.ALL)
+    assert [len(archiver.rows(number)) for number in (1, 2)] == [4, 1]
+    assert not archiver.is_there(3)
+
+
+async def test_a_transaction_of_twice_a_file_is_cut_and_nothing_of_it_is_confirmed(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    whole = transaction(100, *(str(number).encode() for number in range(8)))
+    await archiver.take(*whole[:-1])
+    stored = await sink.store(Demand.ALL)
+    assert (stored.lsn, stored.waiting) == (50, True)
+    assert archiver.rows(1) == [(100, number, f'{{"id":{number}}}') for number in range(6)]
+    info = info_of(footer_of(archiver.bytes(1)))
+    assert (info.whole, info.rows, info.end_lsn) == (False, 6, 50)
+    await archiver.take(whole[-1])
+    assert (await sink.store(Demand.ALL)).lsn == 110
+    assert archiver.rows(2) == [(100, number, f'{{"id":{number}}}') for number in (6, 7)]
+
+
+async def test_a_file_that_waits_inside_a_transaction_is_not_closed(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1")[:-1])
+    assert (await sink.store(Demand.ALL)).waiting
+    assert not archiver.is_there(1)
+
+
+async def test_a_file_is_closed_at_its_age_counted_from_its_first_row(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(archive_sink, "time", clock)
+    sink = await archiver.open()
+    await sink.store(Demand.MORE)
+    clock.now += 100
+    assert (await sink.store(Demand.MORE)).again_s == TICK_S
+    stored = await archiver.take(*transaction(100, b"1"))
+    assert stored.again_s == TICK_S, "the file is 2 s from its age"
+    clock.now += 1.9
+    stored = await sink.store(Demand.MORE)
+    assert stored.again_s == pytest.approx(0.1)
+    assert not archiver.is_there(1)
+    clock.now += 5
+    assert (await archiver.take()).again_s == 0.001, "now, and not before it"
+    stored = await sink.store(Demand.LITTLE)
+    assert stored == Stored(50, True, WRITING_TICK_S), "it is being written, and asked for soon"
+    await archiver.take(*transaction(200, b"2"))
+    assert (await sink.store(Demand.ALL)).lsn == 210
+    assert [len(archiver.rows(number)) for number in (1, 2)] == [1, 1]
+
+
+async def test_the_age_of_a_file_counts_from_its_epoch(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that come with the first frame are not old."""
+    clock = Clock()
+    monkeypatch.setattr(archive_sink, "time", clock)
+    sink = await archiver.open()
+    for _ in range(2):
+        await archiver.take(*transaction(100, b"1"))
+        assert (await sink.store(Demand.MORE)).again_s == TICK_S, "nothing is written"
+        clock.now += 1.9
+        await sink.on_epoch(opening())
+
+
+async def test_a_file_that_was_closed_at_its_age_starts_the_next_one_s(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(archive_sink, "time", clock)
+    sink = await archiver.open()
+    await sink.store(Demand.MORE)
+    await archiver.take(*transaction(100, b"1"))
+    clock.now += 2
+    await sink.store(Demand.MORE)
+    await archiver.take(*transaction(200, b"2"))
+    clock.now += 1.99
+    await sink.store(Demand.MORE)
+    await sink.close()
+    assert archiver.is_there(1)
+    assert not archiver.is_there(2)
+
+
+async def test_a_file_that_was_written_is_confirmed_without_a_demand(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1", b"2", b"3"))
+    await sink.close()
+    assert (await sink.store(Demand.LITTLE)) == Stored(110, False, TICK_S)
+
+
+async def test_reading_goes_on_while_a_file_is_written_and_the_next_waits_for_it(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    release = archiver.hold_puts()
+    await archiver.take(*transaction(100, b"1", b"2", b"3"))
+    assert (await sink.store(Demand.LITTLE)) == Stored(50, True, WRITING_TICK_S)
+    await archiver.take(*transaction(200, b"4"))
+    stored = await sink.store(Demand.LITTLE)
+    assert (stored.lsn, stored.waiting) == (50, True)
+    second = asyncio.create_task(sink.store(Demand.ALL))
+    await archiver.waits()
+    assert not second.done()
+    assert archiver.scope.waits == ["the archive's store to take a file"]
+    release.set()
+    assert (await second).lsn == 210
+    assert archiver.scope.waits == []
+
+
+async def test_an_encoded_file_beyond_the_limit_waits_for_the_one_that_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first file is written while row groups of the second are encoded."""
+    archiver = Archiver(tmp_path, HEADRACE_ARCHIVE_FILE_ROWS_MAX="4")
+    monkeypatch.setattr(builder, "GROUP_ROWS", 2)
+    sink = await archiver.open()
+    release = archiver.hold_puts()
+    await archiver.take(*transaction(100, *(str(number).encode() for number in range(4))))
+    # Two row groups fit as well.
+    await archiver.take(*transaction(200, b"1", b"2", b"3")[:-1])
+    assert sink._writing is not None
+    monkeypatch.setattr(archive_sink, "HELD_BYTES_MAX", 0)
+    waiting = asyncio.create_task(archiver.take(row(b"4")))
+    await archiver.waits()
+    assert not waiting.done()
+    release.set()
+    assert (await waiting).lsn == 110
+    await archiver.take(commit(200))
+    assert (await sink.store(Demand.ALL)).lsn == 210
+    assert archiver.rows(2) == [(200, seq, f'{{"id":{seq + 1}}}') for seq in range(4)]
+
+
+async def test_a_new_epoch_drops_the_open_file_and_its_changes_come_again(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"))
+    await archiver.take(*transaction(200, b"2")[:-1])
+    await sink.on_epoch(opening(50))
+    await archiver.take(*transaction(100, b"1"), *transaction(200, b"2"))
+    assert (await sink.store(Demand.ALL)).lsn == 210
+    assert archiver.rows(1) == [(100, 0, '{"id":1}'), (200, 0, '{"id":2}')]
+
+
+async def test_a_new_epoch_keeps_what_is_being_written(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1", b"2", b"3"))
+    await sink.on_epoch(opening(50))
+    assert archiver.is_there(1)
+    await archiver.take(*transaction(100, b"1", b"2", b"3"), *transaction(200, b"4"))
+    await sink.store(Demand.ALL)
+    assert archiver.rows(2) == [(200, 0, '{"id":4}')]
+
+
+async def test_a_restart_continues_behind_the_last_file(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    every = transaction(100, b"1"), transaction(200, b"2")
+    await archiver.take(*every[0])
+    await sink.store(Demand.ALL)
+    first = info_of(footer_of(archiver.bytes(1)))
+    again = await archiver.open(opening(50))
+    await archiver.take(*every[0], *every[1])
+    assert (await again.store(Demand.ALL)).lsn == 210
+    second = info_of(footer_of(archiver.bytes(2)))
+    assert archiver.rows(2) == [(200, 0, '{"id":2}')]
+    assert (first.from_lsn, first.end_lsn, second.from_lsn, second.end_lsn) == (50, 110, 110, 210)
+    assert (second.previous, second.after) == (first.checksum, Position(100, 0))
+    assert (first.epoch, second.epoch, second.archive) == (1, 2, first.archive)
+    assert (first.previous, first.after) == ("", Position(0, 0))
+
+
+async def test_another_server_is_refused(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"))
+    await sink.store(Demand.ALL)
+    with pytest.raises(ArchiveDivergedError, match="system identifier is 2"):
+        await sink.on_epoch(opening(110, system_id="2"))
+
+
+async def test_a_slot_that_moved_leaves_a_gap_in_the_archive_before_anything_else(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"))
+    await sink.store(Demand.ALL)
+    assert archiver.figure("archive_gaps") is None
+    await sink.on_epoch(opening(300))
+    info = info_of(footer_of(archiver.bytes(2)))
+    assert (info.gap, info.end_lsn) == (Gap(110, 300, "slot_moved"), 300)
+    assert archiver.figure("archive_gaps") == 1
+    await archiver.take(*transaction(400, b"2"))
+    assert (await sink.store(Demand.ALL)).lsn == 410
+    assert archiver.rows(3) == [(400, 0, '{"id":2}')]
+
+
+async def test_a_put_without_an_answer_is_tried_again(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = 2
+    pauses: list[float] = []
+
+    def unreachable() -> None:
+        nonlocal fails
+        if fails:
+            fails -= 1
+            raise ArchiveUnreachableError("no answer")
+
+    async def pause(seconds: float) -> None:
+        assert "no answer" in archiver.scope.health.reasons["store"]
+        pauses.append(seconds)
+
+    sink = await archiver.open()
+    archiver.store.before_put = unreachable
+    monkeypatch.setattr(Scope, "pause", lambda _, seconds: pause(seconds))
+    await archiver.take(*transaction(100, b"1"))
+    assert (await sink.store(Demand.ALL)).lsn == 110
+    assert pauses == pytest.approx([0.2, 0.4])
+    assert "store" not in archiver.scope.health.reasons
+
+
+async def test_a_store_that_stays_away_ends_the_run_with_nothing_confirmed(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = 0
+
+    def unreachable() -> None:
+        nonlocal tried
+        tried += 1
+        raise ArchiveUnreachableError("no answer")
+
+    sink = await archiver.open()
+    archiver.store.before_put = unreachable
+    monkeypatch.setattr(Scope, "pause", lambda *_: asyncio.sleep(0))
+    await archiver.take(*transaction(100, b"1"))
+    with pytest.raises(ArchiveUnreachableError):
+        await sink.store(Demand.ALL)
+    assert tried == file_writer.PUT_ATTEMPTS
+    assert not archiver.writer.progressed
+    assert archiver.writer.end.known_lsn == 50
+    assert sink._writing is None, "its error is not raised a second time"
+
+
+async def test_a_file_of_another_archiver_ends_the_run(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    archiver.store.put_new(file_name(1), b"another's")
+    await archiver.take(*transaction(100, b"1"))
+    with pytest.raises(FileTakenError):
+        await sink.store(Demand.ALL)
+    assert archiver.bytes(1) == b"another's"
+    assert archiver.writer.end.known_lsn == 50
+
+
+async def test_a_row_that_cannot_be_read_is_parked_at_its_position(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    spoiled = row(b"1")[1][:-3]
+    await archiver.take(begin(100), table(), row(b"1"), (77, spoiled), row(b"2"), commit(100))
+    await sink.store(Demand.ALL)
+    assert archiver.parked.put_at == [(77, Position(100, 1), spoiled)]
+    assert archiver.rows(1) == [(100, 0, '{"id":1}'), (100, 2, '{"id":2}')]
+
+
+async def test_a_row_that_cannot_be_read_stops_the_archive_unless_it_may_be_parked(
+    archiver: Archiver,
+) -> None:
+    archiver.parked = Parked(takes=False)
+    await archiver.open()
+    with pytest.raises(DecodeError):
+        await archiver.take(begin(100), table(), (77, row(b"1")[1][:-3]))
+    assert archiver.parked.put_at == []
+
+
+async def test_a_stop_leaves_the_rest_of_a_frame_but_takes_rows_that_need_no_wait(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1", b"2")[:3])
+    archiver.scope.stopping.set()
+    await archiver.take(row(b"2"), commit(100), *transaction(200, b"3"))
+    assert sink._builder.rows == 2
+    assert (await sink.store(Demand.ALL)).lsn == 50, "its transaction has not ended"
+
+
+async def test_log_without_changes_is_marked_and_confirmed_at_intervals(
+    archiver: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(archive_sink, "time", clock)
+    interval_s = archiver.settings.state.progress_interval_s
+    sink = await archiver.open()
+    await archiver.take(keepalive(70))
+    assert (await sink.store(Demand.MORE)) == Stored(70, False, TICK_S)
+    mark = {"archive": archiver.writer.end.archive, "file": 0, "lsn": 70}
+    assert archiver.cell.writes == [{**mark, "url": archiver.store.url}]
+    await archiver.take(keepalive(80))
+    clock.now += interval_s - 0.001
+    assert (await sink.store(Demand.MORE)).lsn == 70
+    clock.now += 0.001
+    assert (await sink.store(Demand.MORE)).lsn == 80
+    assert (await sink.store(Demand.MORE)).lsn == 80
+    assert [write["lsn"] for write in archiver.cell.writes] == [70, 80]
+    await archiver.take(keepalive(90))
+    archiver.scope.stopping.set()
+    assert (await sink.store(Demand.ALL)).lsn == 90, "a stop does not wait for the interval"
+
+
+async def test_log_is_not_marked_while_rows_wait_for_their_file(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"), keepalive(200))
+    assert (await sink.store(Demand.MORE)).lsn == 50
+    assert archiver.cell.writes == []
+    await sink.store(Demand.ALL)
+    assert [write["file"] for write in archiver.cell.writes] == [1]
+    assert archiver.figure("archive_waiting_rows") == 0
+
+
+async def test_the_mark_is_written_with_the_first_file_and_not_with_each(
+    archiver: Archiver,
+) -> None:
+    sink = await archiver.open()
+    for at in (100, 200):
+        await archiver.take(*transaction(at, b"1"))
+        await sink.store(Demand.ALL)
+    assert [(write["file"], write["lsn"]) for write in archiver.cell.writes] == [(1, 110)]
+
+
+async def test_a_mark_that_was_lost_is_written_again_at_the_next_start(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"))
+    await sink.store(Demand.ALL)
+    archiver.cell.value = None
+    archiver.cell.writes.clear()
+    await archiver.open(opening(110))
+    assert [(write["file"], write["lsn"]) for write in archiver.cell.writes] == [(1, 110)]
+    await archiver.open(opening(110))
+    assert len(archiver.cell.writes) == 1
+
+
+async def test_an_idle_archive_continues_from_its_mark_and_has_no_gap(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1"))
+    await sink.store(Demand.ALL)
+    await archiver.take(keepalive(500))
+    archiver.scope.stopping.set()
+    await sink.store(Demand.ALL)
+    archiver.scope.stopping.clear()
+    again = await archiver.open(opening(500))
+    assert (await archiver.take()).lsn == 500
+    await archiver.take(*transaction(600, b"2"))
+    await again.store(Demand.ALL)
+    info = info_of(footer_of(archiver.bytes(2)))
+    assert (info.gap, info.from_lsn) == (None, 500)
+
+
+async def test_figures_count_files_rows_and_bytes(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    await archiver.take(*transaction(100, b"1", b"2"))
+    await sink.store(Demand.MORE)
+    assert archiver.figure("archive_waiting_rows") == 2
+    await sink.store(Demand.ALL)
+    assert archiver.figure("archive_waiting_rows") == 0
+    assert archiver.figure("archive_files") == 1
+    assert archiver.figure("archive_rows") == 2
+    assert archiver.figure("archive_bytes") == len(archiver.bytes(1))
+    assert archiver.figure("archive_file_id") == 1
+    assert archiver.writer.progressed
+
+
+async def test_closing_waits_for_the_thread_that_writes(archiver: Archiver) -> None:
+    sink = await archiver.open()
+    release = archiver.hold_puts()
+    await archiver.take(*transaction(100, b"1", b"2", b"3"))
+    closing = asyncio.create_task(sink.close())
+    await turns()
+    assert not closing.done()
+    release.set()
+    await closing
+    assert archiver.is_there(1)
