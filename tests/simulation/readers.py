@@ -163,6 +163,7 @@ class ReaderServer(Server):
             return _NAME_TAKEN
         first = config.get("opt_start_seq") or 1
         reader = Reader(stream, config["name"], config, max(first, stream.first_seq))
+        reader.acknowledged = reader.next_seq - 1
         stream.consumers[reader.name] = reader
         return _reader_info(reader)
 
@@ -171,7 +172,7 @@ class ReaderServer(Server):
         if reader is None:
             return _NO_CONSUMER
         for request in reader.requests:
-            self._end(request, "409 Consumer Deleted")
+            self.route(request.reply, "", {"Status": "409 Consumer Deleted"}, b"")
         return {"success": True}
 
     def _requested(self, reader: Reader, reply: str, body: dict[str, Any]) -> None:

@@ -11,13 +11,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import logging
-import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,25 +22,19 @@ from typing import Any
 import msgpack
 
 from headrace.contract.naming import table_token
-from headrace.jetstream import provisioning
 from headrace.lsn import format_lsn
 from headrace.mirror import Mirror
 from headrace.mirror.sqlite import SqliteTarget
 from headrace.mirror.target import InsertRows, Step
-from headrace.settings import StreamSettings
-from tests.simulation.client import SimClient
-from tests.simulation.clockwork import Process, VirtualLoop, virtual_clocks
-from tests.simulation.readers import ReaderServer
+from tests.simulation.clockwork import Process
 from tests.simulation.stream import Stored, Stream
+from tests.support.virtual_nats import PATIENCE_S, STREAMS, VirtualNats
 
 Row = dict[str, Any]
 Body = dict[str, Any]
 SOURCE = "s"
-STREAMS = StreamSettings()
 # From one commit's LSN to the next one's.
 STEP = 16
-# A mirror that needs longer than this stands still.
-PATIENCE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -226,7 +217,7 @@ class WatchedTarget(SqliteTarget):
             self._connection.close()
 
 
-class MirrorWorld:
+class MirrorWorld(VirtualNats):
     def __init__(
         self,
         folder: Path,
@@ -235,10 +226,8 @@ class MirrorWorld:
         *,
         fresh: bool = False,
     ) -> None:
+        super().__init__(seed)
         self.path = folder / "mirror.db"
-        self.chance = random.Random(seed)
-        self.loop = VirtualLoop()
-        self.server = ReaderServer(self.loop, self.chance)
         self.server.on_stored = self._on_stored
         self.source = Source()
         self.mirrored = tables
@@ -270,8 +259,6 @@ class MirrorWorld:
         self._sent_at = 0.0
         self._progress = (0, 0)
         self._reader: sqlite3.Connection | None = None
-        for config in provisioning.declared(STREAMS):
-            self.server._create(config.as_dict())  # as `headrace init`
 
     # The source.
 
@@ -412,8 +399,7 @@ class MirrorWorld:
 
     async def _life(self, process: Process) -> None:
         self.stopping = asyncio.Event()
-        client = SimClient(self.server, process, copy_context())
-        client.open()
+        client = self.client(process)
         target = WatchedTarget(self)
         process.on_death.append(target.die)
         self.mirror = Mirror(client, target, self.mirrored, fresh=self.fresh)
@@ -487,19 +473,8 @@ class MirrorWorld:
     # Time.
 
     def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-        """Let time pass until this holds."""
-        deadline = self.loop.now + patience_s
-        self._run(lambda: holds() or self.loop.now > deadline)
-        assert holds(), (
-            f"not within {patience_s:g} s: {self.ended} {self.mirror and self.mirror.trouble}"
-        )
+        super().until(holds, patience_s)
         self.check()
-
-    def past(self, seconds: float) -> None:
-        """Let this much time pass."""
-        deadline = self.loop.now + seconds
-        self._run(lambda: self.loop.next_at > deadline)
-        self.loop.now = deadline
 
     def settle(self) -> None:
         """Until the mirror is equal to its source; asked now and then, since it takes a reading."""
@@ -512,26 +487,17 @@ class MirrorWorld:
             return self.path.exists() and self.commits > 0 and self.is_equal
 
         deadline = self.loop.now + PATIENCE_S
-        self._run(lambda: holds() or self.loop.now > deadline)
+        self.run(lambda: holds() or self.loop.now > deadline)
         assert self.is_equal, f"{self.shown()} is not {self.source.tables}"
         self.check()
 
     def check(self) -> None:
         assert not self.violations, self.violations[0]
 
-    def _run(self, until: Callable[[], bool]) -> None:
-        before = logging.root.manager.disable
-        logging.disable(logging.CRITICAL)
-        try:
-            with virtual_clocks(self.loop, self.chance):
-                self.loop.run(until)
-        finally:
-            logging.disable(before)
-
     def close(self) -> None:
         if self.process is not None:
             self.loop.kill(self.process)
-        self.loop.bury()
+        super().close()
         if self._reader is not None:
             self._reader.close()
 

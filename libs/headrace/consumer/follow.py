@@ -227,8 +227,9 @@ class Consumer:
         unread = self._unread
         if not unread:
             unread += await self._pull.read(wait_s)
-        # An interrupted check is repeated by the next call.
-        if unread and unread[0][0] <= self._begun:
+        # An interrupted check is repeated by the next call. Messages may arrive one by one, so each
+        # reading begins with those of the last run until one is new.
+        while unread and unread[0][0] <= self._begun:
             await self._pass_over_seen()
             unread += [] if unread else await self._pull.read(wait_s)
         readable = len(unread)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.mirror.table import Phase
-from tests.simulation.client import SimClient
-from tests.simulation.clockwork import Process
 from tests.support.mirror_world import MirrorWorld, mirrored
 
 
@@ -36,16 +33,14 @@ class Verifier:
     def __init__(self, world: MirrorWorld) -> None:
         self.world = world
         self.answers: list[dict[str, Any]] = []
-        self.client = SimClient(world.server, Process("verifier"), copy_context())
-        self.client.open()
+        self.client = world.client()
 
     def hold(self, lsn: int | None, for_s: float = 30.0) -> None:
         self.send(json.dumps({"lsn": lsn, "for_s": for_s}).encode())
 
     def send(self, body: bytes) -> None:
         subject = f"headrace.mirror.{self.world.mirror.book.identity}.hold"
-        process = Process("question")
-        self.world.loop.begin(process, self._ask(subject, body))
+        self.world.begin(self._ask(subject, body))
 
     async def _ask(self, subject: str, body: bytes) -> None:
         answer = await self.client.request(subject, body, timeout=200)
@@ -53,10 +48,7 @@ class Verifier:
 
 
 def look(world: MirrorWorld) -> None:
-    process = Process("look")
-    task = world.loop.begin(process, world.mirror.look())
-    world.until(task.done)
-    task.result()
+    world.do(world.mirror.look())
 
 
 # Holds.
@@ -184,7 +176,7 @@ def test_progress_counts_the_rows_at_the_source_and_then_those_loaded(tmp_path: 
         world.create("a", 30)
         world.copy_s = 5.0
         world.start()
-        world.until(lambda: bool(world.mirror and world.mirror.progress))
+        world.until(lambda: world.snapshots == ["a"])
         world.report("a", rows=12, rows_estimated=25)
         progress = world.mirror.progress["a"]
         world.until(lambda: progress.rows == 12)

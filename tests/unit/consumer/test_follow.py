@@ -1,0 +1,624 @@
+"""A consumer of the change stream: order, watermarks, acknowledgements and losses, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from headrace.consumer import (
+    Consumer,
+    Event,
+    MemoryWatermarks,
+    ReaderTakenOverError,
+    RetentionGapError,
+    Start,
+    StreamMissingError,
+    Subscription,
+    Watermark,
+    follow,
+)
+from headrace.errors import DecodeError
+from headrace.jetstream.object_store import LargeStore
+from headrace.lsn import Position
+from tests.support.virtual_nats import VirtualNats
+
+ALL = Subscription()
+ONLY_A = Subscription(filters=("cdc.a.>",))
+
+
+@pytest.fixture
+def nats() -> Iterator[VirtualNats]:
+    made = VirtualNats()
+    yield made
+    made.close()
+
+
+def body(lsn: int, seq: int = 0, table: str = "a", **more: Any) -> dict[str, Any]:
+    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": True}
+    names = {"table": table, "schema": "public", "source": "s", "operation": "INSERT"}
+    return {**names, "data": {"id": lsn}, "tx": tx, **more}
+
+
+def put(nats: VirtualNats, *lsns: int, table: str = "a", **more: Any) -> None:
+    """A message for each LSN."""
+    for lsn in lsns:
+        nats.server.put(f"cdc.{table}.insert", json.dumps(body(lsn, table=table, **more)).encode())
+
+
+def put_array(nats: VirtualNats, *bodies: dict[str, Any], complete: int = 0) -> None:
+    headers = {"Headrace-Complete": str(complete)} if complete else None
+    subject = f"cdc.{bodies[0]['table']}.batch"
+    nats.server.put(subject, json.dumps(list(bodies)).encode(), headers)
+
+
+def reading(
+    nats: VirtualNats,
+    use: Callable[[Consumer], Awaitable[Any]],
+    subscription: Subscription = ALL,
+    marks: Mapping[str, Watermark] | MemoryWatermarks | None = None,
+) -> Any:
+    """Follow, and use the consumer."""
+
+    async def work() -> Any:
+        store = marks if isinstance(marks, MemoryWatermarks) else MemoryWatermarks()
+        for lane, mark in ({} if isinstance(marks, MemoryWatermarks) else marks or {}).items():
+            await store.save(lane, mark)
+        async with follow(nats.client(), subscription, store) as consumer:
+            return await use(consumer)
+
+    return nats.do(work())
+
+
+async def rest(consumer: Consumer) -> list[int]:
+    """The LSNs of all events that come, each marked as done."""
+    await asyncio.sleep(1.0)
+    found = []
+    while (event := await consumer.next(7.0)) is not None:
+        found.append(event.position.lsn)
+        await consumer.done(event)
+    return found
+
+
+# Order and watermarks.
+
+
+def test_events_come_in_stream_order_each_once(nats: VirtualNats) -> None:
+    put(nats, *range(1, 1001))
+    assert reading(nats, rest) == list(range(1, 1001))
+
+
+def test_events_that_are_stored_later_come_without_a_new_start(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> list[int]:
+        assert await consumer.next(0.5) is None
+        put(nats, 1, 2)
+        first = await rest(consumer)
+        put(nats, 3)
+        return first + await rest(consumer)
+
+    assert reading(nats, use) == [1, 2, 3]
+
+
+def test_an_event_that_is_peeked_at_stays(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        seen = await consumer.peek()
+        assert seen is not None
+        assert await consumer.peek() is seen
+        assert await consumer.next() is seen
+        await consumer.done(seen)
+        following = await consumer.next()
+        assert following is not None
+        assert following.position.lsn == 2
+
+    put(nats, 1, 2)
+    reading(nats, use)
+
+
+def test_iterating_gives_every_event(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> list[int]:
+        found = []
+        async for event in consumer:
+            found.append(event.position.lsn)
+            await consumer.done(event)
+            if len(found) == 3:
+                return found
+        raise AssertionError
+
+    put(nats, 1, 2, 3)
+    assert reading(nats, use) == [1, 2, 3]
+
+
+def test_only_the_event_given_out_last_can_be_done(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        first = await consumer.next()
+        second = await consumer.next()
+        assert first is not None
+        assert second is not None
+        with pytest.raises(AssertionError, match="given out last"):
+            await consumer.done(first)
+        await consumer.done(second, with_those_before=[first])
+
+    put(nats, 1, 2)
+    reading(nats, use)
+
+
+def test_applied_events_are_never_given_out_again(nats: VirtualNats) -> None:
+    put(nats, 10, 20, 30)
+    marks = {"s": Watermark(Position(20, 0), 2)}
+    assert reading(nats, rest, marks=marks) == [30]
+
+
+def test_a_store_remembers_each_event_that_is_done(nats: VirtualNats) -> None:
+    store = MemoryWatermarks()
+    put(nats, 10, 20, 30)
+
+    async def two(consumer: Consumer) -> None:
+        for _ in range(2):
+            event = await consumer.next()
+            assert event is not None
+            await consumer.done(event)
+
+    reading(nats, two, marks=store)
+    assert nats.do(store.load()) == {"s": Watermark(Position(20, 0), 2)}
+    assert reading(nats, rest, marks=store) == [30]
+
+
+def test_positions_of_one_source_skip_no_event_of_another(nats: VirtualNats) -> None:
+    put(nats, 10)
+    put(nats, 5, source="other")
+    assert reading(nats, rest) == [10, 5]
+
+
+def test_a_schema_event_is_given_out_again_and_moves_no_watermark(nats: VirtualNats) -> None:
+    store = MemoryWatermarks()
+    put(nats, 10)
+    put(nats, 11, operation="SCHEMA")
+    assert reading(nats, rest, marks=store) == [10, 11]
+    assert nats.do(store.load()) == {"s": Watermark(Position(10, 0), 1)}
+
+
+def test_an_older_event_before_a_later_start_is_skipped_by_its_position(nats: VirtualNats) -> None:
+    """A replay in another message: only positions tell."""
+    put(nats, 10, 20)
+    put(nats, 10, 20, 30)
+    assert reading(nats, rest) == [10, 20, 30]
+
+
+def test_several_events_are_taken_together(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> tuple[list[int], int, list[Event]]:
+        await asyncio.sleep(1.0)
+        taken = await consumer.take()
+        return [event.position.lsn for event in taken], consumer.seen_seq, await consumer.take(0.1)
+
+    put(nats, 10, 20, 30)
+    marks = {"s": Watermark(Position(10, 0), 1)}
+    assert reading(nats, use, marks=marks) == ([20, 30], 3, [])
+
+
+# Arrays.
+
+
+def test_an_arrays_events_have_a_lane_of_their_table_and_close_with_the_last(
+    nats: VirtualNats,
+) -> None:
+    async def use(consumer: Consumer) -> list[tuple[str, bool, int, int]]:
+        found = []
+        while (event := await consumer.next(1.0)) is not None:
+            await consumer.done(event)
+            found.append((event.lane, event.closes, event.complete, consumer.seen_seq))
+        return found
+
+    put_array(nats, body(10), body(20), complete=25)
+    assert reading(nats, use) == [("s/public.a", False, 0, 0), ("s/public.a", True, 25, 1)]
+
+
+def test_a_half_applied_array_continues_in_the_middle(nats: VirtualNats) -> None:
+    store = MemoryWatermarks()
+
+    async def one(consumer: Consumer) -> None:
+        event = await consumer.next()
+        assert event is not None
+        await consumer.done(event)
+
+    put_array(nats, body(10), body(20), body(30))
+    reading(nats, one, marks=store)
+    assert nats.do(store.load()) == {"s/public.a": Watermark(Position(10, 0), 0)}
+    assert reading(nats, rest, marks=store) == [20, 30]
+
+
+def test_arrays_of_two_tables_are_applied_each_by_its_own_position(nats: VirtualNats) -> None:
+    put_array(nats, body(30, table="b"))
+    put_array(nats, body(10), body(20))
+    marks = {"s/public.b": Watermark(Position(30, 0), 1)}
+    assert reading(nats, rest, marks=marks) == [10, 20]
+
+
+# Where a consumer starts.
+
+
+def test_a_new_consumer_starts_with_all_messages_or_with_new_ones(nats: VirtualNats) -> None:
+    async def after_more(consumer: Consumer) -> list[int]:
+        put(nats, 30)
+        return await rest(consumer)
+
+    put(nats, 10, 20)
+    assert reading(nats, rest) == [10, 20]
+    assert reading(nats, after_more, Subscription(start=Start.NEW)) == [30]
+
+
+def test_a_consumer_starts_at_its_sequence(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> tuple[int, int, list[int]]:
+        return consumer.seen_seq, consumer.given_seq, await rest(consumer)
+
+    put(nats, 10, 20, 30)
+    assert reading(nats, use, Subscription(start_seq=2)) == (1, 1, [20, 30])
+
+
+def test_messages_that_no_filter_matches_are_seen_without_being_given_out(
+    nats: VirtualNats,
+) -> None:
+    async def use(consumer: Consumer) -> tuple[list[int], int, int]:
+        lsns = await rest(consumer)
+        return lsns, consumer.seen_seq, consumer.given_seq
+
+    put(nats, 1)
+    put(nats, 2, 3, table="b")
+    put(nats, 4)
+    put(nats, 5, 6, table="b")
+    assert reading(nats, use, ONLY_A) == ([1, 4], 6, 4)
+
+
+def test_an_event_in_work_is_not_counted_as_seen(nats: VirtualNats) -> None:
+    """A quiet stream moves what is seen, though never past an event that was given out."""
+
+    async def use(consumer: Consumer) -> tuple[int, int]:
+        event = await consumer.next()
+        assert event is not None
+        assert await consumer.next(12.0) is None
+        before = consumer.seen_seq
+        await consumer.done(event)
+        return before, consumer.seen_seq
+
+    put(nats, 1)
+    put(nats, 2, table="b")
+    assert reading(nats, use, ONLY_A) == (0, 1)
+
+
+def test_a_consumer_knows_whether_more_is_there(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> list[bool]:
+        await asyncio.sleep(1.0)
+        found = []
+        for _ in range(3):
+            event = await consumer.next()
+            assert event is not None
+            await consumer.done(event)
+            found.append(consumer.has_more)
+        return found
+
+    put(nats, 1, 2, 3)
+    assert reading(nats, use) == [True, True, False]
+
+
+# A name that the server remembers.
+
+NAMED = Subscription(durable="reader")
+
+
+def test_a_named_reader_without_a_store_continues_after_what_it_acknowledged(
+    nats: VirtualNats,
+) -> None:
+    async def two(consumer: Consumer) -> None:
+        for _ in range(2):
+            event = await consumer.next()
+            assert event is not None
+            await consumer.done(event)
+        await consumer.acknowledge()
+
+    put(nats, 1, 2, 3, 4)
+    reading(nats, two, NAMED)
+    nats.past(1.0)
+    assert nats.server.streams["CDC"].consumers["reader"].acknowledged == 2
+    assert reading(nats, rest, NAMED) == [3, 4]
+    assert reading(nats, rest, NAMED) == []
+    put(nats, 5)
+    assert reading(nats, rest, NAMED) == [5]
+
+
+def test_a_named_reader_that_acknowledged_nothing_starts_with_all(nats: VirtualNats) -> None:
+    async def nothing(consumer: Consumer) -> None:
+        assert await consumer.next() is not None
+
+    put(nats, 1, 2)
+    new = Subscription(durable="reader", start=Start.NEW)
+    reading(nats, nothing, NAMED)
+    assert reading(nats, rest, new) == [1, 2], "it is not new, so nothing may be left out"
+
+
+def test_a_store_takes_precedence_over_acknowledgements(nats: VirtualNats) -> None:
+    put(nats, 1, 2, 3)
+    assert reading(nats, rest, NAMED) == [1, 2, 3]
+    marks = {"s": Watermark(Position(1, 0), 1)}
+    assert reading(nats, rest, NAMED, marks) == [2, 3]
+
+
+def test_acknowledgements_are_sent_now_and_then_and_at_the_end(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        await asyncio.sleep(1.0)
+        for _ in range(249):
+            event = await consumer.next()
+            assert event is not None
+            await consumer.done(event)
+
+    put(nats, *range(1, 251))
+    reading(nats, use, NAMED)
+    nats.past(1.0)
+    acknowledged = [said for said in nats.server.asked if said.startswith("ACK")]
+    assert acknowledged == ["ACK 100", "ACK 200", "ACK 249"]
+
+
+def test_events_skipped_by_position_are_acknowledged_too(nats: VirtualNats) -> None:
+    put(nats, 1, 2)
+    put(nats, 1, 2)
+    assert reading(nats, rest, NAMED) == [1, 2]
+    nats.past(1.0)
+    assert nats.server.streams["CDC"].consumers["reader"].acknowledged == 4
+
+
+def test_a_name_that_another_reader_opens_is_lost(nats: VirtualNats) -> None:
+    async def work() -> None:
+        async with follow(nats.client(), NAMED, MemoryWatermarks()) as consumer:
+            while True:
+                await consumer.next()
+
+    first = nats.begin(work())
+    nats.past(2.0)
+    second = nats.begin(work())
+    nats.until(first.done)
+    with pytest.raises(ReaderTakenOverError):
+        first.result()
+    nats.past(30.0)
+    assert not second.done()
+
+
+def test_a_name_that_is_taken_while_it_is_opened_is_taken_over(nats: VirtualNats) -> None:
+    stream = nats.server.streams["CDC"]
+    created = nats.server._created
+    others = [2]
+
+    def taken(*given: Any) -> Any:
+        if others[0]:
+            others[0] -= 1
+            created(stream, {"name": "reader", "metadata": {"headrace_reader": "another"}})
+        return created(*given)
+
+    nats.server._created = taken  # type: ignore[method-assign]  # another reader is faster
+    put(nats, 1)
+    assert reading(nats, rest, NAMED) == [1]
+
+
+def test_an_unnamed_readers_consumer_is_deleted_at_the_end(nats: VirtualNats) -> None:
+    put(nats, 1)
+    reading(nats, rest)
+    nats.past(1.0)
+    assert nats.server.streams["CDC"].consumers == {}
+
+
+# Losses.
+
+
+def lost(nats: VirtualNats, subscription: Subscription = ALL, **more: Any) -> RetentionGapError:
+    with pytest.raises(RetentionGapError) as found:
+        reading(nats, rest, subscription, **more)
+    return found.value
+
+
+def test_a_missing_stream_is_named(nats: VirtualNats) -> None:
+    with pytest.raises(StreamMissingError, match="OTHER"):
+        reading(nats, rest, Subscription(stream="OTHER"))
+
+
+def test_messages_discarded_before_the_start_are_reported(nats: VirtualNats) -> None:
+    put(nats, 1, 2, 3, 4, 5)
+    nats.server.discard("CDC", 4)
+    marks = {"s": Watermark(Position(1, 0), 1)}
+    error = lost(nats, marks=marks)
+    assert (error.first_lost, error.last_lost, error.rewritten, error.damaged) == (
+        2,
+        3,
+        False,
+        False,
+    )
+    # Nothing is lost between the mark and the first message.
+    assert reading(nats, rest, marks={"s": Watermark(Position(3, 0), 3)}) == [4, 5]
+
+
+def test_a_discarded_start_is_reported(nats: VirtualNats) -> None:
+    put(nats, 1, 2, 3)
+    nats.server.discard("CDC", 3)
+    error = lost(nats, Subscription(start_seq=2))
+    assert (error.first_lost, error.last_lost) == (2, 2)
+    assert reading(nats, rest, Subscription(start_seq=3)) == [3]
+
+
+def test_a_new_consumer_starts_with_the_first_message_that_there_is(nats: VirtualNats) -> None:
+    put(nats, 1, 2, 3)
+    nats.server.discard("CDC", 3)
+    assert reading(nats, rest) == [3]
+
+
+def test_messages_discarded_while_following_are_reported(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        event = await consumer.next()
+        assert event is not None
+        await consumer.done(event)
+        nats.server.holds_back = True
+        put(nats, 2, 3, 4)
+        nats.server.discard("CDC", 4)
+        nats.server.give_out_again()
+        await consumer.next(10.0)
+
+    put(nats, 1)
+    with pytest.raises(RetentionGapError) as found:
+        reading(nats, use)
+    assert (found.value.first_lost, found.value.last_lost) == (2, 3)
+
+
+def test_messages_discarded_on_a_quiet_stream_are_reported(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> None:
+        await consumer.next()
+        nats.server.holds_back = True
+        put(nats, 2, 3)
+        nats.server.discard("CDC", 4)
+        for _ in range(10):
+            assert await consumer.next() is None
+
+    put(nats, 1)
+    with pytest.raises(RetentionGapError) as found:
+        reading(nats, use)
+    assert (found.value.first_lost, found.value.last_lost) == (2, 3)
+
+
+def test_a_hole_is_reported_after_the_messages_before_it(nats: VirtualNats) -> None:
+    put(nats, 1, 2, 3, 4, 5)
+    nats.server.streams["CDC"].delete(3)
+    found: list[int] = []
+
+    async def use(consumer: Consumer) -> None:
+        while (event := await consumer.next()) is not None:
+            found.append(event.position.lsn)
+            await consumer.done(event)
+
+    with pytest.raises(RetentionGapError) as error:
+        reading(nats, use)
+    assert found == [1, 2]
+    assert (error.value.first_lost, error.value.last_lost, error.value.damaged) == (3, 3, True)
+
+
+def test_a_hole_is_reported_to_a_filtered_reader_if_the_server_lists_it(nats: VirtualNats) -> None:
+    put(nats, 1)
+    put(nats, 2, table="b")
+    put(nats, 3, 4)
+    assert reading(nats, rest, ONLY_A) == [1, 3, 4]
+    nats.server.streams["CDC"].delete(3)
+    error = lost(nats, ONLY_A)
+    assert (error.first_lost, error.last_lost, error.damaged) == (3, 3, True)
+
+
+def test_a_hole_at_the_end_of_a_quiet_stream_is_reported(nats: VirtualNats) -> None:
+    put(nats, 1)
+    put(nats, 2, 3, table="b")
+    nats.server.streams["CDC"].delete(2)
+    error = lost(nats, ONLY_A)
+    assert (error.first_lost, error.last_lost, error.damaged) == (2, 2, True)
+
+
+def test_a_stream_that_keeps_some_messages_per_subject_has_no_holes(nats: VirtualNats) -> None:
+    nats.server.streams["CDC"].per_subject = 1
+    put(nats, 1)
+    put(nats, 2, table="b")
+    put(nats, 3, 4)
+    assert reading(nats, rest) == [2, 4]
+
+
+def test_another_stream_of_the_same_name_is_noticed_by_its_length(nats: VirtualNats) -> None:
+    put(nats, 1)
+    error = lost(nats, marks={"s": Watermark(Position(9, 0), 5)})
+    assert (error.first_lost, error.last_lost, error.rewritten) == (2, 5, True)
+
+
+def test_another_stream_of_the_same_name_is_noticed_by_its_message(nats: VirtualNats) -> None:
+    put(nats, 10, 20, 30)
+    error = lost(nats, marks={"s": Watermark(Position(15, 0), 2)})
+    assert (error.first_lost, error.last_lost, error.rewritten) == (2, 2, True)
+
+
+def test_a_mark_that_names_its_message_is_no_other_stream(nats: VirtualNats) -> None:
+    put(nats, 10, 20, 30)
+    marks = {"s": Watermark(Position(20, 0), 2), "": Watermark(stream_seq=2)}
+    assert reading(nats, rest, marks=marks) == [30]
+
+
+def test_messages_up_to_the_furthest_mark_are_passed_over(nats: VirtualNats) -> None:
+    async def one_by_one(consumer: Consumer) -> list[int]:
+        events = [await consumer.next() for _ in range(60)]
+        return [event.position.lsn for event in events if event is not None]
+
+    put(nats, 10)
+    put(nats, *range(20, 60), source="other")
+    put(nats, 60, source="other")
+    marks = {"s": Watermark(Position(10, 0), 1), "": Watermark(stream_seq=41)}
+    assert reading(nats, rest, marks=marks) == [60]
+    moments = itertools.count()
+    nats.server.latency = lambda: 0.001 * next(moments)  # type: ignore[method-assign]
+    assert reading(nats, one_by_one, marks=marks) == [60]
+
+
+# Messages.
+
+
+def test_an_unreadable_message_is_an_error_each_time_and_never_skipped(nats: VirtualNats) -> None:
+    async def use(consumer: Consumer) -> list[int]:
+        first = await consumer.next()
+        assert first is not None
+        await consumer.done(first)
+        for _ in range(2):
+            with pytest.raises(DecodeError):
+                await consumer.next()
+        return [first.position.lsn, consumer.given_seq]
+
+    put(nats, 1)
+    nats.server.put("cdc.a.insert", b"\xc1")
+    put(nats, 3)
+    assert reading(nats, use) == [1, 1]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_large_event_is_loaded_before_it_is_given_out(
+    nats: VirtualNats, monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    async def get(store: LargeStore, name: str) -> bytes:
+        return json.dumps(body(20, data={"id": name})).encode()
+
+    async def use(consumer: Consumer) -> list[Event]:
+        if together:
+            await asyncio.sleep(1.0)
+            return await consumer.take()
+        found = []
+        while (event := await consumer.next()) is not None:
+            found.append(event)
+            await consumer.done(event)
+        return found
+
+    monkeypatch.setattr(LargeStore, "get", get)
+    put(nats, 10)
+    put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
+    small, large = reading(nats, use)
+    assert small.data == {"id": 10}
+    assert large.data == {"id": "x"}
+
+
+def test_a_large_event_that_is_unavailable_stays_the_next_one(
+    nats: VirtualNats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    async def get(store: LargeStore, name: str) -> bytes:
+        tries.append(name)
+        if len(tries) == 1:
+            raise OSError("away")
+        return json.dumps(body(20)).encode()
+
+    async def use(consumer: Consumer) -> int:
+        with pytest.raises(OSError, match="away"):
+            await consumer.next()
+        event = await consumer.next()
+        assert event is not None
+        return event.position.lsn
+
+    monkeypatch.setattr(LargeStore, "get", get)
+    put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
+    assert reading(nats, use) == 20
