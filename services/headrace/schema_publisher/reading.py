@@ -12,7 +12,7 @@ from collections import defaultdict
 import asyncpg
 
 from headrace.contract.selection import Selection
-from headrace.postgres import catalog, connection
+from headrace.postgres import catalog, catalog_queries, connection
 from headrace.postgres.connection import PostgresError, PostgresUnreachableError
 from headrace.postgres.facts import PublishedColumn, PublishedTable
 from headrace.schema_publisher.schema import TableSchema
@@ -21,7 +21,7 @@ from headrace.settings import Settings
 _COLUMNS = f"""
 SELECT a.attrelid::int8 AS relation_id, a.attname AS name, format_type(a.atttypid,
     a.atttypmod) AS data_type,
-       {catalog.base_type("a.atttypid")} AS base_type, NOT a.attnotnull AS is_nullable,
+       {catalog_queries.base_type("a.atttypid")} AS base_type, NOT a.attnotnull AS is_nullable,
        pg_get_expr(d.adbin, d.adrelid) AS column_default
 FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = ANY($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attrelid,

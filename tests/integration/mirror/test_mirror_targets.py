@@ -36,7 +36,7 @@ from headrace.mirror import (
 from headrace.mirror.postgres import PostgresTarget
 from headrace.mirror.table import TableState
 from headrace.mirror.target import ReadableTarget, TakenOverError, TargetAwayError, target_of
-from headrace.postgres import catalog
+from headrace.postgres import catalog, catalog_queries
 from headrace.testing.database import Database, fresh_database
 from headrace.testing.names import Names
 from headrace.testing.value_cases import CASES
@@ -81,7 +81,7 @@ async def wire_rows(
         await connection.execute(f"INSERT INTO everything VALUES ({literals})")
     described = await connection.fetch(
         "SELECT attname, atttypid::int8 AS oid, format_type(atttypid, atttypmod) AS type, "
-        f"{catalog.base_type('atttypid')} AS base_type FROM pg_attribute "
+        f"{catalog_queries.base_type('atttypid')} AS base_type FROM pg_attribute "
         "WHERE attrelid = 'everything'::regclass AND attnum > 0 ORDER BY attnum"
     )
     types = await catalog.types(connection, {row["oid"] for row in described})

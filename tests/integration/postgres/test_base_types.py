@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.postgres import catalog
+from headrace.postgres import catalog, catalog_queries
 from headrace.testing.database import Database
 
 TYPES = """
@@ -37,7 +37,7 @@ async def test_a_domain_and_an_array_of_one_have_the_type_that_they_stand_on(
 ) -> None:
     await database.execute(TYPES)
     rows = await database.fetch(
-        f"SELECT n AS name, {catalog.base_type('n::regtype::oid')} AS base FROM unnest($1::text[]) n",
+        f"SELECT n AS name, {catalog_queries.base_type('n::regtype::oid')} AS base FROM unnest($1::text[]) n",
         list(BASES),
     )
     assert {row["name"]: row["base"] for row in rows} == BASES

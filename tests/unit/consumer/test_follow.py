@@ -395,7 +395,7 @@ def test_a_name_that_is_taken_while_it_is_opened_is_taken_over(nats: VirtualNats
             created(stream, {"name": "reader", "metadata": {"headrace_reader": "another"}})
         return created(*given)
 
-    nats.server._created = taken  # type: ignore[method-assign]  # another reader is faster
+    nats.server._created = taken  # type: ignore[method-assign,assignment]  # another reader is faster
     put(nats, 1)
     assert reading(nats, rest, NAMED) == [1]
 

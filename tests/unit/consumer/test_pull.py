@@ -11,7 +11,7 @@ import pytest
 from nats.errors import Error as NatsError
 
 from headrace.consumer import ReaderTakenOverError, RetentionGapError, StreamMissingError
-from headrace.consumer.pull import Pull
+from headrace.consumer.pull import MESSAGES_MAX, Pull
 from tests.simulation.server import Connection
 from tests.simulation.stream import Stream
 from tests.support.virtual_nats import VirtualNats
@@ -42,13 +42,13 @@ def pulling(
     start: int | None = 1,
     durable: str | None = None,
     filters: tuple[str, ...] = (),
-    **limits: int,
+    messages_max: int = MESSAGES_MAX,
 ) -> Any:
     """Open a reader, and use it."""
 
     async def work() -> Any:
         client = nats.client()
-        pull = Pull(client, "CDC", filters, durable, start, **limits)
+        pull = Pull(client, "CDC", filters, durable, start, messages_max)
         await pull.open((await client.jetstream().stream_info("CDC")).created)
         try:
             return await use(pull)
@@ -77,7 +77,7 @@ def losing(nats: VirtualNats, *numbers: int) -> None:
         if count[0] not in numbers:
             deliver(*given)
 
-    nats.server.route_pull = lossy  # type: ignore[method-assign]  # a lossy network
+    nats.server.route_pull = lossy  # type: ignore[method-assign,assignment]  # a lossy network
 
 
 def test_every_message_comes_once_in_order(nats: VirtualNats) -> None:

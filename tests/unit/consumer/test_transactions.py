@@ -52,14 +52,15 @@ def reading(
         async with follow(nats.client(), Subscription(), store) as consumer:
             return await use(Transactions(consumer, **options)), await store.load()
 
-    return nats.do(work())
+    found: tuple[Any, dict[str, Watermark]] = nats.do(work())
+    return found
 
 
 async def all_of(transactions: Transactions) -> list[tuple[list[tuple[int, int]], bool]]:
     """The positions of each transaction, and whether it ends."""
     found = []
     while (one := await transactions.next(3.0)) is not None:
-        found.append(([tuple(event.position) for event in one.events], one.ends))
+        found.append(([(event.position.lsn, event.position.seq) for event in one.events], one.ends))
         await transactions.done(one)
     return found
 

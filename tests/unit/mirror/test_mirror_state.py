@@ -24,7 +24,8 @@ def insert(world: MirrorWorld, key: int, *names: str) -> int:
     with world.transaction() as tx:
         for name in names:
             tx.insert(name, id=key, name="new")
-    return tx.events[0]["tx"]["lsn"]
+    lsn: int = tx.events[0]["tx"]["lsn"]
+    return lsn
 
 
 class Verifier:

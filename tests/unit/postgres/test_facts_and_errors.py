@@ -106,7 +106,7 @@ COLUMN_TYPES = [(23, -1), (20_000, 7)]
 
 def facts(*rows: dict[str, Any], xid: int = 100) -> tuple[TableFacts, bool]:
     known = {20_000: TypeInfo(TypeKind.ENUM)}
-    return catalog._table_facts(rows, COLUMN_TYPES, known, xid)  # type: ignore[arg-type]  # as records
+    return catalog._table_facts(rows, COLUMN_TYPES, known, xid)
 
 
 def test_a_tables_facts_are_those_of_its_rows() -> None:
@@ -244,17 +244,17 @@ def test_a_reading_has_the_published_columns_of_a_table() -> None:
     table = published("a", "id", "note")
     keys = {"primary_key": ["id"], "membership": None}
     rows = [{"name": "id", "last_number": 4}, {"name": "note", "last_number": 4}]
-    found = catalog._table_reading(table, rows, keys, {"storage": "1", "definitions": "d"})  # type: ignore[arg-type]  # as records
+    found = catalog._table_reading(table, rows, keys, {"storage": "1", "definitions": "d"})
     assert (found.primary_key, found.membership, found.storage) == (("id",), 0, "1")
     assert (found.last_number, found.definitions) == (4, "d")
     assert list(found.columns) == rows
     # A column that is not published makes the highest number unknown.
     hidden = [*rows, {"name": "hidden", "last_number": 4}]
-    found = catalog._table_reading(table, hidden, keys, {})  # type: ignore[arg-type]  # as above
+    found = catalog._table_reading(table, hidden, keys, {})
     assert (found.last_number, found.storage, found.definitions) == (0, "", "")
     assert list(found.columns) == rows
     bare = {"primary_key": None, "membership": 7}
-    found = catalog._table_reading(table, [], bare, {})  # type: ignore[arg-type]  # as above
+    found = catalog._table_reading(table, [], bare, {})
     assert (found.primary_key, found.membership, found.last_number) == ((), 7, 0)
 
 
