@@ -51,6 +51,10 @@ class VirtualNats:
         self.run(lambda: holds() or self.loop.now > deadline)
         assert holds(), f"not within {patience_s:g} s"
 
+    def after(self, seconds: float, call: Callable[[], object]) -> None:
+        """Have something happen later."""
+        self.server.at(self.loop.now + seconds, lambda _: call() and None, None)
+
     def past(self, seconds: float) -> None:
         """Let this much time pass."""
         deadline = self.loop.now + seconds

@@ -131,7 +131,10 @@ class Verifier:
             )
         while verdict.why and time.monotonic() < deadline:
             await asyncio.sleep(1.0)
-            verdict = await self._once(token, deadline)
+            # The time may be over before the next comparison. Then the known reason says more than
+            # a mirror that was not reached.
+            with contextlib.suppress(PastError, NotThereError):
+                verdict = await self._once(token, deadline)
         return verdict
 
     async def _refusal(self, token: str) -> Verdict | None:
