@@ -10,15 +10,13 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.simulation.server import Connection, Server, matches
+from tests.simulation.server import Connection, Server, header_bytes, matches
 from tests.simulation.stream import Answer, Headers, Stored, Stream, refused
 
 _ACK = "$JS.ACK."
 _NO_MESSAGE = refused(404, 10037, "no message found")
 _NO_CONSUMER = refused(404, 10014, "consumer not found")
 _NAME_TAKEN = refused(400, 10148, "consumer already exists")
-# As the server counts a message against a request.
-_OVERHEAD = 20
 
 
 @dataclass(slots=True)
@@ -59,6 +57,9 @@ class ReaderServer(Server):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.holds_back = False
+        # Whether the readers' server lacks the last messages, and whether holes are listed.
+        self.lags = False
+        self.lists_holes = True
         # Requests to the API by verb, and every acknowledgement.
         self.asked: list[str] = []
         self.unanswered: set[str] = set()
@@ -122,7 +123,7 @@ class ReaderServer(Server):
             return
         body = json.loads(payload) if payload else {}
         if verb == "STREAM.INFO":
-            self.answer(reply, _info(self.streams[name], body))
+            self.answer(reply, _info(self.streams[name], body, lists_holes=self.lists_holes))
         elif verb == "STREAM.MSG.GET":
             self.answer(reply, self._got(self.streams[name], body))
         else:
@@ -153,7 +154,8 @@ class ReaderServer(Server):
         elif name not in stream.consumers:
             self.answer(reply, _NO_CONSUMER if verb == "CONSUMER.INFO" else None)
         elif verb == "CONSUMER.INFO":
-            self.answer(reply, _reader_info(stream.consumers[name]))
+            answer = _reader_info(stream.consumers[name])
+            self.answer(reply, {**answer, "num_pending": 0} if self.lags else answer)
         else:
             self._requested(stream.consumers[name], reply, body)
 
@@ -198,7 +200,9 @@ class ReaderServer(Server):
                 reader.next_seq += 1
                 continue
             request = reader.requests[0]
-            size = len(found.payload) + len(found.subject) + _OVERHEAD
+            place = _place(reader, found)
+            size = len(found.payload) + len(found.subject) + len(place)
+            size += len(header_bytes(found.headers)) if found.headers else 0
             if size > request.size_left:
                 reader.requests.pop(0)
                 self._end(request, "409 Message Size Exceeds MaxBytes")
@@ -207,14 +211,9 @@ class ReaderServer(Server):
             reader.given += 1
             request.left -= 1
             request.size_left -= size
-            self._give(reader, request, found)
+            self.route_pull(request.reply, found, place)
             if not request.left:
                 reader.requests.pop(0)
-
-    def _give(self, reader: Reader, request: Request, found: Stored) -> None:
-        stored = int(found.time * 1e9) + 1
-        place = f"{_ACK}{reader.stream.name}.{reader.name}.1.{found.seq}.{reader.given}.{stored}.0"
-        self.route_pull(request.reply, found, place)
 
     def give_out_again(self) -> None:
         """Deliver the messages that were held back."""
@@ -246,10 +245,18 @@ class ReaderServer(Server):
         self.route(request.reply, "", status, b"")
 
 
-def _info(stream: Stream, asked: dict[str, Any]) -> Answer:
+def _place(reader: Reader, found: Stored) -> str:
+    """The acknowledgement subject of the reader's next message."""
+    stored = int(found.time * 1e9) + 1
+    number = reader.given + 1
+    return f"{_ACK}{reader.stream.name}.{reader.name}.1.{found.seq}.{number}.{stored}.0"
+
+
+def _info(stream: Stream, asked: dict[str, Any], *, lists_holes: bool) -> Answer:
     answer = stream.info()
     first = answer["state"]["first_seq"]
-    gone = [seq for seq in range(first, stream.last_seq) if seq and seq not in stream.messages]
+    there = stream.messages if lists_holes else range(stream.last_seq)
+    gone = [seq for seq in range(first, stream.last_seq) if seq and seq not in there]
     answer["state"]["num_deleted"] = len(gone)
     if asked.get("deleted_details"):
         answer["state"]["deleted"] = gone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Coroutine
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
 from headrace.jetstream import provisioning
@@ -53,7 +53,7 @@ class VirtualNats:
 
     def after(self, seconds: float, call: Callable[[], object]) -> None:
         """Have something happen later."""
-        self.server.at(self.loop.now + seconds, lambda _: call() and None, None)
+        self.loop.call_later(seconds, call, context=Context())
 
     def past(self, seconds: float) -> None:
         """Let this much time pass."""

