@@ -191,7 +191,7 @@ class Forked:
     def _collect(self, running: dict[int, _Running]) -> None:
         time.sleep(0.01)
         for pid, one in list(running.items()):
-            ended, _ = os.waitpid(pid, os.WNOHANG)
+            ended, status = os.waitpid(pid, os.WNOHANG)
             late = time.monotonic() > one.until
             if not ended and not late:
                 continue
@@ -201,6 +201,8 @@ class Forked:
             del running[pid]
             with os.fdopen(one.reader) as pipe:
                 killer = pipe.read()
+            if ended and os.WIFSIGNALED(status):
+                killer = f"crashed by signal {os.WTERMSIG(status)}"
             self._end(one.mutant, killer if ended else _HUNG)
 
     def _end(self, mutant: Mutant, killer: str) -> None:

@@ -19,6 +19,7 @@ from headrace.audit.query import Search
 from headrace.audit.rows import COLUMNS, RowMaker
 from headrace.audit.stitching import Batch
 from headrace.audit.table_book import Noted, TableBook
+from headrace.audit.values import context_json, escaped, row_json, unreadable
 from headrace.audit_writer import source
 from headrace.audit_writer.session import Session
 from headrace.consumer import Event
@@ -236,3 +237,87 @@ def test_a_key_of_several_columns_is_found_however_its_array_is_spaced() -> None
     _, arguments = query.conditions(Search(key='["a", "é"]'))
     assert arguments == [['["a", "é"]', '["a","é"]']]
     assert query.conditions(Search(key="[no array"))[1] == [["[no array"]]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1.5E+130998", "1e-15999", "9" * 400])
+def test_a_number_within_numerics_range_is_kept_in_a_context_digit_for_digit(number: str) -> None:
+    text = f'{{"n": {number}, "m": 1e400}}'
+    assert context_json(text) == text.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"n": 1e131000}',
+        '{"n": 1e-16000, "m": 1e400}',
+        '{"n": NaN, "m": 1e400}',
+        '{"n": Infinity, "m": 1e400}',
+        '{"n": 1e400, "m": "\\ud800"}',
+        "no JSON",
+        '{"n": 1',
+    ],
+)
+def test_a_context_that_postgresql_would_refuse_is_kept_as_a_text(text: str) -> None:
+    assert json.loads(context_json(text)) == {"_text": text}
+
+
+def test_a_context_of_a_nul_is_cleaned_and_of_null_is_empty() -> None:
+    assert context_json("null") == b"{}"
+    assert json.loads(context_json('{"a": "\\u0000b"}')) == {"a": "\\u0000b"}
+    assert json.loads(context_json('{"a": 1}')) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        (
+            '{"user": 1, "SQL": "SELECT \'a"b\'"}',
+            {"user": 1, "SQL": "SELECT 'a\"b'"},
+        ),
+        (
+            '{"a": ", \\"SQL\\":", "SQL": "x"y"}',
+            {"a": ', "SQL":', "SQL": 'x"y'},
+        ),
+        ('{"a": [, "SQL": "x"y"}', None),
+    ],
+)
+def test_a_comment_whose_statement_breaks_it_keeps_its_fields(
+    text: str, fields: dict[str, Any] | None
+) -> None:
+    assert json.loads(context_json(text)) == (fields or {"_text": text})
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (float("nan"), '"NaN"'),
+        (float("inf"), '"Infinity"'),
+        (float("-inf"), '"-Infinity"'),
+        (None, "null"),
+        (1.5, "1.5"),
+        (b"\x01\xff", '"\\\\x01ff"'),
+        ("a\x00b", '"a\\\\u0000b"'),
+        ([float("nan"), {"a": None}], '["NaN",{"a":null}]'),
+        ({"a\x00": [b"\x01"]}, '{"a\\\\u0000":["\\\\x01"]}'),
+    ],
+)
+def test_every_value_has_a_form_that_jsonb_reads(value: object, shown: str) -> None:
+    assert row_json({"v": value}).decode() == f'{{"v":{shown}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (b"plain", b"plain"),
+        (b"a\nb", b"a\\nb"),
+        (b"a\tb", b"a\\tb"),
+        (b"a\rb", b"a\\rb"),
+        (b"a\\nb\n", b"a\\\\nb\\n"),
+    ],
+)
+def test_a_field_of_copy_has_neither_lines_nor_tabs(text: bytes, field: bytes) -> None:
+    assert escaped(text) == field
+
+
+def test_json_that_postgresql_refused_after_all_is_kept_with_the_reason() -> None:
+    assert json.loads(unreadable("{1}", "22P02")) == {"_unreadable": "22P02", "_text": "{1}"}

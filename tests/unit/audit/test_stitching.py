@@ -190,3 +190,28 @@ def test_copy_gets_every_line_in_pieces_of_the_size_that_is_allowed() -> None:
     assert list(batch.copy_chunks(10)) == [b"aa{}\nbb{}\n", b"cc{}\n"]
     assert list(batch.copy_chunks(11)) == [b"aa{}\nbb{}\ncc{}\n"]
     assert list(Batch().copy_chunks()) == []
+
+
+def test_the_contexts_of_a_transaction_say_nothing_of_the_next() -> None:
+    batch = fed(
+        whole(),
+        event(1, 0, said=A),
+        event(1, 1, said=B),
+        event(1, 2, last=True),
+        event(2, 0),
+        event(2, 1, said=A),
+        event(2, 2, last=True),
+    )
+    assert shown(batch) == [("row1.2", {"b": 2}), ("row2.0", {"a": 1}), ("row2.2", {"a": 1})]
+
+
+def test_a_loss_between_transactions_leaves_none_open() -> None:
+    stitcher = whole()
+    stitcher.tear()
+    assert stitcher.cut() is None
+    stitcher.add(event(1, 0, last=True), b"row")
+    stitcher.tear()
+    assert stitcher.open is None
+    batch = stitcher.cut()
+    assert batch is not None
+    assert batch.open is None

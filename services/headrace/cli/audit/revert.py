@@ -17,60 +17,35 @@ from typing import Any
 import asyncpg
 
 from headrace.audit.history import (
-    columns_of,
-    exact_of,
-    gap_between,
-    is_unsure,
-    key_columns,
-    known_of,
     later_change,
-    place_of,
-    row_at,
-    written_before,
 )
 from headrace.audit.ordering import Reference, ordered
 from headrace.audit.revert import (
     IrreversibleError,
     RowImage,
-    SourceColumn,
     SourceTable,
     Step,
-    ValueForm,
     agree,
     differing,
     gone,
     located,
-    parsed,
     undo_delete,
     undo_insert,
     undo_update,
 )
-from headrace.audit.rows import key_text
 from headrace.audit.table import AuditTable
-from headrace.audit.table_book import Names
+from headrace.cli.audit.former_rows import FormerRows, image
 from headrace.cli.audit.references import references_to
-from headrace.contract import type_oids
+from headrace.cli.audit.source_tables import SourceTables
 from headrace.contract.values import (
     SESSION_SETTINGS,
-    ArrayForm,
     JsonForm,
-    TypeInfo,
-    TypeKind,
-    ValueOptions,
-    converter,
 )
-from headrace.errors import SettingError
-from headrace.postgres import catalog
-from headrace.postgres.quoting import quote_name, quote_table
+from headrace.postgres.quoting import quote_name
 from headrace.terminal.text import plain
 
 # HEADRACE_AUDIT_INSERT_AS decides which of them a trail contains.
 INSERTED = frozenset({"CREATE", "INSERT"})
-_COLUMNS = """
-SELECT attrelid::int8 AS relation_id, attname AS name, attnum AS number, atttypid::int8 AS type_oid,
-       attgenerated <> '' AS generated
-FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped
-"""
 _BY_TRIGGER = (
     "A trigger, a rule or the columns' current types change what is written: exclude a column "
     "that a trigger sets with --leave, or undo the change manually."
@@ -91,11 +66,13 @@ class Reverting:
     leave: Collection[str] = ()
     # Rows as they would be by now, if nothing is written: None for a deleted one.
     _imagined: dict[tuple[str, str], RowImage | None] = field(default_factory=dict)
-    _tables: dict[Names, SourceTable] = field(default_factory=dict)
-    # Each table's present relation and files.
-    _files: dict[Names, tuple[int, frozenset[str]]] = field(default_factory=dict)
     _references: list[Reference] = field(default_factory=list)
-    _left: set[str] = field(default_factory=set)
+    _tables: SourceTables = field(init=False)
+    _former: FormerRows = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._tables = SourceTables(self.source, self.json_values, self.leave)
+        self._former = FormerRows(self.trail, self.audit, self._tables)
 
     async def script(self) -> str:
         """The statements, the latest change's first."""
@@ -105,7 +82,7 @@ class Reverting:
             step = await self._step(change)
             await self._check_imagined(step)
             statements.append(step.statement)
-        self._require_left()
+        self._tables.require_left()
         return "\n".join(["BEGIN;", *statements, "COMMIT;"])
 
     async def apply(self) -> None:
@@ -125,7 +102,7 @@ class Reverting:
             await self.source.execute("SELECT pg_logical_emit_message(true, '_bemi', $1)", said)
             for change in self.changes:
                 await self._do(await self._step(change))
-            self._require_left()
+            self._tables.require_left()
 
     async def _prepare(self) -> None:
         # Texts are compared with those of the stream, so they must be written with the same
@@ -146,14 +123,6 @@ class Reverting:
         self._references = await references_to(self.source, tables)
         # Rows that refer to others are deleted before them, and inserted after them.
         self.changes = ordered(self.changes, self._references)
-
-    def _require_left(self) -> None:
-        """A column that no table has is a typing error."""
-        if unknown := sorted({*self.leave} - self._left):
-            raise SettingError(
-                f"--leave {unknown[0]}: no table of these changes has this column",
-                remedy="Write column, table.column or schema.table.column.",
-            )
 
     async def _do(self, step: Step) -> None:
         found = await self._read(step.table, step.found_by)
@@ -306,194 +275,21 @@ class Reverting:
         return None
 
     async def _step(self, change: Mapping[str, Any]) -> Step:
-        table = await self._table(change["schema"], change["table"])
+        table = await self._tables.table(change["schema"], change["table"])
         if change["operation"] == "TRUNCATE":
             raise IrreversibleError(f"a TRUNCATE of {table.quoted} can't be undone from the trail")
-        after = _side(change, "after")
+        after = image(change, "after")
         if change["operation"] in INSERTED:
             _all_there(table, after)
             return undo_insert(change, table, after)
-        was = await self._was(change)
+        was = await self._former.before(change)
         for side in (was, after):
             _all_there(table, side)
         if change["operation"] == "DELETE":
-            await self._nothing_left_out(change, table, was, ())
+            await self._former.require_all_columns(change, table, was, ())
             return undo_delete(change, table, was)
-        await self._nothing_left_out(change, table, after, change["unchanged"] or ())
+        await self._former.require_all_columns(change, table, after, change["unchanged"] or ())
         return undo_update(change, table, was, after)
-
-    async def _was(self, change: Mapping[str, Any]) -> RowImage:
-        """The row before a change: as PostgreSQL sent it, or as earlier changes left it."""
-        was = _side(change, "before")
-        after = parsed(change["after"])
-        before = was.values
-        if change["operation"] == "UPDATE":
-            whole = set(before) >= set(after) | set(change["unchanged"] or ())
-        else:
-            whole = await self._is_whole(change, set(before))
-        if whole and before:
-            return was
-        names = (change["schema"], change["table"])
-        key = await key_columns(self.trail, self.audit, *names, change["source"])
-        old_key = change["primary_key"]
-        if change["operation"] == "UPDATE" and before:
-            # The key changed: the earlier row is found under its old key.
-            old_key = key_text({**json.loads(change["after"]), **json.loads(change["before"])}, key)
-        place = place_of(change)
-        database = change["database"]
-        earlier = await row_at(
-            self.trail, self.audit, names, old_key or "", place, parsed, database
-        )
-        if earlier.values is None or earlier.unknown or earlier.oldest is None:
-            if earlier.unknown:
-                unknown = f": {', '.join(earlier.unknown)}"
-            else:
-                unknown = ""
-            raise IrreversibleError(
-                f"the former values of a row of {change['table']} are not known{unknown}"
-            )
-        if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
-            raise IrreversibleError(
-                f"the former values of a row of {change['table']} are not known: changes of it "
-                f"may be missing ({gap})"
-            )
-        await self._require_known(change, earlier.oldest)
-        return RowImage(earlier.values, earlier.exact, earlier.unsure)
-
-    async def _is_whole(self, change: Mapping[str, Any], sent: set[str]) -> bool:
-        """Whether PostgreSQL sent all of a deleted row, as far as its columns are there still."""
-        names = (change["database"], change["schema"], change["table"])
-        columns = (await self._table(*names[1:])).columns
-        last = await written_before(self.trail, self.audit, names, change)
-        latest = last or await written_before(self.trail, self.audit, names)
-        known = columns_of(latest) or set(columns)
-        if not sent >= known & set(columns):
-            return False
-        key = await key_columns(self.trail, self.audit, *names[1:], change["source"])
-        others = {one.name for one in columns.values() if not one.generated} - sent
-        if last is not None and others and sent.issubset(key):
-            # The key is a whole row only if the table had no other column by then.
-            await self._require_known(change, last)
-        return True
-
-    async def _require_known(self, change: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
-        """From an earlier change on the trail must have all that happened to the table's rows."""
-        names = (change["schema"], change["table"])
-        await self._table(*names)
-        relation_id, files = self._files[names]
-        known = await known_of(self.trail, self.audit, *names, change["source"] or "")
-        if (
-            known is not None
-            and known.has(oldest, change["source"])
-            and known.relation_id == relation_id
-            and files.issuperset(known.files.split(","))
-        ):
-            return
-        raise IrreversibleError(
-            f"what a row of {change['table']} was before is not known: since the change "
-            f"{oldest['id']}, which wrote it last, rows may have changed without the trail: the "
-            "table was swapped, rewritten or given a column, was not audited for a while, or an "
-            "earlier version wrote the trail"
-        )
-
-    async def _nothing_left_out(
-        self,
-        change: Mapping[str, Any],
-        table: SourceTable,
-        side: RowImage,
-        unchanged: Sequence[str],
-    ) -> None:
-        """Columns that the trail lacks: only columns that were added later are no part of the
-        change.
-        """
-        absent = [
-            one
-            for one in table.columns.values()
-            if one.name not in side.values and one.name not in unchanged
-        ]
-        absent = [one for one in absent if not one.generated]
-        if not absent:
-            return
-        # Existing columns have lower numbers; one that is in the trail by now is no longer
-        # excluded, if it ever was.
-        newest = max((table.columns[name].number for name in side.values), default=0)
-        names = (change["database"], table.schema, table.name)
-        delivered = columns_of(await written_before(self.trail, self.audit, names))
-        then = columns_of(await written_before(self.trail, self.audit, names, change))
-        hidden = [
-            one.name
-            for one in absent
-            if one.number < newest or one.name in then or one.name not in delivered
-        ]
-        if hidden:
-            raise IrreversibleError(
-                f"the trail does not have these columns of {table.name}: {', '.join(hidden)}",
-                remedy=(
-                    "HEADRACE_EXCLUDE_COLUMNS or the publication excludes them, or they "
-                    "were added after the last change in the trail: undo it manually."
-                ),
-            )
-
-    async def _table(self, schema: str, name: str) -> SourceTable:
-        names = (schema, name)
-        if names not in self._tables:
-            self._tables[names] = await self._described(schema, name)
-        return self._tables[names]
-
-    async def _described(self, schema: str, name: str) -> SourceTable:
-        rows = await self.source.fetch(_COLUMNS, quote_table(schema, name))
-        if not rows:
-            raise IrreversibleError(
-                f"the table {schema}.{name} no longer exists",
-                remedy="Create it again, or undo it manually.",
-            )
-        own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
-        types = await catalog.types(self.source, own)
-        columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
-        relation_id = rows[0]["relation_id"]
-        # Reading locks the table against a rewrite or a swap until the transaction ends.
-        await self.source.execute(f"SELECT FROM {quote_name(schema)}.{quote_name(name)} LIMIT 0")
-        found = await catalog.files(self.source, [relation_id])
-        files = found[relation_id].text if relation_id in found else ""
-        self._files[schema, name] = relation_id, frozenset(files.split(","))
-        keys = await catalog.keys(self.source, [relation_id])
-        return SourceTable(schema, name, columns, keys[relation_id].row)
-
-    def _column(
-        self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]
-    ) -> SourceColumn:
-        oid = row["type_oid"]
-        while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
-            oid = info.base_oid
-        kind = {
-            type_oids.JSON: ValueForm.DOCUMENT,
-            type_oids.JSONB: ValueForm.DOCUMENT,
-            type_oids.BYTEA: ValueForm.BINARY,
-        }.get(oid)
-        told = converter(oid, ValueOptions(), types.get)
-        listed = converter(oid, ValueOptions(arrays=ArrayForm.LIST), types.get)
-        left = {*self.leave} & {
-            row["name"],
-            f"{table}.{row['name']}",
-            f"{schema}.{table}.{row['name']}",
-        }
-        self._left |= left
-        as_text = self.json_values is JsonForm.TEXT
-        return SourceColumn(
-            row["name"],
-            row["number"],
-            kind or ValueForm.OTHER,
-            row["generated"],
-            told,
-            listed,
-            bool(left),
-            as_text,
-        )
-
-
-def _side(change: Mapping[str, Any], side: str) -> RowImage:
-    values = parsed(change[side])
-    return RowImage(values, exact_of(change, side), values if is_unsure(change) else ())
 
 
 def _all_there(table: SourceTable, side: RowImage) -> None:

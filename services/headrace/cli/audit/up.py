@@ -75,6 +75,7 @@ class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
         try:
             self._holder.bind(self._name)
         except OSError as error:
+            self._holder.close()
             raise AlreadyServedError(
                 "headrace audit up already runs in this folder",
                 remedy="Use that one, or another folder.",
