@@ -60,9 +60,16 @@ REAL = {
         "tests/integration/archive/test_archive_line.py",
         "tests/integration/archive/test_archive_replay.py",
     ),
+    # The first prefix that fits counts.
+    "libs/headrace/audit/destination.py": (
+        "tests/integration/audit/test_audit_destination.py",
+        "tests/integration/audit/test_audit_two_sources.py",
+        "tests/integration/audit/test_audit_writer.py",
+    ),
     "libs/headrace/audit/": (
         "tests/integration/audit/test_audit_writer.py",
         "tests/integration/audit/test_audit_destination.py",
+        "tests/integration/audit/test_audit_revert.py",
     ),
     "libs/headrace/bus/": (
         "tests/integration/publisher/test_event_shapes.py",
@@ -88,7 +95,10 @@ REAL = {
         "tests/integration/audit/test_audit_writer.py",
         "tests/integration/audit/test_audit_two_sources.py",
     ),
-    "services/headrace/cli/audit/": ("tests/integration/audit/test_audit_revert.py",),
+    "services/headrace/cli/audit/": (
+        "tests/integration/audit/test_audit_revert.py",
+        "tests/integration/audit/test_audit_revert_old_values.py",
+    ),
     "services/headrace/publisher/": (
         "tests/integration/publisher/test_event_shapes.py",
         "tests/integration/schemas/test_schema_events.py",

@@ -68,6 +68,7 @@ class AsyncWalReader(ArchiveReader):
                     await asyncio.sleep(request.seconds)
                     answer = None
                 else:
+                    # In the order of the steps, one at a time: each depends on the answer before.
                     answer = await self.store.ask_async(request)
                     self.metrics.count(answer)
         except StopIteration as end:

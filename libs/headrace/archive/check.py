@@ -43,6 +43,7 @@ def verify(
 ) -> Iterator[Finding]:
     """Every fault of the files from one id to before another."""
     for finding in _findings(reader, totals, first, stop):
+        # A gap is the truth about what was lost, and no damage.
         totals.faults += finding.is_fault
         yield finding
 
@@ -67,6 +68,7 @@ def _findings(
             yield from _gap(opened.info)
             if before is not None and before.next_id == file_id:
                 yield from (Finding(file_id, fault) for fault in chain.faults(opened.info, before))
+            # Compared with the next one even if its rows are damaged.
             before = opened.info
             for batch in WalFile(reader, opened).batches(ALL):
                 totals.rows += batch.num_rows
@@ -77,6 +79,7 @@ def _findings(
             yield Finding(
                 file_id, str(error.args[0]).removeprefix(f"{layout.described(file_id)}: ")
             )
+    # A caller that asks for a part expects more files after it.
     if stop is None:
         yield from _behind_the_end(reader, due)
 

@@ -30,11 +30,13 @@ def plan(
 
     A file's age is measured by its store's clock: the clock of the collecting machine may be wrong.
     """
+    # Other objects lie among the files.
     files: list[ObjectMetadata] = [
         item for item in store.ask(Names("")) or [] if layout.file_id(item.location) is not None
     ]
     if len(files) <= 1:
         return CollectionPlan((), ())
+    # Only now: asking for the time writes an object.
     before = (now or store.now()) - timedelta(seconds=older_than_s)
     readers = registered(store)
     if past_readers or not readers:
@@ -45,6 +47,7 @@ def plan(
     for item in files[:-1]:
         number = layout.file_id(item.location)
         assert number is not None, "others were left out"
+        # The first young one ends it, even if older ones follow: ids must not get gaps.
         if item.last_modified >= before:
             break
         if wanted is not None and number >= wanted:

@@ -61,8 +61,11 @@ class Payloads:
         """An event for each row except gaps, which are up to the reader."""
         held: tuple[SegmentInfo, RowEntry] | None = None
         for info, entry in rows:
+            # It may be in the middle of what the reader wants: the reader decides.
             if entry.kind is RowKind.GAP:
                 continue
+            # One row behind: only the next row shows whether this one was the last of its
+            # transaction.
             if held is not None:
                 yield self._event(*held, last=held[1].commit_lsn != entry.commit_lsn)
             held = info, entry
@@ -129,6 +132,7 @@ class Payloads:
 
     def _repeat(self, lsn: int, of: str) -> int:
         """The number of earlier changes of its table and kind in the same WAL record."""
+        # Changes of one WAL record (a multi-row COPY, a TRUNCATE) follow each other.
         if lsn != self._lsn:
             self._lsn = lsn
             self._repeats = {}

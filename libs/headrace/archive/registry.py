@@ -39,6 +39,7 @@ def unregister(store: Store, name: str) -> None:
 
 def registered(store: Store) -> list[Registered]:
     """Every reader that has registered."""
+    # A listing continues after the folder: `_read` skips what is not in it.
     found: list[ObjectMetadata] = store.ask(Names(f"{layout.READERS}/")) or []
     return [reader for item in found if (reader := _read(store, item.location)) is not None]
 
@@ -48,6 +49,7 @@ def _read(store: Store, location: str) -> Registered | None:
     if folder != layout.READERS or not file.endswith(".json"):
         return None
     fetched: Fetched | None = store.ask(Get(location))
+    # It has unregistered since.
     if fetched is None:
         return None
     try:

@@ -19,6 +19,7 @@ from headrace.audit.rows import KEY_BYTES_MAX, KEY_CHARACTERS, key_text
 from headrace.audit.table import GAPS, TABLES, AuditTable
 from headrace.lsn import Position
 
+# Changes of one row to look at: what none of them contains stays unknown.
 DEPTH_MAX = 1000
 
 
@@ -77,6 +78,7 @@ async def known_of(
 ) -> Known | None:
     """None where nothing is certain, as in a trail that no writer of this version has continued."""
     found = await connection.fetchval(
+        # As a document: a table of an earlier version lacks some of the columns.
         f"SELECT to_jsonb(t)::text FROM {table.beside(TABLES)} AS t"
         ' WHERE source = $1 AND schema = $2 AND "table" = $3',
         source,
@@ -134,6 +136,7 @@ async def row_at(
         )
         unsure.update(new if is_unsure(change) else ())
         latest = latest or change
+        # Everything since this one has to be in the trail (`gap_between`, `Known`).
         oldest = change if new else oldest
         if not unknown:
             break
@@ -236,6 +239,7 @@ async def later_change(
         arguments.append(value)
         return f"${len(arguments)}"
 
+    # An update that moved the row to another key has this key only in its old row.
     if columns:
         moved = f"{_old_key([argument(column) for column in columns])} = $3"
     else:
@@ -303,6 +307,7 @@ def _old_key(columns: list[str]) -> str:
         text = values[0]
     else:
         text = f"array_to_json(ARRAY[{', '.join(values)}])::text"
+    # As in `key_text`: a long key is compared by its digest.
     short = f"left(t, {KEY_CHARACTERS}) || '…#' || encode(sha256(convert_to(t, 'UTF8')), 'hex')"
     bounded = f"CASE WHEN octet_length(t) > {KEY_BYTES_MAX} THEN {short} ELSE t END"
     return f"(SELECT {bounded} FROM (SELECT {text}) AS k(t))"

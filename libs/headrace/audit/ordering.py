@@ -54,8 +54,10 @@ class _Order:
         row.
         """
         place = len(done)
+        # Only undoing a DELETE creates a row that others may need.
         if change["operation"] != "DELETE" or not self._between:
             return place
+        # Backwards, past changes that do not depend on it.
         for at in range(len(done) - 1, -1, -1):
             if not self._may_pass(change, done[at]):
                 break
@@ -66,6 +68,8 @@ class _Order:
     def _may_pass(self, change: Change, later: Change) -> bool:
         """Rows of one table may conflict with each other, except those that existed together."""
         if _names(change) == _names(later):
+            # Rows that were deleted one after the other existed together, so they conflict in
+            # nothing.
             keys = change["primary_key"], later["primary_key"]
             if later["operation"] != "DELETE" or None in keys or keys[0] == keys[1]:
                 return False
@@ -84,11 +88,14 @@ class _Order:
         row = self._before(child)
         named = self._before(parent)
         if not row.keys() >= {*reference.columns} or not named.keys() >= {*reference.keys}:
+            # A wrong guess costs only the order: PostgreSQL checks the reference itself.
             return True
         values = [row[name] for name in reference.columns]
+        # A foreign key with a NULL refers to nothing.
         return None not in values and values == [named[name] for name in reference.keys]
 
     def _before(self, change: Change) -> dict[str, Any]:
+        # Each change is compared with many others, so its row is parsed once.
         found = self._befores.get(str(change["id"]))
         if found is None:
             found = json.loads(change["before"])

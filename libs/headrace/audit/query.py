@@ -14,6 +14,7 @@ from headrace.contract.table_names import schema_and_name
 from headrace.errors import SettingError
 
 LIMIT_MAX = 1000
+# Documents as text: their numbers keep every digit.
 SHOWN = (
     'id, database, schema, "table", operation, primary_key, committed_at, position, ordinal, '
     "transaction_id, queued_at,"
@@ -92,6 +93,7 @@ def conditions(search: Search) -> tuple[str, list[object]]:
     if search.below is not None:
         found.append(earlier(search.below, argument))
     if search.context:
+        # `@>` uses the GIN index, unlike a comparison of the extracted field.
         either = [f"context @> {argument(one)}::text::jsonb" for one in contexts(search.context)]
         found.append(f"({' OR '.join(either)})")
     if not found:
@@ -106,6 +108,7 @@ def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
     lsn = argument(place.position)
     change = f"{argument(place.id)}::text::uuid"
     if place.ordinal is None:
+        # DESC puts NULLs first.
         here = f"ordinal IS NOT NULL OR id < {change}"
     else:
         ordinal = argument(place.ordinal)
@@ -115,6 +118,7 @@ def earlier(place: TrailPosition, argument: Callable[[object], str]) -> str:
 
 def _keys(text: str) -> list[str]:
     """A key as given, and as the trail writes a key of several columns."""
+    # The text as given comes first: a key of one column may start with a bracket as well.
     if text.startswith("["):
         with contextlib.suppress(ValueError):
             return [text, json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":"))]
@@ -134,6 +138,7 @@ def contexts(text: str) -> list[str]:
             f"the context {text!r} is not a valid search",
             remedy='Write name=value, or JSON such as {"user_id": 42}.',
         )
+    # An application may have recorded the value as text or as a number.
     meant = [json.dumps({name.strip(): value})]
     with contextlib.suppress(ValueError):
         meant.append(json.dumps({name.strip(): json.loads(value)}))

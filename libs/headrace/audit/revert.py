@@ -114,6 +114,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def undo_insert(change: Mapping[str, Any], table: SourceTable, after: RowImage) -> Step:
+    # By the key: `Step.now` says what the rest of the row has to be.
     where = located(table, after)
     return Step(change, table, after, None, f"DELETE FROM {table.quoted} AS t WHERE {where};")
 
@@ -122,6 +123,7 @@ def undo_delete(change: Mapping[str, Any], table: SourceTable, was: RowImage) ->
     values = _written(table, was, was.values)
     columns = ", ".join(quote_name(name) for name in values)
     literals = ", ".join(values.values())
+    # An identity column gets its former value back.
     sql = f"INSERT INTO {table.quoted} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({literals});"
     # Only to refuse: without a key, the check after the statement couldn't find the row.
     located(table, was)

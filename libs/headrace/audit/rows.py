@@ -78,6 +78,7 @@ class RowMaker:
     def __post_init__(self) -> None:
         self._mark = _mark(self.source)
         self._source = b"\t" + escaped(self.source.encode()) + b"\t"
+        # Most rows have neither unchanged columns nor exact texts.
         self._plain_end = b"\t\\N\t\\N" + self._source
 
     def line(self, event: Event, queued_at: bytes) -> bytes:
@@ -88,6 +89,7 @@ class RowMaker:
         if lsn != self._lsn:
             self._begin(lsn, payload["tx"])
         names = (event.schema, event.table)
+        # A TRUNCATE has none.
         data = payload.get("data") or _NOTHING
         if operation == "INSERT":
             before = _NOTHING
@@ -105,6 +107,7 @@ class RowMaker:
         if hidden is None:
             hidden = self.redact.hidden_columns(*names)
             self._hidden[names] = hidden
+        # Before any of it becomes text: keys and exact texts are made of what is left.
         if hidden:
             before = _redacted(before, hidden)
             after = _redacted(after, hidden)
@@ -119,6 +122,7 @@ class RowMaker:
             was = {**not_in_jsonb(before), **was}
             now = {**not_in_jsonb(after), **now}
         key = payload.get("key")
+        # The ordinal lies between the LSN and the source, so that ids sort like positions.
         low = b"%016x" % (self._low | seq << 14)
         return b"%b%b-%b%b%b\t%b\t%b%b%d%b%b%b" % (
             self._id_head,

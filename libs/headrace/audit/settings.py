@@ -178,6 +178,7 @@ class AuditSettings:
     @property
     def elsewhere(self) -> bool:
         """Whether the trail is written outside the source database."""
+        # Another role may write to the source database too, so it does not count.
         return not (self.host is None and self.port is None and self.database is None)
 
     def for_the_suite(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -189,6 +190,7 @@ class AuditSettings:
             added["HEADRACE_EXCLUDE"] = [f"{self.schema}.{name}" for name in names]
         variables = {}
         for variable, values in added.items():
+            # The user's own values stay.
             there = [one.strip() for one in environ.get(variable, "").split(",") if one.strip()]
             variables[variable] = ",".join([*there, *(one for one in values if one not in there)])
         return variables
@@ -201,6 +203,7 @@ class AuditSettings:
             port=self.port or source.port,
             database=self.database or source.database,
             user=self.user or source.user,
+            # An empty password is one as well.
             password=source.password if self.password is None else self.password,
         )
 
@@ -212,6 +215,7 @@ def load_audit(environ: Mapping[str, str]) -> AuditSettings:
         ("HEADRACE_AUDIT_SCHEMA", settings.schema),
         ("HEADRACE_AUDIT_TABLE", settings.table),
     ):
+        # Both are written into statements as they are.
         if not _NAME.fullmatch(name):
             raise SettingError(
                 f"{env}={name!r} is not a valid name",

@@ -131,6 +131,7 @@ class Stitcher:
         if event.lane != event.source:
             raise MixedDeliveryError(f"{event.subject} contains arrays of one table's events")
         lsn = event.position.lsn
+        # Commit LSNs are unique within a source.
         if lsn != self._lsn:
             self._begin(lsn)
         if event.operation == "MESSAGE" and event.payload.get("prefix") == PREFIX:
@@ -155,6 +156,7 @@ class Stitcher:
 
     def _at(self, committed_at: str) -> None:
         whole = self._whole
+        # Consecutive rows mostly share their time.
         if committed_at != whole.committed_at:
             whole.committed_at = committed_at
             whole.months.add(committed_at[:7])
@@ -165,6 +167,7 @@ class Stitcher:
 
     def tear(self) -> None:
         """The stream lost what comes next: the open transaction is kept as far as it came."""
+        # Its rows are true, though its end is unknown.
         if self._rows and self._last is not None:
             self._part(self._last)
 
@@ -203,6 +206,7 @@ class Stitcher:
             text = str(content)
         if self._first_at is None:
             self._first_at = event.position.seq
+        # The same text twice is one context: triggers repeat it.
         elif text != self._context:
             self._several = True
         if text != self._context:
@@ -225,6 +229,7 @@ class Stitcher:
             self._whole.open = None
             self._move(EMPTY)
             return
+        # Several contexts: nobody knows which of them the earlier rows belong to.
         if self._first_at is not None and not self._several:
             only = self._encoded
         else:

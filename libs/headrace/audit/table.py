@@ -129,6 +129,7 @@ class AuditTable:
         """Create an audit table. A partitioned table's keys must include the column it is
         partitioned by.
         """
+        # PostgreSQL has no unique index across partitions.
         also = ", committed_at" if self.partitioned else ""
         if self.partitioned:
             tail = " PARTITION BY RANGE (committed_at)"
@@ -136,6 +137,7 @@ class AuditTable:
             tail = ""
         return (
             f"CREATE TABLE IF NOT EXISTS {self.quoted} ({_COLUMNS}, PRIMARY KEY (id{also})){tail};"
+            # CREATE … IF NOT EXISTS leaves an existing table as it is: it gets what it lacks.
             + self.upgrade()
             + self.unique_place()
             + self.indexes()
@@ -198,10 +200,12 @@ class AuditTable:
 
     def is_a_month(self, name: str) -> bool:
         """Whether `create_partition` creates a partition of this name."""
+        # Others may have partitions with other names, which are never dropped.
         return re.fullmatch(re.escape(self.name) + r"_p\d{4}_\d{2}", name) is not None
 
     def create_partition(self, month: str) -> str:
         year, number = (int(part) for part in month.split("-"))
+        # 12 // 12 is 1: December is followed by the next year.
         after = f"{year + number // 12:04d}-{number % 12 + 1:02d}"
         return (
             f'CREATE TABLE IF NOT EXISTS "{self.schema}"."{self.partition(month)}" PARTITION '

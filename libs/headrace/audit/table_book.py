@@ -75,6 +75,7 @@ class TableBook:
         key = noted.key if key is None else tuple(key)
         relation_id = event.payload["relation_id"]
         truncated = event.operation == "TRUNCATE"
+        # By far the most changes say nothing new.
         if noted.key == key and noted.relation_id == relation_id and not truncated:
             return False
         since: Position | None = event.position
@@ -90,6 +91,7 @@ class TableBook:
         noted = self.tables.get(names)
         if noted is None or noted.since is None:
             return False
+        # A later revert must not take earlier rows for what this change left.
         self.tables[names] = replace(noted, since=None, files=None)
         return True
 
@@ -132,6 +134,7 @@ class TableBook:
         """Take what the catalog says of a relation; None where it is gone."""
         noted = self.tables[names]
         if files is None:
+            # Not None, which would ask for the files again.
             self.tables[names] = replace(noted, since=None, files="")
             return
         since = noted.since

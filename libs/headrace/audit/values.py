@@ -38,6 +38,7 @@ def row_json(values: Mapping[str, Any], exact: Mapping[str, str] | None = None) 
     try:
         text = orjson.dumps(_with_texts(values, exact) if exact else values, default=_hex)
     except TypeError:
+        # Half a surrogate pair, or an integer beyond 64 bits.
         return _slowly(values)
     # orjson writes NaN as null, and a NUL as an escape that jsonb refuses.
     if b"\\u0000" in text or (b"null" in text and _has_nonfinite(values)):
@@ -92,6 +93,7 @@ def context_json(text: str) -> bytes:
         raw = text.encode()
         parsed = _parsed(raw, text)
     except (ValueError, RecursionError):
+        # A context is never refused: one that is no JSON is kept as text.
         return row_json(_salvaged(text) or {TEXT_KEY: text})
     if parsed is None:
         return EMPTY
@@ -163,6 +165,7 @@ def escaped(text: bytes) -> bytes:
     """A field of COPY's text format."""
     if b"\\" in text:
         text = text.replace(b"\\", b"\\\\")
+    # Three searches of a short text cost less than three copies of it.
     if b"\n" in text or b"\t" in text or b"\r" in text:
         text = text.replace(b"\n", b"\\n").replace(b"\t", b"\\t").replace(b"\r", b"\\r")
     return text

@@ -144,11 +144,13 @@ class Builder:
         raw = relation_id.to_bytes(4, "big")
         self.tables[relation_id] = table
         self._quick[raw] = table.quick
+        # Rows of the new shape are another kind, and perhaps of another version.
         for known in [known for known in self._kind_of if known[0] == raw]:
             del self._kind_of[known]
 
     def keepalive(self, lsn: int) -> None:
         """PostgreSQL reports that it has sent everything before."""
+        # Inside a transaction, PostgreSQL has sent only a part of what precedes its LSN.
         if self.cursor.transaction is None:
             self.complete_lsn = max(self.complete_lsn, lsn)
 
@@ -157,6 +159,7 @@ class Builder:
         cursor = self.cursor
         seq = cursor.ordinal
         if seq < self._skip_below:
+            # The archive contains it already.
             cursor.ordinal = seq + 1
             return True
         raw = data[1:5]
@@ -223,6 +226,7 @@ class Builder:
             dict(self._versions),
         )
         self._file = _Filling()
+        # Each file describes its own tables, so kinds are numbered again from their first rows on.
         self._kind_of.clear()
         self._due_from_here()
         return sealed
@@ -261,6 +265,7 @@ class Builder:
     def _on_delete(self, lsn: int, message: messages.Delete) -> None:
         if (table := self._wanted(message.relation_id)) is not None:
             old = table.shape.old_row(message.key, message.old)
+            # A message without any old value identifies no row.
             if old is not None:
                 self._row(lsn, table, "delete", None, old)
 
@@ -280,6 +285,7 @@ class Builder:
             if position.seq >= self._skip_below:
                 self._put(lsn, self._number(SharedColumns(None, None, "message", None)), key, body)
             return
+        # `_skip_below` concerns transactions: here only the position shows what is a replay.
         if position > self._last:
             self._put_alone(message.lsn, "message", position, key, body)
 

@@ -33,6 +33,8 @@ from headrace.process.lifecycle import Scope
 
 log = logs.logger("archiver")
 
+# A put whose answer was lost may have succeeded: then the next attempt is refused, and the run
+# starts again from the file that it created.
 PUT_ATTEMPTS = 3
 
 
@@ -62,12 +64,16 @@ class FileWriter:
         failpoint("archiver.before_put")
         await self._put(layout.file_name(info.id), data)
         size = len(data)
+        # Released before the next file needs as much.
         del data, file
         give_back()
         failpoint("archiver.after_put_before_confirm")
+        # Not before: an LSN is confirmed up to `end`, so the store must have acknowledged the file.
         self.end = replace(
             self.end,
             info=info,
+            # A file that ends inside its first transaction repeats the end of the one before, which
+            # an idle mark may have passed.
             known_lsn=max(self.end.known_lsn, info.end_lsn),
             next_id=info.next_id,
         )
@@ -86,10 +92,12 @@ class FileWriter:
 
     async def pass_idle(self, lsn: int) -> None:
         """Note that the log up to there contained nothing for the archive."""
+        # The mark first: a confirmed LSN without a mark would be a gap after a restart.
         await self._write_mark(lsn)
         self.end = replace(self.end, known_lsn=lsn)
 
     async def _write_mark(self, lsn: int) -> None:
+        # It counts only as long as this is the last file (`resume_point`).
         self._mark = ArchiveMark(self.end.archive, self.end.next_id - 1, lsn, self._store.url)
         await self._cell.write(self._mark.encode())
 
@@ -139,6 +147,7 @@ async def at_the_end(
     scope: Scope, store: Store, cell: Cell, source: str, session: str
 ) -> FileWriter:
     """A writer that continues the archive behind its last file."""
+    # Its file is where the listing starts: an archive may have a million files.
     mark = await read_mark(cell)
     await asyncio.to_thread(store.prepare)
     info = await asyncio.to_thread(last_info, store, mark.file)

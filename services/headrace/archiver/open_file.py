@@ -27,6 +27,7 @@ class OpenFile:
 
     async def add(self, rows: pa.Table) -> None:
         """Start to encode a row group, in a thread."""
+        # The writer is used by one thread at a time, and groups keep their order.
         await self.encoded()
         self._encoding = asyncio.create_task(
             asyncio.to_thread(self._writer.add, rows), name="archive row group"
@@ -35,6 +36,8 @@ class OpenFile:
     async def encoded(self) -> None:
         """Wait for the group that is being encoded; raises its error."""
         if self._encoding is not None:
+            # Forgotten first: its error is raised once, and closing the file does not raise it
+            # again.
             encoding = self._encoding
             self._encoding = None
             await encoding
@@ -42,6 +45,7 @@ class OpenFile:
     async def finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:
         """Add the rest; returns the file's bytes, and its metadata with the checksum."""
         await self.encoded()
+        # Compressing and hashing would block the loop for longer than a lease allows.
         return await asyncio.to_thread(self._finish, rest, info)
 
     def _finish(self, rest: pa.Table, info: SegmentInfo) -> tuple[bytes, SegmentInfo]:

@@ -37,6 +37,7 @@ class _NotHere:
 
 def keep_small() -> None:
     """Before the first file is written."""
+    # Before the finders that would find it.
     sys.meta_path.insert(0, _NotHere())
 
 

@@ -94,6 +94,7 @@ class ArchiveEnd:
 
     def check_source(self, opening: Opening) -> None:
         """Refuse to continue if LSNs have changed their meaning."""
+        # Nothing in it could contradict another server.
         if self.info is None:
             return
         known = SourceIdentity(
@@ -110,12 +111,14 @@ def last_info(store: Store, hint: int = 0) -> SegmentInfo | None:
     found: list[ObjectMetadata] = store.ask(Names(after)) or []
     numbered = [number for item in found if (number := layout.file_id(item.location)) is not None]
     if not numbered:
+        # The file of the mark was collected or lost since.
         if hint:
             return last_info(store)
         return None
     last = numbered[-1]
     with naming(last):
         fetched: Fetched | None = store.ask(Get(layout.file_name(last), _TAIL_BYTES))
+        # A footer of very many tables.
         if fetched is not None and segment.footer_bytes(fetched.data) + segment.SEAL_BYTES > len(
             fetched.data
         ):

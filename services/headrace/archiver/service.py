@@ -47,6 +47,8 @@ async def run(scope: Scope, settings: Settings) -> None:
             "HEADRACE_ARCHIVE_URL is not set",
             remedy="Set it to a folder (file:///…) or a bucket (s3://…, gs://…, az://…).",
         )
+    # Before anything imports pandas, and before the lease: a wrong URL ends the process
+    # immediately.
     keep_small()
     store = Store(settings.archive.url, timeout_s=settings.archive.put_timeout_s)
 
@@ -62,6 +64,7 @@ async def _work(
     scope: Scope, settings: Settings, client: Client, store: Store, state: KeyValue, session: str
 ) -> None:
     if settings.archive.keep_s is not None:
+        # A separate task: a collection must not delay a file.
         scope.spawn("janitor", janitor.run(scope, store, settings.archive.keep_s))
     relations = Relations(settings, "headrace archiver", OPTIONS)
     source = settings.source.slot
@@ -74,12 +77,14 @@ async def _work(
     async def follow() -> None:
         """From the archive's end as it is now, until the service stops or doubts."""
         nonlocal writer
+        # If the end is not found, the failure belongs to no writer, and nothing has progressed.
         writer = None
         writer = await at_the_end(scope, store, cell, source, session)
         sink = ArchiveSink(scope, settings, relations, parking, writer)
         try:
             await EpochFollower(scope, settings, client, sink, SERVICE, session).run()
         finally:
+            # A thread may still be creating a file, which the next run has to find.
             await sink.close()
 
     async def failed(error: Exception) -> bool:
@@ -90,6 +95,7 @@ async def _work(
             part = "archive"
         scope.health.block(part, describe(error))
         log.warning("archive_recovery", reason=describe(error))
+        # Progress resets the backoff.
         return writer is not None and writer.progressed
 
     try:

@@ -68,13 +68,16 @@ class ArchiveSink:
         """A new epoch replays from the confirmed LSN: the open file is dropped, and its changes
         come again.
         """
+        # The file is complete, so the new epoch has to skip its changes and not repeat them.
         await self._finish_writing()
         end = self._writer.end
         end.check_source(opening)
         self._opening = opening
         gap = end.gap_before(opening)
+        # A new archive starts where the slot does, and misses nothing.
         if not end.known_lsn:
             self._writer.end = replace(end, known_lsn=opening.confirmed_lsn)
+        # A thread may be encoding a group of the file that is dropped.
         await self._open.encoded()
         self._builder = Builder(self._writer.end.begun(), self._limits)
         self._open = OpenFile()
@@ -90,10 +93,12 @@ class ArchiveSink:
     async def take(self, taken: Taken) -> Stored:
         insert = self._builder.insert
         for lsn, message in taken.entries:
+            # The hot path: an Insert of a known kind is taken without being decoded.
             if message and message[0] == _INSERT and insert(lsn, message):
                 if self._builder.due:
                     await self._make_room()
             elif self._scope.stopping.is_set():
+                # Anything else may wait for the catalog or the store; what is left comes again.
                 break
             else:
                 await self._on_entry(lsn, message)
@@ -101,6 +106,7 @@ class ArchiveSink:
 
     async def store(self, demand: Demand) -> Stored:
         now = time.monotonic()
+        # A file that ends inside a transaction confirms nothing, so only its size may cut it.
         whole = self._builder.cursor.transaction is None
         if not self._builder.rows:
             self._opened_at = now
@@ -126,6 +132,7 @@ class ArchiveSink:
         again_s = TICK_S if self._writing is None else WRITING_TICK_S
         if self._builder.rows:
             left_s = self._opened_at + self._age_max_s - time.monotonic()
+            # Never 0, which would be a busy loop.
             again_s = min(again_s, max(0.001, left_s))
         return Stored(lsn, bool(self._builder.rows) or self._writing is not None, again_s)
 
@@ -144,6 +151,7 @@ class ArchiveSink:
         except DecodeError as error:
             await self._park(lsn, message, error)
             return
+        # Between two transactions, so that the file confirms the whole of the last one.
         if builder.full and isinstance(decoded, Commit):
             await self._seal()
         elif builder.due:
@@ -166,6 +174,7 @@ class ArchiveSink:
             await self._seal()
             return
         await self._open.add(self._builder.take_group())
+        # The file that is written is held in memory until the store has acknowledged it.
         if self._writing is not None and self._writing_bytes + self._open.size >= HELD_BYTES_MAX:
             await self._finish_writing()
 
@@ -183,6 +192,7 @@ class ArchiveSink:
         """Close the open file and write it, once the previous one is written."""
         await self._finish_writing()
         assert self._opening is not None, "rows came outside an epoch"
+        # One at a time: ids have no gaps only if a file exists before the next one is created.
         sealed = self._builder.seal()
         file = self._open
         self._open = OpenFile()
@@ -200,5 +210,6 @@ class ArchiveSink:
                 try:
                     await self._writing
                 finally:
+                    # A cancelled wait leaves the task running: `close` waits for it.
                     if self._writing.done():
                         self._writing = None

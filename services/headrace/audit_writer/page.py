@@ -28,6 +28,7 @@ from headrace.http.authority import bears, is_loopback
 from headrace.http.page import HEADERS, page
 from headrace.settings import Settings
 
+# More than the statement's own limit, so that PostgreSQL cancels first.
 QUERY_TIMEOUT_S = 10.0
 _HEADERS = {**HEADERS, "Cache-Control": "no-store"}
 
@@ -46,6 +47,7 @@ class Page:
         app.router.add_get("/audit/changes", self.changes)
 
     async def page(self, request: web.Request) -> web.Response:
+        # The page itself has no rows; it would only ask for a token that does not exist.
         if not self._local(request) and self._audit.token is None:
             return refusal(
                 403,
@@ -76,12 +78,14 @@ class Page:
                 "Narrow it by table, key or time.",
                 _HEADERS,
             )
+        # `default`: times and ids.
         body = json.dumps({"changes": [_document(row) for row in found]}, default=str)
         return web.Response(text=body, content_type="application/json", headers=_HEADERS)
 
     async def _found(self, search: Search) -> list[Any]:
         connection = await connect(self._audit, self._settings.postgres, "headrace audit page")
         try:
+            # A search can't write, even if someone injected a statement.
             await connection.execute(
                 "SET default_transaction_read_only = on; SET statement_timeout = '9s'"
             )
@@ -124,6 +128,7 @@ def _search(asked: Mapping[str, str]) -> Search:
 def _place(text: str) -> TrailPosition:
     """A position from the page: position, ordinal (empty in an older auditor's rows), id."""
     position, ordinal, change = text.split(".")
+    # A malformed id is refused here, and not by PostgreSQL.
     return TrailPosition(int(position), int(ordinal) if ordinal else None, str(uuid.UUID(change)))
 
 

@@ -84,6 +84,7 @@ class AuditWriter:
             self._wrote = False
             try:
                 async with self._destination() as destination:
+                    # Two writers would write every row twice: one of them is refused.
                     await destination.claim()
                     await destination.prepare()
                     await self._follow(destination)
@@ -95,6 +96,7 @@ class AuditWriter:
                 OSError,
             ) as error:
                 self._blocked(error)
+                # A session that has committed something was no failed attempt.
                 if self._wrote:
                     backoff.reset()
                 await self._scope.pause(backoff.pause_s())
@@ -186,6 +188,7 @@ class AuditWriter:
         stream = self._settings.streams.cdc
         while not self._scope.stopping.is_set():
             if self._session is not None and self._client.is_connected:
+                # Only a figure: the session reports that the stream does not answer.
                 with contextlib.suppress(NatsError, OSError):
                     found = await behind(
                         self._client.jetstream(), stream, self._session.settled_seq
@@ -201,9 +204,11 @@ class AuditWriter:
             with contextlib.suppress(
                 HeadraceError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError
             ):
+                # A separate connection: a long DELETE must not delay the trail.
                 async with self._destination() as destination:
                     removed = await destination.expire(keep_days)
             self._scope.health.stats.count("audit_expired", removed)
+            # Removed in pieces: it continues soon while there is more.
             await self._scope.pause(1.0 if removed else EXPIRE_S)
 
 

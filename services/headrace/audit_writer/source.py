@@ -28,6 +28,7 @@ WHERE (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest($1::text[], $2
 
 async def database_name(settings: PostgresSettings) -> str:
     """The database whose changes are audited."""
+    # libpq's variable, which asyncpg reads as well.
     named = settings.database or os.environ.get("PGDATABASE")
     if named:
         return named
@@ -46,8 +47,10 @@ async def noted(settings: PostgresSettings, tables: set[Names]) -> dict[Names, N
         rows = await session.fetch(
             _RELATIONS, [schema for schema, _ in wanted], [name for _, name in wanted]
         )
+        # Of the key as it is now: changes of earlier versions do not name theirs.
         keys_of = await catalog.keys(session, [row["relation_id"] for row in rows])
     finally:
+        # Nothing is pending: an orderly end would only wait for a server that may be gone.
         session.terminate()
     found = {
         (row["schema"], row["name"]): Noted(

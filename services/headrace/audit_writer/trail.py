@@ -61,6 +61,7 @@ class Trail:
         ]
         if not live:
             return [f"{service}: no report was received for {self._silent_s:g} s"]
+        # One ready instance is enough: a standby waits for its lease.
         return [f"{service}: {reason}" for reason in min(live, key=len).values()]
 
     def _hear(self, service: str, data: bytes) -> None:

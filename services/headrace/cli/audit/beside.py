@@ -51,6 +51,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
     settings = load(given)
     own_slot = environ.get("SLOT_NAME")
     stream = await _stream(settings)
+    # Nobody delivers here, or an earlier run of this command.
     if stream is None or stream == STREAM:
         return None
     if stream == given.get("HEADRACE_STREAM") and await _has_slot(settings, own_slot or NAME):
@@ -58,6 +59,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
         return None
     slot = settings.source.slot
     there = f"a suite already delivers to {shown(settings.nats)}, into the stream {stream}"
+    # Another slot than the suite's would need another stream, but its subjects are taken.
     if own_slot and own_slot != environ.get("HEADRACE_SLOT", own_slot):
         raise BesideError(
             f"{there}: a trail with its own slot needs a separate NATS",
@@ -66,6 +68,7 @@ async def suite_beside(given: Mapping[str, str], environ: Mapping[str, str]) -> 
                 "start a nats-server."
             ),
         )
+    # A NATS may serve a suite of another database, whose changes are not these.
     if not await _has_slot(settings, slot):
         raise BesideError(
             f"{there}, but its slot {slot} is not in database {settings.postgres.database}",

@@ -38,6 +38,7 @@ Id = Annotated[str, typer.Argument(help="A change's id, as shown by `headrace au
 
 def finish(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a command to its end; an expected error is one line."""
+    # Here, as each command's module: `--help` answers without loading them.
     import uvloop
 
     logs.configure("cli", level="warning", form=logs.LogFormat.LOGFMT)
@@ -84,6 +85,7 @@ def log(  # noqa: PLR0917  # typer makes options of them, whatever their place
     """List changes, latest first."""
     from headrace.cli.audit import read
 
+    # Its errors are reported within `finish`.
     search = read.searched(table, key, context, since, until, operation=operation, limit=limit)
     finish(lambda: read.log(search(), as_json=as_json))
 

@@ -41,6 +41,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
         made["HEADRACE_LOG_LEVEL"] = _LEVELS.get(
             made["HEADRACE_LOG_LEVEL"], made["HEADRACE_LOG_LEVEL"]
         )
+    # A server without a name is the local one, with the usual credentials.
     if not any(made.get(name) for name in _NAMED):
         made = {**_DEFAULTS, **made, "PG_HOST": _DEFAULTS["PG_HOST"]}
     return made
@@ -50,11 +51,13 @@ def in_their_words(text: str, environ: Mapping[str, str]) -> str:
     """An error's message with the variables that the user set, or would set, instead of the
     suite's.
     """
+    # An option of `init`, which this command calls.
     text = text.replace(
         "--tables ", "TABLES=" if environ.get("TABLES") else "HEADRACE_AUDIT_TABLES="
     )
     of_theirs = {ours: theirs for theirs, ours in _SAME.items() if theirs.startswith("DB_")}
     uses_ours = any(environ.get(name) for name in (*of_theirs, *_NAMED))
+    # A user who sets only the suite's variables knows these.
     if uses_ours and not any(environ.get(name) for name in of_theirs.values()):
         return text
     return re.sub(rf"\b({'|'.join(of_theirs)})\b", lambda found: of_theirs[found[1]], text)

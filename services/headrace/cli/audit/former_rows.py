@@ -45,6 +45,7 @@ class FormerRows:
         after = parsed(change["after"])
         before = was.values
         if change["operation"] == "UPDATE":
+            # Then the table has REPLICA IDENTITY FULL.
             whole = set(before) >= set(after) | set(change["unchanged"] or ())
         else:
             whole = await self._is_whole(change, set(before))
@@ -69,6 +70,7 @@ class FormerRows:
             raise IrreversibleError(
                 f"the former values of a row of {change['table']} are not known{unknown}"
             )
+        # A lost change of the row could have made it another.
         if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
             raise IrreversibleError(
                 f"the former values of a row of {change['table']} are not known: changes of it "
@@ -82,6 +84,7 @@ class FormerRows:
         names = (change["database"], change["schema"], change["table"])
         columns = (await self.tables.table(*names[1:])).columns
         last = await written_before(self.trail, self.audit, names, change)
+        # A column that any row in the trail has is one that the trail receives.
         latest = last or await written_before(self.trail, self.audit, names)
         known = columns_of(latest) or set(columns)
         if not sent >= known & set(columns):
@@ -102,6 +105,7 @@ class FormerRows:
             known is not None
             and known.has(oldest, change["source"])
             and known.relation_id == relation_id
+            # Partitions may have come since; a file that is gone means a rewrite.
             and files.issuperset(known.files.split(","))
         ):
             return

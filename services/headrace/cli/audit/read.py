@@ -56,6 +56,7 @@ def moment(text: str) -> datetime:
             f"{text!r} is not a time", remedy="Write 2026-01-31T12:00, or 30m, 2h, 7d."
         ) from error
     if time.tzinfo:
+        # Times of the trail are UTC.
         return time
     return time.replace(tzinfo=UTC)
 
@@ -71,6 +72,7 @@ def searched(
     limit: int,
 ) -> Callable[[], Search]:
     """The search for the options; created where its errors are reported."""
+    # A wrong time is reported like other errors, by `finish`.
     return lambda: Search(
         table=table,
         key=key,
@@ -90,6 +92,7 @@ async def _trail() -> AsyncIterator[tuple[asyncpg.Connection, AuditTable, Settin
     connection = await connect(audit, settings.postgres, "headrace audit")
     try:
         yield connection, AuditTable.of(audit), settings
+    # These two first: both are PostgresErrors.
     except asyncpg.UndefinedColumnError as error:
         raise HeadraceError(
             f"the trail was written by an earlier version: {error.args[0]}",
@@ -133,6 +136,7 @@ async def _one(connection: asyncpg.Connection, table: AuditTable, change: str) -
 
 def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row for programs."""
+    # Documents come as text (`query.SHOWN`).
     document = dict(row)
     for name in ("before", "after", "context", "exact"):
         document[name] = json.loads(document[name] or "null")
@@ -145,6 +149,7 @@ def as_document(row: Mapping[str, Any]) -> dict[str, Any]:
 async def log(search: Search, *, as_json: bool) -> None:
     async with _trail() as (connection, table, _):
         for row in await _found(connection, table, search):
+            # Programs get the text as it is, terminals without control characters.
             print(json.dumps(as_document(row)) if as_json else one_line(_line(row)))
 
 
@@ -153,6 +158,7 @@ def _line(row: Mapping[str, Any]) -> str:
         context = ""
     else:
         context = f"  {_short(row['context'])}"
+    # As commands take a name without a schema.
     if row["schema"] == "public":
         where = row["table"]
     else:
@@ -195,6 +201,7 @@ def _differences(row: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _told(value: object) -> str:
+    # Not None, which is JSON's null.
     if value is ...:
         return "?"
     return json.dumps(value, ensure_ascii=False)
@@ -258,6 +265,7 @@ async def revert(
             "revert takes one of --id, --transaction, --context",
             remedy="Say which changes to undo.",
         )
+    # Before a connection is needed.
     if change is not None:
         _check_id(change)
     search = Search(
@@ -271,10 +279,12 @@ async def revert(
         found = await _found(connection, table, search)
         if not found:
             raise NotFoundError("nothing in the trail matches")
+        # There may be more, which would stay: a part of them is not what was asked for.
         if len(found) == query.LIMIT_MAX:
             raise IrreversibleError(
                 f"more than {query.LIMIT_MAX - 1} changes match", remedy="Narrow it with --since."
             )
+        # The trail may be on another server than the tables.
         async with postgres(settings, "audit revert") as source:
             run = Reverting(connection, source, table, settings.format.json_values, found, leave)
             if not apply:

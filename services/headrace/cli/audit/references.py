@@ -32,7 +32,10 @@ async def references_to(source: asyncpg.Connection, tables: Collection[Names]) -
     """Those that name rows of these tables."""
     wanted = sorted(tables)
     rows = await source.fetch(
-        _REFERENCES, [schema for schema, _ in wanted], [name for _, name in wanted]
+        # Pairs of names: a name may be in several schemas.
+        _REFERENCES,
+        [schema for schema, _ in wanted],
+        [name for _, name in wanted],
     )
     return [
         Reference(

@@ -78,6 +78,7 @@ class Reverting:
         """The statements, the latest change's first."""
         await self._prepare()
         statements = []
+        # Each step sees in `_imagined` what the steps before it would leave.
         for change in self.changes:
             step = await self._step(change)
             await self._check_imagined(step)
@@ -87,7 +88,9 @@ class Reverting:
 
     async def apply(self) -> None:
         """Undo the changes in one transaction, or none of them."""
+        # Every row that the revert writes has this context: a thousand ids would be too many.
         ids = [str(change["id"]) for change in self.changes]
+        # Checks and statements together: what was checked can't change before it is written.
         async with self.source.transaction():
             await self._prepare()
             said = json.dumps(
@@ -110,6 +113,7 @@ class Reverting:
         for name, value in SESSION_SETTINGS.items():
             await self.source.execute("SELECT set_config($1, $2, false)", name, value)
         here = await self.source.fetchval("SELECT current_database()")
+        # A trail may contain several databases with tables of the same names.
         elsewhere = {change["database"] for change in self.changes} - {here}
         if elsewhere:
             raise IrreversibleError(
@@ -125,6 +129,7 @@ class Reverting:
         self.changes = ordered(self.changes, self._references)
 
     async def _do(self, step: Step) -> None:
+        # Locked by the reading, so that what is checked is what is written.
         found = await self._read(step.table, step.found_by)
         await self._hold(step, found, step.now)
         await self._hold_alone(step)
@@ -224,6 +229,7 @@ class Reverting:
                 for place, side in self._imagined.items()
                 if side is None and (place[0] != step.table.quoted or one.child == one.parent)
             ]
+            # More than those that this script removes before.
             if found > len(gone):
                 raise IrreversibleError(
                     f"nothing was undone: {found - len(gone)} rows of {'.'.join(one.child)} refer "
@@ -233,6 +239,7 @@ class Reverting:
                 )
 
     async def _refuse(self, step: Step, why: str) -> None:
+        # That change has to be undone first.
         later = await later_change(
             self.trail, self.audit, step.change, [one["id"] for one in self.changes]
         )
@@ -256,6 +263,8 @@ class Reverting:
         self, table: SourceTable, side: RowImage, *, lock: bool = True
     ) -> dict[str, str | None] | None:
         """The source's row as texts, as in the replication stream; None if there is none."""
+        # format() uses the type's output function, as the stream does. A cast to text may differ,
+        # as with boolean and character(n).
         texts = ", ".join(
             (
                 f"CASE WHEN t.{quote_name(name)} IS NULL THEN NULL ELSE format('%s', "

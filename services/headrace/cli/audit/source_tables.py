@@ -73,6 +73,7 @@ class SourceTables:
                 f"the table {schema}.{name} no longer exists",
                 remedy="Create it again, or undo it manually.",
             )
+        # Built-in types are known without the catalog.
         own = {row["type_oid"] for row in rows if row["type_oid"] >= catalog.FIRST_USER_OID}
         types = await catalog.types(self.connection, own)
         columns = {row["name"]: self._column(schema, name, row, types) for row in rows}
@@ -89,6 +90,7 @@ class SourceTables:
         self, schema: str, table: str, row: Mapping[str, Any], types: Mapping[int, TypeInfo]
     ) -> SourceColumn:
         oid = row["type_oid"]
+        # A domain may stand on another one.
         while (info := types.get(oid)) is not None and info.kind is TypeKind.DOMAIN:
             oid = info.base_oid
         kind = {
@@ -103,6 +105,7 @@ class SourceTables:
             f"{table}.{row['name']}",
             f"{schema}.{table}.{row['name']}",
         }
+        # `require_left` reports a column that is in no table.
         self._left |= left
         as_text = self.json_values is JsonForm.TEXT
         return SourceColumn(

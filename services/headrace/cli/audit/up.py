@@ -58,6 +58,7 @@ async def run(folder: Path, *, once: bool, verbose: bool) -> None:
 
 
 def _make(folder: Path) -> None:
+    # The stream in it contains rows.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
 
@@ -68,6 +69,7 @@ class _alone:  # noqa: N801  # read as a statement: with _alone(folder)
     """
 
     def __init__(self, folder: Path) -> None:
+        # An address has at most 108 bytes.
         self._name = f"\0headrace-audit-{folder.resolve()}"[:100]
         self._holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
@@ -102,6 +104,7 @@ class _AuditUp:
         self._view = view
         self._cleanup = cleanup
         self._given = given
+        # Without a server that the user names, the trail has a private one.
         named = given.get("NATS_URL") or given.get("NATS_HOST")
         if named:
             self._nats = None
@@ -122,6 +125,7 @@ class _AuditUp:
         in_order = False
         try:
             done = await unless_told_to_stop(self._start(), self._told, keeping)
+            # After a failure the slot stays: it retains what the trail has not written.
             in_order = True
             if done and not once:
                 await self._watch(keeping)
@@ -140,10 +144,12 @@ class _AuditUp:
             chosen = self._environment()
         else:
             chosen = self._beside(self._suite)
+        # Libraries read it too, and the services inherit it: they must not see a suite's variables.
         os.environ.clear()
         os.environ.update(chosen)
         settings = load(chosen)
         if self._suite is None:
+            # Before they are created: a stop in between drops those that exist.
             self._made = settings
             await self._make_objects(settings)
         await self._services(settings)
@@ -204,6 +210,7 @@ class _AuditUp:
         forced = self._audit.for_the_suite(self._given)
         if self._nats is not None:
             forced["NATS_URL"] = self._nats.url
+        # Later ones win: the user overrides defaults, and nobody the trail's own objects.
         return {**defaults, **without_a_suites(self._given), **own, **forced}
 
     @property
@@ -214,6 +221,7 @@ class _AuditUp:
         services = []
         wanted = (WAL_READER, PUBLISHER, AUDIT_WRITER)
         for service in wanted if self._suite is None else (AUDIT_WRITER,):
+            # Only the page is visited, so only its port has to be the same each time.
             if service is not AUDIT_WRITER:
                 port = free_port()
             else:
@@ -239,6 +247,7 @@ class _AuditUp:
 
     def _signalled(self) -> None:
         if self._told.is_set() and self._supervisor is not None:
+            # A second signal: the user does not want to wait.
             self._supervisor.hasten()
         self._told.set()
 
@@ -249,6 +258,7 @@ class _AuditUp:
         if self._made is not None and cleanup:
             await teardown.run(self._made, yes=True, streams=False)
         if self._nats is not None and self._nats.running:
+            # After the services, which still publish and confirm while they stop.
             await self._nats.stop()
             if self._made is not None and cleanup:
                 # Without its slot the trail can't continue: the next run starts a new stream.
