@@ -9,6 +9,7 @@ completes something (a transaction's last one, or one outside any) waits for not
 
 from __future__ import annotations
 
+from headrace.errors import HeadraceError
 from headrace.jetstream.object_store import LargeStore
 from headrace.metrics.counters import Counters
 from headrace.publisher.assembler import Mark, PublishedEvent
@@ -17,6 +18,12 @@ from headrace.publisher.delivery import Delivery
 from headrace.publisher.resume_point import ResumePoint
 
 SPLIT_HEADER = {"Headrace-Transaction": "split"}
+
+
+class SchemaEventsVoidError(HeadraceError):
+    """A new epoch began inside a transaction with schema events."""
+
+    retry = True
 
 
 class AtomicDelivery(Delivery):
@@ -36,6 +43,10 @@ class AtomicDelivery(Delivery):
 
     def begin_epoch(self) -> None:
         super().begin_epoch()
+        if not all(event.advances for event in self._open):
+            # The schema book takes them for published, and would not report them again. The next
+            # follower reads it together with the stream's tail.
+            raise SchemaEventsVoidError("a new epoch began inside a transaction with schema events")
         if self._open:
             # The open transaction comes again from its start.
             self.position = self._before_open

@@ -457,6 +457,24 @@ class TestTransactions:
         await line.rows()
         assert await split(line) == [False] + [True] * 1800
 
+    async def test_a_wal_reader_killed_inside_a_transaction_costs_no_schema_event(
+        self, line: Line
+    ) -> None:
+        await line.suite.kill("wal-reader")
+        await line.database.execute(
+            "INSERT INTO a VALUES (0); ALTER TABLE a ADD extra int;"
+            "INSERT INTO a SELECT g, repeat('x', 200) FROM generate_series(1, 600) g"
+        )
+        await line.suite.start(
+            "wal-reader",
+            HEADRACE_FAILPOINT="wal_reader.after_frame:5",
+            HEADRACE_FRAME_BYTES_MAX="16384",
+        )
+        assert await line.suite.exit_code("wal-reader", DELIVERED_S) == -9
+        await line.suite.start("wal-reader")
+        await line.rows()
+        assert (await subjects(line))[:4] == ["cdc.a.schema", "cdc.a.insert"] * 2
+
     async def subject_comes(self, line: Line, subject: str, times: int = 1) -> None:
         async with asyncio.timeout(10):
             while (await subjects(line)).count(subject) < times:  # noqa: ASYNC110  # a stream gives no event
