@@ -55,7 +55,8 @@ class ProgressWriter:
         """
         self.confirmed_lsn = 0
         known = self.progress.joined(opening)
-        if known != self.progress:
+        # Messages that are published again soon hide the reason for the doubt.
+        if known != self.progress or known.ids_in_doubt:
             await self._cell.write(known.encode())
             self.progress = known
 
@@ -65,7 +66,14 @@ class ProgressWriter:
         await self._cell.write(self.progress.encode())
 
     def begin(
-        self, lsn: int, position: Position, msg_id: str, stream_seq: int, *, past_lanes: bool
+        self,
+        lsn: int,
+        position: Position,
+        msg_id: str,
+        stream_seq: int,
+        *,
+        past_lanes: bool,
+        ids_in_doubt: bool,
     ) -> None:
         """Write that everything before `lsn` is stored, the last event of it at `position`; some of
         it may be beyond, unless the stream is past the lanes of a crash.
@@ -79,6 +87,7 @@ class ProgressWriter:
             msg_id=msg_id,
             confirmed_lsn=max(lsn, self.progress.confirmed_lsn),
             complete=self.progress.stored(position, lsn, past_lanes=past_lanes),
+            ids_in_doubt=ids_in_doubt,
         )
         failpoint("publisher.before_progress")
         task = asyncio.create_task(self._cell.write(progress.encode()), name="progress")

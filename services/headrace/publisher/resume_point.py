@@ -59,6 +59,8 @@ class Progress:
     # stored, only the event itself proves that the stream reports the gap.
     gap_id: str = ""
     gap_position: Position = ORIGIN
+    # The stream lacked messages not long ago, whose ids the server may still know.
+    ids_in_doubt: bool = False
 
     def reported(self, up_to: int, gap_id: str) -> Progress:
         """The progress once the stream contains the event of a gap up to this LSN."""
@@ -212,8 +214,10 @@ async def find_resume_point(cell: Cell, tail: StreamTail) -> ResumePoint:
         # A later message of ours exists: the missing one was in the middle, and was removed by
         # itself.
         lost = False
-    found.ids_in_doubt = lost or found.lacks_some_behind(progress.stream_seq)
-    here = replace(progress, stream_created=found.created)
+    found.ids_in_doubt = (
+        progress.ids_in_doubt or lost or found.lacks_some_behind(progress.stream_seq)
+    )
+    here = replace(progress, stream_created=found.created, ids_in_doubt=found.ids_in_doubt)
     if found.position_seq:
         here = replace(
             here,

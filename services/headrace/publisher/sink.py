@@ -290,7 +290,12 @@ class StreamSink:
         position, msg_id = self._delivery.stored()
         self._doubt.progressed |= lsn > 0
         self._progress.begin(
-            lsn, position, msg_id, self._pipe.stored_seq, past_lanes=self._delivery.past_lanes
+            lsn,
+            position,
+            msg_id,
+            self._pipe.stored_seq,
+            past_lanes=self._delivery.past_lanes,
+            ids_in_doubt=self._pipe.ids_in_doubt,
         )
 
     async def _finish_writing(self) -> None:

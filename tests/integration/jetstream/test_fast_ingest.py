@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import nats
@@ -24,13 +25,15 @@ from headrace.jetstream.publishing.message import Message, Outgoing
 from headrace.jetstream.publishing.pipe import Window
 from headrace.jetstream.publishing.stream_tail import StreamTail
 from headrace.jetstream.state import Cell
+from headrace.lsn import Position
 from headrace.metrics.counters import Counters
+from headrace.publisher.progress_writer import ProgressWriter
 from headrace.publisher.resume_point import find_resume_point, reader_of
 from headrace.testing.oracle import raw_messages, stored
 from headrace.testing.plugin import OwnNats
 
 STREAM = "FAST"
-UNKNOWN_BATCH, WRONG_LAST_SEQUENCE = 10208, 10071
+UNKNOWN_BATCH, WRONG_LAST_SEQUENCE, DUPLICATE = 10208, 10071, 10201
 
 
 def event(number: int) -> Outgoing:
@@ -124,6 +127,32 @@ async def test_its_owner_hears_of_each_stored_message_once_and_nothing_is_counte
     assert heard == [event(number).msg_id for number in range(1, 301)]
     assert set(stats.values()) == {"published_bytes"}
     await ingest.close()
+
+
+async def test_publishing_goes_on_after_another_publishers_atomic_batch_was_refused(
+    client: Client,
+) -> None:
+    """nats-server 2.15 then refuses every batch of fast ingest that names the stream's end."""
+    js = client.jetstream()
+    config = (await js.stream_info(STREAM)).config
+    await js.update_stream(replace(config, allow_atomic=True))
+    ingest = await opened(client)
+    await deliver(ingest, range(1, 4))
+    for number in range(1, 6):
+        headers = {
+            "Nats-Msg-Id": event(1).msg_id if number == 5 else f"other-{number}",
+            "Nats-Batch-Id": "other",
+            "Nats-Batch-Sequence": str(number),
+        }
+        if number < 5:
+            await client.publish("fast.t", b"x", headers=headers)
+    commit = {**headers, "Nats-Batch-Commit": "1"}
+    answer = await client.request("fast.t", b"x", headers=commit, timeout=5)
+    assert orjson.loads(answer.data)["error"]["err_code"] == DUPLICATE
+    async with asyncio.timeout(10):
+        await deliver(ingest, range(4, 40))
+    await ingest.close()
+    assert await numbers(client) == list(range(1, 40))
 
 
 async def test_a_first_message_that_is_a_duplicate_opens_its_batch_whatever_it_expects(
@@ -317,6 +346,44 @@ async def test_a_stream_that_lost_nothing_is_written_with_the_servers_ids(client
     assert not place.tail.ids_in_doubt
     assert await js.delete_msg(STREAM, 2)
     assert (await find_resume_point(cell, tail)).tail.ids_in_doubt
+
+
+@pytest.mark.parametrize("duplicate_window", [1.0], indirect=True)
+async def test_a_doubt_about_ids_outlives_further_crashes_until_the_server_has_forgotten_them(
+    client: Client,
+) -> None:
+    await deliver(await opened(client), range(1, 4))
+    js = client.jetstream()
+    await js.purge_stream(STREAM)
+    cell = Cell(await js.create_key_value(bucket="state"), "progress.a")
+    tail = StreamTail(js, STREAM, reader_of("a"))
+    for first in (10, 20):
+        place = await find_resume_point(cell, tail)
+        ingest = FastPipe(client, tail, Counters(), Window(4096, 1 << 23, ack_timeout_s=3))
+        await ingest.open(place.tail)
+        assert ingest.ids_in_doubt
+        # Its progress is behind what hid the loss.
+        progress = ProgressWriter(cell, place.progress)
+        await deliver(ingest, range(first, first + 3))
+        await write(progress, ingest, first + 2)
+    async with asyncio.timeout(10):
+        while ingest.ids_in_doubt:  # noqa: ASYNC110  # it ends with time
+            await asyncio.sleep(0.1)
+    await deliver(ingest, range(30, 33))
+    await write(progress, ingest, 32)
+    assert not (await find_resume_point(cell, tail)).tail.ids_in_doubt
+
+
+async def write(progress: ProgressWriter, ingest: FastPipe, last: int) -> None:
+    progress.begin(
+        last,
+        Position(last, 0),
+        event(last).msg_id,
+        ingest.stored_seq,
+        past_lanes=True,
+        ids_in_doubt=ingest.ids_in_doubt,
+    )
+    await progress.finish()
 
 
 async def test_a_fault_while_the_stream_is_read_fails_what_is_published(

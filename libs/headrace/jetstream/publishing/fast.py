@@ -117,8 +117,6 @@ class FastPipe(Pipe):
         self._proving: asyncio.Task[None] | None = None
         # `published` at the last call of `catch_up`, to recognize that nothing was added since.
         self._caught_up_at = 0
-        # Until then ids are kept from the server's duplicate window.
-        self._doubtful_until = 0.0
 
     @property
     def published(self) -> int:
@@ -132,9 +130,6 @@ class FastPipe(Pipe):
     async def open(self, tail: Tail) -> None:
         """Start after a tail that was just read from the stream."""
         self._begin_behind(tail)
-        if tail.ids_in_doubt:
-            # The server forgets an id some time after its window.
-            self._doubtful_until = time.monotonic() + 2 * tail.duplicate_window_s
         self._subscription = await self._client.subscribe(
             f"{self._batch.inbox}.>", cb=self._on_answer
         )
@@ -143,7 +138,7 @@ class FastPipe(Pipe):
         await self._client.flush()
 
     def _id_header(self, message: Message) -> str:
-        if time.monotonic() < self._doubtful_until:
+        if self.ids_in_doubt:
             return ID_HEADER
         return super()._id_header(message)
 
@@ -295,14 +290,13 @@ class FastPipe(Pipe):
             self._heard_at = time.monotonic()
         if not self._batch.open:
             self._batch.start(self._last_seq)
+        messages = self._batch.next_of(self._unsent)
+        del self._unsent[: len(messages)]
+        self._sent.extend(messages)
         # A skipped duplicate goes unnoticed if another source's message took its place.
-        if self._known or time.monotonic() < self._doubtful_until:
-            commands = self._batch.commands(self._unsent, self._id_header, end=end)
-        else:
-            commands = self._batch.commands(self._unsent, end=end)
-        self._sent.extend(self._unsent)
-        self._unsent.clear()
-        return commands
+        if self._known or self.ids_in_doubt:
+            return self._batch.commands(messages, self._id_header, end=end)
+        return self._batch.commands(messages, end=end)
 
     async def _on_answer(self, message: Msg) -> None:
         # The inbox may contain dots, so the fields are counted from the end.
@@ -464,7 +458,10 @@ class FastPipe(Pipe):
         """Another message was stored at this position: continue after the tail with what isn't
         stored.
         """
+        reached = self._last_seq
         await self._go_behind_others()
+        # If nothing was stored there, the server has the wrong end of the stream for batches.
+        self._batch.alone = self._last_seq == reached
         # The final answer has removed from `_sent` what is stored, so this is exactly the rest, in
         # order.
         self._unsent = [*self._sent, *self._unsent]

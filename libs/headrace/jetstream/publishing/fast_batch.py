@@ -58,6 +58,10 @@ class FastBatch:
     # of them don't show up in the stream.
     taken: int = 0
     unproved: bool = False
+    # The next message is sent as an ordinary one, in no batch. After an atomic batch that was
+    # refused for a duplicate, nats-server 2.15 compares the sequences that fast ingest names with
+    # one beyond the stream's end, until the stream gets there.
+    alone: bool = False
 
     def start(self, base: int) -> None:
         """Open the next batch, whose first message is stored behind this sequence.
@@ -73,6 +77,12 @@ class FastBatch:
         self.unproved = False
         self._started += 1
         self.id = f"{self._life}-{self._started}"
+
+    def next_of(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Those of these messages that are sent together now."""
+        if self.alone:
+            return messages[:1]
+        return messages[:]
 
     def stored(self, seq: int, taken: int, *, is_duplicate: bool) -> int:
         """How many messages are stored, by the final answer: its sequence, and its count.
@@ -92,11 +102,17 @@ class FastBatch:
         *,
         end: bool,
     ) -> list[bytes]:
-        """The commands for these messages, which count as sent; with `end`, they end the batch.
+        """The commands for these messages, which count as sent; with `end`, they end the batch. An
+        ordinary message always does: its answer has the form of a final one.
 
         `id_header`: which header takes a message's id, if not always the server's.
         """
         prefix = f"{self.inbox}.{self.id}.{self.flow}.fail"
+        suffix = "$FI"
+        if self.alone:
+            suffix = "alone"
+            end = True
+            self.alone = False
         number = self.number
         base = self.base
         commands = []
@@ -111,7 +127,7 @@ class FastBatch:
                 operation = _START
             if id_header is not None:
                 header = id_header(message)
-            reply = f"{prefix}.{number + 1}.{operation}.$FI"
+            reply = f"{prefix}.{number + 1}.{operation}.{suffix}"
             # Each message names the sequence right before its own: it is stored exactly there, or
             # refused.
             commands.append(wire.command(message, reply, base + number, header))

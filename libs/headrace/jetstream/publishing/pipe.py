@@ -86,6 +86,8 @@ class Pipe(ABC):
         # Ids that the server's duplicate window knows though their messages are not in the stream:
         # these messages are stored without `Nats-Msg-Id`.
         self._known: set[str] = set()
+        # Until then the window may know more such ids.
+        self._doubtful_until = 0.0
         # The first failure; it is permanent. The owner reads the stream's tail and starts another
         # pipe, since only the stream says what was stored (docs/adr/0005).
         self._failure: IngestError | MessageTooLargeError | None = None
@@ -138,7 +140,15 @@ class Pipe(ABC):
         """
         return self._stored_seq
 
+    @property
+    def ids_in_doubt(self) -> bool:
+        """Whether the server may know ids of messages that it lost, and would skip them."""
+        return time.monotonic() < self._doubtful_until
+
     def _begin_behind(self, tail: Tail) -> None:
+        if tail.ids_in_doubt:
+            # The server forgets an id some time after its window.
+            self._doubtful_until = time.monotonic() + 2 * tail.duplicate_window_s
         self._last_seq = tail.last_seq
         self._created = tail.created
         self._reconnects = self._client.stats["reconnects"]
