@@ -158,10 +158,7 @@ def pieces(payload: Payload, holes: Collection[str], encoding: Encoding) -> list
     write = writer(encoding)
     json_ = encoding is Encoding.JSON
     cut = []
-    if json_:
-        piece = b"{"
-    else:
-        piece = bytes(msgpack.Packer().pack_map_header(len(payload)))
+    piece = b"{" if json_ else bytes(msgpack.Packer().pack_map_header(len(payload)))
     for index, (key, value) in enumerate(payload.items()):
         piece += (b"," if json_ and index else b"") + write(key) + (b":" if json_ else b"")
         if key in holes:

@@ -371,10 +371,7 @@ def _pair(old: TableShape, new: TableShape) -> dict[ColumnShape, ColumnShape]:
     by_name = {column.name: column for column in old.columns}
     pairs = {}
     for column in new.columns:
-        if column.number:
-            before = by_number.get(column.number)
-        else:
-            before = None
+        before = by_number.get(column.number) if column.number else None
         namesake = by_name.get(column.name)
         if (
             before is None

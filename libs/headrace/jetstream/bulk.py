@@ -198,14 +198,8 @@ class BulkParser(Parser):
                 self._give(of, heard)
                 heard = []
                 of = words[2]
-            if words[0] == b"HMSG":
-                cut = begin + int(words[-2])
-            else:
-                cut = begin
-            if len(words) == _MESSAGES[words[0]]:
-                reply = words[3]
-            else:
-                reply = b""
+            cut = begin + int(words[-2]) if words[0] == b"HMSG" else begin
+            reply = words[3] if len(words) == _MESSAGES[words[0]] else b""
             heard.append((words[1], reply, data[begin:cut], data[cut:end]))
             at = end + 2
         self._give(of, heard)
@@ -225,8 +219,5 @@ def _end(data: bytes, at: int) -> int:
     if line < 0:
         return len(data) + 1
     words = data[at:line].split()
-    if words and words[0] in _MESSAGES:
-        body = int(words[-1]) + len(_CRLF)
-    else:
-        body = 0
+    body = int(words[-1]) + len(_CRLF) if words and words[0] in _MESSAGES else 0
     return line + len(_CRLF) + body

@@ -157,7 +157,4 @@ class Room:
         # A request's end and its last messages may be counted in either order.
         self.asked = max(0, self.asked - messages)
         # Bytes are promised with messages: where none is to come, neither are they.
-        if self.asked:
-            self.asked_bytes = max(0, self.asked_bytes - size)
-        else:
-            self.asked_bytes = 0
+        self.asked_bytes = max(0, self.asked_bytes - size) if self.asked else 0

@@ -459,10 +459,7 @@ async def check_name(connection: asyncpg.Connection, page_range: PageRange) -> N
 async def _columns(
     connection: asyncpg.Connection, table: PublishedTable, request: SnapshotRequest
 ) -> tuple[PlannedColumn, ...]:
-    if request.columns is None:
-        wanted = set(table.columns)
-    else:
-        wanted = set(request.columns)
+    wanted = set(table.columns) if request.columns is None else set(request.columns)
     rows = await connection.fetch(_COLUMN_TYPES, table.relation_id)
     return tuple(
         PlannedColumn(row["name"], row["type_oid"]) for row in rows if row["name"] in wanted

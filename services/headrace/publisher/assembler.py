@@ -130,10 +130,7 @@ class Assembler:
     def begin_frame(self) -> None:
         """From here on `oldest_commit_us` covers later messages."""
         begin = self.cursor.transaction
-        if begin is not None:
-            self.oldest_commit_us = begin.commit_ts_us
-        else:
-            self.oldest_commit_us = None
+        self.oldest_commit_us = begin.commit_ts_us if begin is not None else None
 
     def learn(self, table: TableEvents) -> None:
         """Rows of this relation have this shape from here on."""

@@ -167,10 +167,7 @@ class Delivery:
 
     async def _take_all(self, events: list[PublishedEvent]) -> None:
         """Take events that are not in the stream, that advance, and that fit a message."""
-        if len(events) == 1:
-            self._before = self.position
-        else:
-            self._before = events[-2].position
+        self._before = self.position if len(events) == 1 else events[-2].position
         self.position = events[-1].position
         self._sent.append((self._pipe.published, events))
         await self._pipe.publish_all(events)

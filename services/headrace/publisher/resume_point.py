@@ -164,10 +164,7 @@ def reader_of(source: str) -> Reader:
             payload = events.decode(data)
             if payload.get("source") != source:
                 return None
-            if events.advances(payload):
-                position = events.position_of(payload)
-            else:
-                position = None
+            position = events.position_of(payload) if events.advances(payload) else None
         except UnknownDictionaryError:
             # It may be ours: its claim about our position must not be skipped.
             raise
@@ -197,10 +194,7 @@ def _lane(data: bytes) -> tuple[str, Position] | None:
     if "tx" not in last:
         # The bridge's messages come one by one.
         return None
-    if "table" in last:
-        token = table_token(last["schema"], last["table"])
-    else:
-        token = MESSAGES
+    token = table_token(last["schema"], last["table"]) if "table" in last else MESSAGES
     return token, events.position_of(last)
 
 

@@ -160,10 +160,7 @@ def _stored(entry: KeyValue.Entry) -> StoredSchema:
     revision = entry.revision or 0
     if entry.operation in _DELETIONS or not entry.value:
         return StoredSchema(None, Encoding.MSGPACK, revision)
-    if entry.value[:1] == b"{":
-        encoding = Encoding.JSON
-    else:
-        encoding = Encoding.MSGPACK
+    encoding = Encoding.JSON if entry.value[:1] == b"{" else Encoding.MSGPACK
     try:
         decoded = decode(entry.value)
     except DecodeError:

@@ -277,10 +277,7 @@ class Desk:
 
     async def _reject(self, message: Msg, token: str, table: str, error: HeadraceError) -> Answer:
         self._scope.health.stats.count("snapshots_requested")
-        if isinstance(error, TableRefusedError):
-            available = error.available
-        else:
-            available = ()
+        available = error.available if isinstance(error, TableRefusedError) else ()
         snapshot_id = new_snapshot_id()
         self._scope.health.stats.count("snapshots_failed")
         # Stored before the request leaves the queue: after a crash in between it is rejected once
@@ -408,10 +405,7 @@ class Desk:
             running.cancelled = False
             return
         self._scope.health.stats.count("snapshots_failed")
-        if running.snapshot is None:
-            begun = 0
-        else:
-            begun = len(running.snapshot.numbers)
+        begun = 0 if running.snapshot is None else len(running.snapshot.numbers)
         await self._results.purge(request.token, running.snapshot_id, begun)
         await self._results.fail(request.token, request.table, running.snapshot_id, _CANCELLED)
 
@@ -445,10 +439,7 @@ class Desk:
         # Set before anything is sent: a request that arrives now must not join.
         running.failed = True
         self._scope.health.stats.count("snapshots_failed")
-        if isinstance(error, TableRefusedError):
-            available = error.available
-        else:
-            available = ()
+        available = error.available if isinstance(error, TableRefusedError) else ()
         request = running.request
         reason = describe(error)
         await self._results.fail(

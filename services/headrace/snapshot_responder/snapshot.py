@@ -209,10 +209,7 @@ class Snapshot:
     async def _publish_meta(self, held: HeldSnapshot) -> None:
         body = self._meta(held)
         bridge = self.settings.delivery.compat is Compat.BRIDGE
-        if bridge:
-            told = {key: body[key] for key in _BRIDGE_META}
-        else:
-            told = body
+        told = {key: body[key] for key in _BRIDGE_META} if bridge else body
         await self._stored(encode(told, self.settings.format.encoding))
         log.info(
             "snapshot_completed",

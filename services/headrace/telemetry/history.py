@@ -63,10 +63,7 @@ class History:
         """The recent part of the histogram; all of it if its process restarted."""
         if not isinstance(held, list):
             return None
-        if self._buckets:
-            before = self._buckets[0]
-        else:
-            before = [0.0] * len(held)
+        before = self._buckets[0] if self._buckets else [0.0] * len(held)
         self._buckets.append(list(held))
         # A restarted publisher counts from zero: a difference across the restart means nothing.
         if sum(held[1:]) < sum(before[1:]):

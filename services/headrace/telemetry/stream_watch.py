@@ -99,10 +99,7 @@ class StreamWatch:
                 return sorted(found, key=lambda standing: standing.floor_seq)[:CONSUMERS_MAX]
 
     async def _consumer(self, stream: StreamView, standing: Standing) -> ConsumerView:
-        if standing.behind:
-            age_s = await self._oldest_age_s(stream, standing)
-        else:
-            age_s = 0.0
+        age_s = await self._oldest_age_s(stream, standing) if standing.behind else 0.0
         return judge(stream, standing, age_s, self._pace.per_second)
 
     async def _oldest_age_s(self, stream: StreamView, standing: Standing) -> float:

@@ -28,10 +28,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
 
 def command(message: Message, reply: str, expected_seq: int, id_header: str = MSG_ID) -> bytes:
     """What publishes a message, to be stored right behind this sequence of its stream."""
-    if message.headers:
-        more = header_lines(message.headers)
-    else:
-        more = ""
+    more = header_lines(message.headers) if message.headers else ""
     head = (
         f"NATS/1.0\r\n{id_header}: {message.msg_id}\r\nNats-Expected-Last-Sequence: "
         f"{expected_seq}\r\n{more}\r\n"
