@@ -72,19 +72,23 @@ class _Table:
 class Compression:
     def __init__(self, js: JetStreamContext, state: KeyValue, settings: Settings) -> None:
         source = settings.source.slot
-        age_max_s = settings.streams.cdc_age_max_s
+        self._js = js
+        self._stream = settings.streams.cdc
         self._reader = DictionaryReader(js, settings.streams.state)
         self._wanted = (
             settings.format.zstd_events and settings.delivery.mode is not DeliveryMode.BATCH
         )
         self._state = state
-        self._age_max_s = age_max_s
+        self._age_max_s = 0.0
         self._cell = Cell(state, f"dictionaries.{source}")
         self._tables: dict[str, _Table] = {}
         self._kept: dict[str, Any] = {"tables": {}, "retired": []}
 
     async def open(self) -> None:
         """Load every dictionary that the stream may need, and continue with the newest."""
+        # An operator may have given the stream another age than the settings.
+        config = (await self._js.stream_info(self._stream)).config
+        self._age_max_s = float(config.max_age or 0)
         for other in await self._cells():
             theirs = await other.read() or {"tables": {}, "retired": []}
             for dictionary_id in [

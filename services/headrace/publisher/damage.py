@@ -22,7 +22,7 @@ from headrace.contract.values import Encoding
 from headrace.errors import HeadraceError
 from headrace.jetstream.holes import Hole, known_holes, merged, within, without
 from headrace.jetstream.publishing.pipe import Pipe
-from headrace.jetstream.publishing.stream_tail import StreamTail
+from headrace.jetstream.publishing.stream_tail import StreamTail, Tail
 from headrace.jetstream.state import Cell
 from headrace.lsn import Gap, Position, format_lsn
 from headrace.metrics.counters import Counters
@@ -74,7 +74,7 @@ class Damage:
             return
         lost = merged([*place.tail.holes, *await known_holes(self._js, self._stream)])
         lost = within(lost, (await self._tail.state()).first_seq, place.tail.last_seq)
-        known = _decoded(await self._cell.read(), place.tail.created)
+        known = _decoded(await self._cell.read(), place.tail)
         new = without(lost, known)
         if not new:
             return
@@ -86,7 +86,14 @@ class Damage:
             if encoding is not None and event.msg_id not in place.ids_after:
                 await pipe.publish(event)
         await pipe.drain()
-        await self._cell.write(_encoded(merged([*known, *lost]), place.tail.created))
+        reported_seq = (await self._tail.state()).last_seq
+        await self._cell.write(
+            {
+                "stream_created": place.tail.created,
+                "holes": [list(hole) for hole in merged([*known, *lost])],
+                "reported_seq": reported_seq,
+            }
+        )
 
     async def _gaps(self, holes: Iterable[Hole], place: ResumePoint) -> list[_HoleGap]:
         """In order; holes with overlapping ranges are one gap."""
@@ -167,11 +174,11 @@ def _log(gap: _HoleGap) -> None:
     )
 
 
-def _encoded(holes: Iterable[Hole], created: str) -> Mapping[str, Any]:
-    return {"stream_created": created, "holes": [list(hole) for hole in holes]}
-
-
-def _decoded(value: Mapping[str, Any] | None, created: str) -> list[Hole]:
-    if value is None or value.get("stream_created") != created:
+def _decoded(value: Mapping[str, Any] | None, tail: Tail) -> list[Hole]:
+    """The holes that this stream reports."""
+    if value is None or value.get("stream_created") != tail.created:
+        return []
+    # The events were lost with the stream's tail. An earlier version didn't store where they are.
+    if tail.last_seq < value.get("reported_seq", 0):
         return []
     return [(int(first), int(last)) for first, last in value["holes"]]

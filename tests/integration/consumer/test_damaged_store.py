@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -311,6 +312,40 @@ async def test_what_is_gone_from_the_middle_is_a_gap_once_with_the_bounds_of_wha
         await until_row(server, 601)
         assert len(await gaps(server)) == 1
         assert set(after) - set(before) == {600, 601}
+
+
+async def test_a_gap_that_is_lost_with_the_streams_tail_is_reported_again(
+    database: Database, server: EmbeddedNats, names: Names, tmp_path: Path
+) -> None:
+    await database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text);"
+        f"CREATE PUBLICATION {names.publication} FOR TABLE t"
+    )
+    kept = tmp_path / "kept"
+    async with Suite(environment(database, server, names), tmp_path) as suite:
+        await suite.logged("publisher", "epoch_joined")
+        for row in range(1, 11):
+            await database.execute(f"INSERT INTO t VALUES ({row}, '')")
+        await until_row(server, 10)
+        await settled(database, names)
+        await suite.stop("publisher")
+        client = await nats.connect(server.url)
+        await client.jsm().delete_msg("CDC", 5)
+        await client.close()
+        await server.stop()
+        stream = damage.folder_of(server.folder).parent
+        shutil.copytree(stream, kept)
+        await server.start()
+        for _ in range(2):
+            await suite.start("publisher")
+            await until_gap(server)
+            await suite.stop("publisher")
+            # An older store, from before the gap was reported.
+            await server.stop()
+            shutil.rmtree(stream)
+            shutil.copytree(kept, stream)
+            await server.start()
+            assert await gaps(server) == []
 
 
 async def test_a_second_loss_is_another_gap(

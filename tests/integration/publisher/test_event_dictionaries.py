@@ -5,6 +5,8 @@ bucket, once each.
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import nats
@@ -15,7 +17,11 @@ from headrace.consumer import MemoryWatermarks, Start, Subscription, follow
 from headrace.contract import dictionaries
 from headrace.contract.events import decode
 from headrace.embedded.postgres import SUPERUSER
-from headrace.settings import StreamSettings
+from headrace.jetstream.provisioning import ensure
+from headrace.jetstream.state import Cell
+from headrace.publisher.assembler import PublishedEvent
+from headrace.publisher.compression import Compression
+from headrace.settings import FormatSettings, Settings, StreamSettings
 from headrace.testing.database import Database
 from headrace.testing.plugin import OwnNats
 from headrace.testing.suite import Suite
@@ -63,6 +69,40 @@ async def test_compressed_events_are_the_plain_ones_across_a_kill_and_each_is_th
         decode(dictionaries.Compressor(dictionaries.train(SAMPLES) or b"").compress(b"x" * 100))
 
 
+async def test_a_replaced_dictionary_is_kept_for_as_long_as_the_stream_keeps_messages(
+    own_nats: OwnNats,
+) -> None:
+    client = await nats.connect((await own_nats()).url)
+    js = client.jetstream()
+    settings = Settings(format=FormatSettings(zstd_events=True))
+    await ensure(js, settings.streams)
+    config = (await js.stream_info("CDC")).config
+    # An operator's choice, which the settings don't contain.
+    await js.update_stream(replace(config, max_age=10 * DAY_S))
+    state = await js.key_value(settings.streams.state)
+    retired = {7: 3 * DAY_S, 8: 12 * DAY_S}
+    for dictionary_id in retired:
+        await state.put(dictionaries.key(dictionary_id), b"any")
+    entries = [
+        [dictionary_id, int(time.time() - age_s)] for dictionary_id, age_s in retired.items()
+    ]
+    await Cell(state, f"dictionaries.{settings.source.slot}").write(
+        {"tables": {}, "retired": entries}
+    )
+    compression = Compression(js, state, settings)
+    await compression.open()
+    await compression.of(
+        [
+            PublishedEvent("cdc.people.insert", str(place), sample)
+            for place, sample in enumerate(SAMPLES)
+        ]
+    )
+    assert dictionaries.key(7) in await state.keys()
+    assert dictionaries.key(8) not in await state.keys()
+    await client.close()
+
+
+DAY_S = 86_400
 SAMPLES = [
     b'{"id": %d, "name": "name %d", "plan": "one of them"}' % (place, place)
     for place in range(1000)
