@@ -128,6 +128,8 @@ class ReplicationConnection:
         self._loop = asyncio.get_running_loop()
         # Pending while the event loop watches the socket.
         self._waiting: asyncio.Future[None] | None = None
+        # The stream has ended; libpq says so only once.
+        self._over = False
 
     @classmethod
     async def open(cls, settings: PostgresSettings, application: str) -> ReplicationConnection:
@@ -310,6 +312,8 @@ class ReplicationConnection:
 
     def _available(self) -> list[Message]:
         messages: list[Message] = []
+        if self._over:
+            raise self._error(self._pg.get_result())
         get = self._pg.get_copy_data
         while len(messages) < _BATCH_MESSAGES:
             # The argument asks libpq not to block: 0 then means that no complete message has
@@ -329,6 +333,7 @@ class ReplicationConnection:
 
     def _ended(self, messages: list[Message]) -> None:
         """The stream ended: return earlier messages first, then raise."""
+        self._over = True
         if not messages:
             raise self._error(self._pg.get_result())
 

@@ -60,7 +60,12 @@ _REFUSALS: tuple[tuple[str | None, str, type[PostgresError], str | None], ...] =
         _MISSING,
         "publication",
         ReplicationRefusedError,
-        "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub.",
+        (
+            "Run `headrace init`, or CREATE PUBLICATION, or name another with --pub. If it exists, "
+            "it was created after changes that the slot still has, which PostgreSQL before 18 "
+            "can't deliver: drop the slot (pg_drop_replication_slot), start again, and bootstrap "
+            "consumers."
+        ),
     ),
     (_MISSING, "", SlotMissingError, None),
     (

@@ -82,6 +82,21 @@ async def test_a_missing_publication_is_refused_with_the_remedy(
     )
 
 
+@pytest.mark.parametrize("pg_version", [16], indirect=True)
+async def test_a_publication_that_is_younger_than_the_slots_changes_is_refused_with_the_remedy(
+    database: Database, settings: dict[str, str], names: Names, tmp_path: Path
+) -> None:
+    made = f"CREATE PUBLICATION {names.publication} FOR ALL TABLES"
+    await database.execute(f"CREATE TABLE t (id int PRIMARY KEY); {made}")
+    await database.fetchval("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", names.slot)
+    # The first change is decoded before PostgreSQL 16 finds no publication at the second.
+    await database.execute("INSERT INTO t VALUES (1)")
+    await database.execute(f"DROP PUBLICATION {names.publication}")
+    await database.execute("INSERT INTO t VALUES (2)")
+    await database.execute(made)
+    await refused(settings, tmp_path, "does not exist", "drop the slot")
+
+
 async def test_a_role_without_replication_is_refused_with_the_remedy(
     database: Database, settings: dict[str, str], names: Names, role: str, tmp_path: Path
 ) -> None:
