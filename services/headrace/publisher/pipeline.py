@@ -93,7 +93,7 @@ async def opened(client: Client, settings: Settings, stats: Counters) -> AsyncIt
     cell = Cell(state, f"progress.{source}")
     start = await find_resume_point(cell, tail)
     shelf = BookShelf(state, source)
-    book = await shelf.load(start.position, start.ids_after)
+    book = await shelf.load(start.position, start.ids_after, start.lanes)
     log.info("place_found", position=str(start.position), stream_seq=start.tail.last_seq)
     parked = LargeStore(js, streams.parked, client.max_payload)
     pipe = await _pipe(client, settings, stats, tail)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from headrace.contract import schemas
@@ -127,9 +128,16 @@ class Heard(NamedTuple):
 
 
 class SchemaBook:
-    def __init__(self, entries: Iterable[Entry] = (), reached: Position = ORIGIN) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        reached: Position = ORIGIN,
+        lanes: Mapping[str, Position] = MappingProxyType({}),
+    ) -> None:
         self._entries = {table_token(e.shape.schema, e.shape.name): e for e in entries}
         self._reached = reached
+        # How far single tables go beyond, by token.
+        self._lanes = lanes
         # Entries that took facts from the catalog without anything to report.
         self.adopted: set[str] = set()
         self._by_relation = {e.shape.relation_id: token for token, e in self._entries.items()}
@@ -149,11 +157,19 @@ class SchemaBook:
     def entries(self) -> dict[str, Entry]:
         return dict(self._entries)
 
+    def reach(self, position: Position) -> None:
+        """An epoch begins with a replay up to this position: the stream contains it, or will."""
+        self._reached = max(self._reached, position)
+
     def replays(self, shape: TableShape, position: Position) -> bool:
         """Whether the stream contains this row, and so everything reported before it: by now the
-        catalog may say more.
+        catalog may say more, and an event at this position would be skipped.
         """
-        return position <= self._reached and table_token(shape.schema, shape.name) in self._entries
+        token = table_token(shape.schema, shape.name)
+        return token in self._entries and self._contains(token, position)
+
+    def _contains(self, token: str, position: Position) -> bool:
+        return position <= max(self._reached, self._lanes.get(token, ORIGIN))
 
     def truncated(self, relation_id: int, xid: int) -> None:
         """The stream reports a TRUNCATE."""
@@ -279,6 +295,8 @@ class SchemaBook:
         if known is None:
             return None
         token = self._by_relation[table.relation_id]
+        if self._contains(token, at.position):
+            return None
         entry = replace(known, since=at.position, msg_id=_msg_id(at.lsn, token), xid=at.xid)
         if event == "table_rewrite":
             if now is None or files.same_files(known.storage, now.storage):

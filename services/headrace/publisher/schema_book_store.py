@@ -7,7 +7,7 @@ to decide again what was reported, from a catalog that has changed since.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import msgpack
@@ -30,8 +30,12 @@ class BookShelf:
         self._cells: dict[str, Cell] = {}
         self._histories: dict[str, list[Entry]] = {}
 
-    async def load(self, position: Position, ids_after: Collection[str]) -> SchemaBook:
-        """The book for a stream that is complete up to `position`, with these ids after it."""
+    async def load(
+        self, position: Position, ids_after: Collection[str], lanes: Mapping[str, Position]
+    ) -> SchemaBook:
+        """The book for a stream that is complete up to `position`, with these ids after it, and
+        single tables up to there.
+        """
         watcher = await self._bucket.watch(f"{self._prefix}>", ignore_deletes=True)
         try:
             async for kept in watcher:
@@ -43,7 +47,7 @@ class BookShelf:
         finally:
             await watcher.stop()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
         entries = [history[-1] for history in self._histories.values() if history]
-        return SchemaBook(entries, position)
+        return SchemaBook(entries, position, lanes)
 
     async def keep(self, token: str, entry: Entry) -> None:
         history = self._histories.setdefault(token, [])

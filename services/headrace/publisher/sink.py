@@ -83,6 +83,7 @@ class StreamSink:
         # Published events stay where they are; those that the new epoch replays are skipped by
         # position.
         self._delivery.begin_epoch()
+        self._line.book.reach(self._delivery.position)
         # Those that were delivered since progress was written count too: changes are skipped by
         # their position, which so must mean what it meant.
         progress = self._progress.progress

@@ -148,3 +148,18 @@ async def test_it_is_installed_twice_and_removed_without_a_trace(lines: Lines) -
     assert await database.fetchval("SELECT count(*) FROM pg_event_trigger") == 0
     with pytest.raises(asyncpg.InvalidSchemaNameError):
         await database.execute("CREATE TABLE headrace_ddl.t ()")
+
+
+async def test_a_rewrite_during_the_replay_of_another_is_told(lines: Lines) -> None:
+    line = await lines(18, HEADRACE_PROGRESS_INTERVAL_S="600")
+    await line.execute(ddl_trigger.INSTALL)
+    await line.execute("CREATE TABLE twice (id int PRIMARY KEY, t text)")
+    await line.execute("INSERT INTO twice VALUES (1, 'a')")
+    await line.execute("ALTER TABLE twice ALTER t TYPE text USING upper(t)")
+    await line.execute("INSERT INTO twice VALUES (2, 'b')")
+    await line.take()
+    await line.suite.kill("wal-reader")
+    await line.execute("ALTER TABLE twice ALTER t TYPE text USING lower(t)")
+    await line.execute("INSERT INTO twice VALUES (3, 'c')")
+    await line.suite.start("wal-reader")
+    assert told(await line.take()) == [("twice", "table_rewritten"), ("twice", "INSERT")]

@@ -580,3 +580,23 @@ async def test_a_change_that_was_kept_and_not_stored_is_told_again_whole(lines: 
         2,
     )
     assert told.payload["changes"][0]["filled"] == 5
+
+
+async def test_a_replay_that_a_newer_catalog_describes_loses_no_report(lines: Lines) -> None:
+    """The wal-reader dies before the table's row is confirmed, so the row comes again after the
+    table has left the publication and come back.
+    """
+    line = await lines(18, NOTHING_PUBLISHED, HEADRACE_PROGRESS_INTERVAL_S="600")
+    await line.execute("CREATE TABLE replayed (id int PRIMARY KEY)")
+    await line.execute("ALTER PUBLICATION headrace ADD TABLE replayed")
+    await line.execute("INSERT INTO replayed VALUES (1)")
+    await line.take()
+    await line.suite.kill("wal-reader")
+    await line.execute("ALTER PUBLICATION headrace DROP TABLE replayed")
+    await line.execute("INSERT INTO replayed VALUES (2)")
+    await line.execute("ALTER PUBLICATION headrace ADD TABLE replayed")
+    await line.execute("INSERT INTO replayed VALUES (3)")
+    await line.suite.start("wal-reader")
+    told, row = await line.take()
+    assert row.row == {"id": 3}
+    assert (kinds(told), told.payload["resync"]) == (["publication_changed"], True)

@@ -139,3 +139,14 @@ def test_what_an_earlier_version_reads_when_it_is_put_back_has_the_parts_that_it
         is None
     )
     assert files.startswith("u")
+
+
+def test_a_table_that_is_beyond_the_others_reports_nothing_while_it_is_replayed() -> None:
+    """With arrays, a crash may leave one table further than the stream's floor."""
+    known = Entry(shape("a"), 1, Position(10, 0))
+    book = SchemaBook([known], Position(5, 0), {"t": Position(20, 3)})
+    left = replace(shape("a"), membership=2)
+    assert book.replays(left, Position(20, 3))
+    assert not book.replays(left, Position(20, 4))
+    book.reach(Position(30, 0))
+    assert book.replays(left, Position(20, 4))
