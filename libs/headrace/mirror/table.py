@@ -133,6 +133,8 @@ class TableState:
     # It is copied since the gap at this sequence, from where its source's LSNs have another
     # meaning; 0 if there is none.
     diverged_seq: int = 0
+    # Of a replay: the relation whose rows it has; 0 if unknown.
+    relation_id: int = 0
 
     @property
     def token(self) -> str:

@@ -5,7 +5,9 @@ database the tables.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -187,6 +189,69 @@ async def test_a_replay_from_a_file_inside_a_wal_record_gives_the_original_ids(
         refused = await command(settings, "replay", "--into", "jetstream", *late, code=1)
         assert "starts inside a transaction" in refused
     await database.close()
+
+
+NOT_IN_ROWS = {
+    "replaced": "DROP TABLE {t}; CREATE TABLE {t} (id int PRIMARY KEY, v varchar(9))",
+    "swapped": "ALTER TABLE {t} RENAME TO old; ALTER TABLE other RENAME TO {t}",
+    "computed": "ALTER TABLE {t} ALTER v TYPE text USING v || '!'",
+    "widened": "ALTER TABLE {t} ALTER v TYPE varchar(20)",
+    "emptied": "TRUNCATE {t}",
+}
+
+
+async def test_a_table_whose_rows_changed_without_a_change_is_not_replayed_past_that(
+    own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
+) -> None:
+    """The first run ended before the change, and the second one goes on."""
+    postgres, nats_server = await own_postgres(), await own_nats()
+    database = Database(postgres, "postgres")
+    await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")
+    for table in (*NOT_IN_ROWS, "other"):
+        await database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v varchar(9))")
+    url = f"file://{tmp_path}/archive"
+    settings = environment(database, nats_server.url, url)
+    copy = f"{tmp_path}/copy.db"
+
+    async def archived_rows(number: int) -> None:
+        async with asyncio.timeout(60):
+            while sum(file.info.rows for file in WalReader(url).files()) < number:  # noqa: ASYNC110  # a folder gives no event
+                await asyncio.sleep(0.2)
+
+    async with Suite(settings, tmp_path, WITH_ARCHIVE) as suite:
+        await suite.logged("archiver", "epoch_joined")
+        for table in (*NOT_IN_ROWS, "other"):
+            await database.execute(f"INSERT INTO {table} VALUES (1, '{table[:3]}')")
+        await archived_rows(len(NOT_IN_ROWS) + 1)
+        for table in NOT_IN_ROWS:
+            await command(
+                settings, "replay", "--into", f"sqlite:///{copy}.{table}", "--table", table
+            )
+        for table, statement in NOT_IN_ROWS.items():
+            await database.execute(statement.format(t=table))
+            await database.execute(f"INSERT INTO {table} VALUES (2, 'new')")
+        await archived_rows(2 * len(NOT_IN_ROWS) + 2)
+        for table in NOT_IN_ROWS:
+            follows = table in {"widened", "emptied"}
+            into = ("--into", f"sqlite:///{copy}.{table}", "--table", table)
+            said = await command(settings, "replay", *into, code=0 if follows else 1)
+            if follows:
+                assert rows_of(f"{copy}.{table}", table) == await texts(database, table)
+            else:
+                assert f"public.{table} may have got values that no change reports" in said
+        assert rows_of(f"{copy}.replaced", "replaced") == [("1", "rep")]
+    await database.close()
+
+
+def rows_of(file: str, table: str) -> list[tuple[str, str]]:
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        query = f"SELECT CAST(id AS text), v FROM {table} ORDER BY id"
+        return list(connection.execute(query))
+
+
+async def texts(database: Database, table: str) -> list[tuple[str, str]]:
+    query = f"SELECT id::text, v FROM {table} ORDER BY id"
+    return [tuple(row) for row in await database.fetch(query)]
 
 
 async def seen(nats_url: str, target_url: str) -> None:

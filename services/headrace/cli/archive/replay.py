@@ -9,6 +9,7 @@ writes to the archive or the source.
 from __future__ import annotations
 
 import asyncio
+import re
 from itertools import islice
 
 from nats.errors import Error as NatsError
@@ -32,6 +33,8 @@ from headrace.mirror.table import Phase, TableState
 from headrace.mirror.target import RowMissingError, Step, TargetAwayError
 from headrace.settings import Settings
 
+# The types that PostgreSQL widens without writing rows.
+_VARYING = re.compile(r"(character varying|bit varying)(?:\((\d+)\))?")
 WINDOW = 500
 ROWS_A_COMMIT = 5000
 
@@ -158,15 +161,14 @@ class _Player:
         """Create or alter the table so that it has this row's shape."""
         state = self._book.tables.get(table_token(info.schema, info.table))
         wanted = _shape(info)
-        if (
-            state is not None
-            and state.live is not None
-            and (state.version == info.version or state.live == wanted)
-        ):
-            return state.live
         if state is None or state.live is None:
             self.steps.append(CreateTable(wanted))
-        else:
+        elif state.relation_id not in {0, info.relation_id}:
+            # It may have had rows before it got this name, or while it was not published.
+            raise _unknown(info, "it was replaced by another table of this name")
+        elif state.relation_id and state.version == info.version:
+            return state.live
+        elif state.live != wanted:
             self.steps.append(_altered(state.live, wanted, info))
         self._book.put(
             TableState(
@@ -176,6 +178,7 @@ class _Player:
                 live=wanted,
                 version=info.version,
                 source=event.info.source,
+                relation_id=info.relation_id,
             )
         )
         return wanted
@@ -205,16 +208,34 @@ def _altered(before: Table, wanted: Table, info: TableInfo) -> AlterTable:
     new = [column for column in info.columns if column.name not in there]
     went = there - {column.name for column in info.columns}
     doubtful = [column.name for column in new if column.filled]
-    if doubtful or (new and went):
-        names = ", ".join(column.name for column in new)
-        raise ReplayError(
-            (
-                f"the shape of {info.schema}.{info.table} changed: columns {names} may have got "
-                "values that no change reports"
-            ),
-            remedy=(
-                "Replay from a later position, into a target that a snapshot filled; or leave "
-                "the table out."
-            ),
-        )
+    if new and went:
+        doubtful = [column.name for column in new]
+    # ALTER TABLE … TYPE … USING may compute any value.
+    types = {column.name: column.data_type for column in wanted.columns}
+    doubtful += [
+        column.name
+        for column in before.columns
+        if column.name in types and not _keeps_values(column.data_type, types[column.name])
+    ]
+    if doubtful:
+        raise _unknown(info, f"columns {', '.join(doubtful)} were added, renamed or retyped")
     return AlterTable(before, wanted)
+
+
+def _keeps_values(before: str, after: str) -> bool:
+    """Whether a change of type leaves every value as it is: none, or a longer varchar or varbit."""
+    was = _VARYING.fullmatch(before)
+    now = _VARYING.fullmatch(after)
+    if was is None or now is None or was[1] != now[1]:
+        return before == after
+    return now[2] is None or (was[2] is not None and int(was[2]) <= int(now[2]))
+
+
+def _unknown(info: TableInfo, what: str) -> ReplayError:
+    return ReplayError(
+        f"{info.schema}.{info.table} may have got values that no change reports: {what}",
+        remedy=(
+            "Replay from a later position, into a target that a snapshot filled; or leave the "
+            "table out."
+        ),
+    )
