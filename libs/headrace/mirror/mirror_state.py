@@ -144,6 +144,8 @@ class Book:
         # Of the committed state: how far the stream was seen (SEEN), and how far each source is
         # applied.
         self.lanes: Marks = {}
+        # What `lanes` will be after the next commit.
+        self._next_lanes: Marks = {}
         # The follower receives these tables, or all (None). Only they can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
         # By token: the number of the bootstrap in force, and the number of times the stream has
@@ -175,6 +177,7 @@ class Book:
         else:
             self._stale = None
         self.lanes, self.tables = lanes_of(marks), tables_of(marks)
+        self._next_lanes = self.lanes
         self._sort()
         # A new target gets an identity with its first commit; a rollback before that keeps the
         # chosen one.
@@ -328,13 +331,13 @@ class Book:
         )
 
     def keep_lanes(self, lanes: Marks) -> None:
-        """These are all the lanes now."""
-        for lane in self.lanes.keys() - lanes.keys():
+        """These are all the lanes from the next commit on."""
+        for lane in self._next_lanes.keys() - lanes.keys():
             self._changed[LANE + lane] = None
         for lane, mark in lanes.items():
-            if self.lanes.get(lane) != mark:
+            if self._next_lanes.get(lane) != mark:
                 self._changed[LANE + lane] = encode_mark(mark)
-        self.lanes = dict(lanes)
+        self._next_lanes = dict(lanes)
 
     def begin_at(self, stream_seq: int) -> None:
         """Follow from here, with every table to be bootstrapped."""
@@ -395,3 +398,5 @@ class Book:
         changed = self._changed
         self._changed = {}
         await self.target.commit(changed)
+        # Only now: a bootstrap reads them without the lock, and takes as applied what they pass.
+        self.lanes = self._next_lanes

@@ -263,7 +263,7 @@ class _Writer:
         for (table, _, _), cursor in zip(waiting, done, strict=True):
             # The mirror's table differs from the source's: continuing would hide that.
             if cursor.rowcount != 1:
-                raise target.RowMissingError(table, "a change of a row that doesn't exist")
+                raise target.RowMissingError(table, target.NOT_ONE)
 
     async def _run(self, sql: str) -> None:
         await self.flush()
@@ -281,18 +281,19 @@ class _Writer:
     async def _insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
         names = ", ".join(quote_name(column.name) for column in table.columns)
         makers = [(column.name, text_of(column.data_type)) for column in table.columns]
-        async with (
-            self._connection.cursor() as cursor,
-            cursor.copy(f"COPY {table_name(table)} ({names}) FROM STDIN".encode()) as copy,
-        ):
-            for row in rows:
-                fields = (
-                    "\\N"
-                    if (value := row.get(name)) is None
-                    else make(value).translate(_COPY_ESCAPES)
-                    for name, make in makers
-                )
-                await copy.write("\t".join(fields) + "\n")
+        sql = f"COPY {table_name(table)} ({names}) FROM STDIN".encode()
+        async with self._connection.cursor() as cursor:
+            async with cursor.copy(sql) as copy:
+                for row in rows:
+                    fields = (
+                        "\\N"
+                        if (value := row.get(name)) is None
+                        else make(value).translate(_COPY_ESCAPES)
+                        for name, make in makers
+                    )
+                    await copy.write("\t".join(fields) + "\n")
+            if cursor.rowcount != len(rows):
+                raise target.RowMissingError(table, target.NOT_INSERTED)
 
     async def _create(self, table: Table) -> None:
         if table.schema == SCHEMA:
@@ -391,8 +392,11 @@ def _found(table: Table, where: Mapping[str, Any]) -> tuple[str, list[str | None
         found = f"SELECT ctid FROM {_safe_table(table)} WHERE {_same_text(table, where)} LIMIT 1"
         return f"ctid = ({found})", _texts(table, where)
     by_key = " AND ".join(f"{_safe(name)} = {_mark(table, name)}" for name in named)
-    if not rest:
+    if target.finds_one(table, where, named, rest):
         return by_key, _texts(table, named)
+    if not rest:
+        found = f"SELECT ctid FROM {_safe_table(table)} WHERE {by_key} LIMIT 1"
+        return f"ctid = ({found})", _texts(table, named)
     # By its key if that identifies one row; a deferrable key may belong to several rows within a
     # transaction.
     whole = f"(array_agg(ctid) FILTER (WHERE {_same_text(table, rest)}))[1]"

@@ -301,7 +301,9 @@ class _Writer:
             for row in rows
         )
         columns = ", ".join(map(quote_name, names))
-        self._run_many(f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})", values)
+        sql = f"INSERT INTO {table_name(table)} ({columns}) VALUES ({marks})"
+        if self._run_many(sql, values).rowcount != len(rows):
+            raise target.RowMissingError(table, target.NOT_INSERTED)
 
     def _one(self, table: Table, head: str, values: list[Any], where: Mapping[str, Any]) -> None:
         """The statement for one row with these values."""
@@ -315,10 +317,14 @@ class _Writer:
             whole = f"min(CASE WHEN {_tests(rest)} THEN {row_id} END)"
             what = f"CASE WHEN count(*) = 1 THEN min({row_id}) ELSE {whole} END"
             given = [*_stored(table, rest), *given]
-        found = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"
-        done = self._run(f"{head} WHERE {row_id} = ({found})", [*values, *given])
+        if target.finds_one(table, where, named, rest):
+            found = _tests(named)
+        else:
+            chosen = f"SELECT {what} FROM {table_name(table)} WHERE {_tests(named)} LIMIT 1"
+            found = f"{row_id} = ({chosen})"
+        done = self._run(f"{head} WHERE {found}", [*values, *given])
         if done.rowcount != 1:
-            raise target.RowMissingError(table, "a change of a row that doesn't exist")
+            raise target.RowMissingError(table, target.NOT_ONE)
 
 
 def _tests(values: Iterable[str]) -> str:

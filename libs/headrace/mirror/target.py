@@ -53,6 +53,10 @@ class TakenOverError(TargetError):
         super().__init__(f"{place}: another mirror is writing to it")
 
 
+NOT_ONE = "a change of a row that the target doesn't have exactly once"
+NOT_INSERTED = "a trigger or a rule kept inserted rows out"
+
+
 class RowMissingError(TargetError):
     """The target does not contain the row of a change exactly once: it differs from the source."""
 
@@ -170,6 +174,16 @@ def split(table: Table, where: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
             rest = {name: value for name, value in where.items() if name not in names}
             return {name: where[name] for name in names}, rest
     return where, {}
+
+
+def finds_one(
+    table: Table, where: Mapping[str, Any], named: Mapping[str, Any], rest: Mapping[str, Any]
+) -> bool:
+    """Whether `named` must find exactly one row: it is a key, and the source sent no more than it.
+
+    If the key is the whole row, a deferrable one may belong to several equal rows.
+    """
+    return named is not where and not rest and len(named) < len(table.columns)
 
 
 class Target(Protocol):

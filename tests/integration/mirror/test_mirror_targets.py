@@ -5,10 +5,12 @@ text of each value.
 
 from __future__ import annotations
 
+import sqlite3 as sqlite_driver
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from headrace.contract import exact
@@ -239,6 +241,57 @@ async def test_a_row_that_is_not_there_is_an_error(target: ReadableTarget) -> No
     for step in (UpdateRow(USERS, {"id": 2}, {"na me": "x"}), DeleteRow(USERS, {"id": 2})):
         with pytest.raises(RowMissingError):
             await target.write([step])
+
+
+async def test_a_row_that_is_there_twice_is_an_error(target: ReadableTarget) -> None:
+    """Somebody wrote it there: its key belongs to one row at the source."""
+    await target.load()
+    for step in (UpdateRow(USERS, {"id": 1}, {"na me": "x"}), DeleteRow(USERS, {"id": 1})):
+        with pytest.raises(RowMissingError):
+            await target.write(
+                [CreateTable(USERS), InsertRows(USERS, [{"id": 1}, {"id": 1}]), step]
+            )
+        await target.load()
+
+
+async def test_a_key_that_is_the_whole_row_may_belong_to_two_for_a_moment(
+    target: ReadableTarget,
+) -> None:
+    """A deferrable key that two rows exchange."""
+    keys = Table("public", "keys", (Column("id", "integer"),), ("id",), ("id",))
+    await target.load()
+    await target.write([CreateTable(keys), InsertRows(keys, [{"id": 1}, {"id": 2}])])
+    await target.write(
+        [UpdateRow(keys, {"id": 1}, {"id": 2}), UpdateRow(keys, {"id": 2}, {"id": 1})]
+    )
+    await target.commit({})
+    assert sorted(await shown(target, keys)) == [("1",), ("2",)]
+
+
+async def test_rows_that_a_trigger_of_the_target_keeps_out_are_missed(place: str) -> None:
+    target = target_of(place)
+    await target.load()
+    await target.write([CreateTable(USERS), InsertRows(USERS, [{"id": 1}])])
+    await target.commit({})
+    if place.startswith("sqlite"):
+        with sqlite_driver.connect(place.removeprefix("sqlite:///")) as connection:
+            connection.execute(
+                f"CREATE TRIGGER t BEFORE INSERT ON {sqlite.table_name(USERS)}"
+                " WHEN NEW.id = 3 BEGIN SELECT RAISE(IGNORE); END"
+            )
+    else:
+        async with await psycopg.AsyncConnection.connect(place) as server:
+            await server.execute(
+                "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"
+            )
+            await server.execute(
+                f"CREATE TRIGGER t BEFORE INSERT ON {postgres.table_name(USERS)}"
+                " FOR EACH ROW WHEN (NEW.id = 3) EXECUTE FUNCTION f()"
+            )
+    await target.write([InsertRows(USERS, [{"id": 2}])])
+    with pytest.raises(RowMissingError):
+        await target.write([InsertRows(USERS, [{"id": 3}, {"id": 4}])])
+    await target.close()
 
 
 async def test_of_equal_rows_one_is_changed(target: ReadableTarget) -> None:

@@ -19,6 +19,7 @@ from headrace.consumer.event import of_message
 from headrace.contract.events import encode
 from headrace.contract.values import Encoding
 from headrace.jetstream.provisioning import ensure
+from headrace.lsn import Position
 from headrace.metrics.counters import Counters
 from headrace.mirror import CreateTable, InsertRows, Mirror, Step, Streams, Table, mirror
 from headrace.mirror.bootstrap import AgainError, Bootstrap
@@ -28,6 +29,7 @@ from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.published import Published
 from headrace.mirror.snapshots import SnapshotRefusedError
 from headrace.mirror.table import BootstrapRun, Column, Phase, TableState
+from headrace.mirror.target import CommitRefusedError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
 from headrace.testing.plugin import OwnNats
@@ -83,6 +85,7 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
     run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
+    await book.commit()
     # The follower is not given the table yet, and the next event of the table is beyond.
     book.subscribed = frozenset()
     bootstrap = asyncio.create_task(
@@ -94,6 +97,23 @@ async def test_a_bootstrap_that_waits_for_the_follower_lets_it_run(client: Clien
     async with asyncio.timeout(PATIENCE_S):
         await bootstrap
     assert book.tables["users"].phase is Phase.LOADED
+
+
+async def test_what_the_target_refused_to_commit_is_not_passed() -> None:
+    """A bootstrap would apply the events that the follower seems to have passed, and so would the
+    follower after its rollback.
+    """
+
+    class Refusing(MemoryTarget):
+        async def commit(self, marks: Mapping[str, str | None]) -> None:
+            raise CommitRefusedError(f"no {len(marks)} marks", None)
+
+    book = Book(Refusing())
+    await book.open()
+    book.keep_lanes({"s": Watermark(Position(7, 0), 3), SEEN: Watermark(stream_seq=3)})
+    with pytest.raises(CommitRefusedError):
+        await book.commit()
+    assert book.lanes == {}
 
 
 async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_anew(
@@ -108,6 +128,7 @@ async def test_an_event_that_its_reader_never_gives_out_begins_the_bootstrap_ane
     run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=2)})
+    await book.commit()
     book.subscribed = None
     bootstrap = asyncio.create_task(
         Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
@@ -133,6 +154,7 @@ async def test_a_bootstrap_from_an_empty_streams_end_begins_anew_where_that_was_
     run = BootstrapRun("snap-1", 1, 0, 0, USERS, source="s", marks={SEEN: Watermark()})
     book.put(TableState("public", "users", Phase.LOADING, run=run, why="test"))
     book.keep_lanes({SEEN: Watermark(stream_seq=5)})
+    await book.commit()
     book.subscribed = None
     bootstrap = asyncio.create_task(
         Bootstrap(book, client, Streams(), "users", lambda *_: None).run()
