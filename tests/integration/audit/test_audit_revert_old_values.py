@@ -13,6 +13,7 @@ import pytest
 from pytest_asyncio import fixture as async_fixture
 
 from headrace.audit.revert import IrreversibleError
+from headrace.cli.audit import read
 from headrace.testing.database import Database
 from headrace.testing.line import running_line
 from headrace.testing.plugin import OwnNats
@@ -105,6 +106,48 @@ async def test_a_deleted_rows_key_is_not_all_of_it_because_a_table_of_this_name_
     with pytest.raises(IrreversibleError, match="rows may have changed without the trail"):
         await undo(deleted)
     assert await trail.text() == []
+
+
+async def test_a_deleted_rows_key_is_not_all_of_it_beyond_a_gap(trail: Trail) -> None:
+    """The column that it had may have been added and filled there."""
+    database = trail.database
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await trail.change("INSERT", data={"id": 1})
+    await database.execute("INSERT INTO headrace_audit_gaps VALUES ('s', now(), 7, 'moved')")
+    await database.execute("ALTER TABLE t ADD n int")
+    deleted = await trail.change("DELETE", data={"id": 1, "n": None})
+    with pytest.raises(IrreversibleError, match="may be missing"):
+        await undo(deleted)
+    assert await trail.text() == []
+
+
+async def test_old_values_of_a_table_that_is_published_in_part_are_not_known(trail: Trail) -> None:
+    database = trail.database
+    await database.execute("CREATE TABLE t (id int PRIMARY KEY, n int, note text)")
+    await trail.change("INSERT", data={"id": 1, "n": 1, "note": "a"})
+    await database.execute("INSERT INTO t VALUES (1, 10, 'b')")
+    updated = await trail.change("UPDATE", data={"id": 1, "n": 10, "note": "b"})
+    await database.execute("CREATE PUBLICATION p FOR TABLE t WITH (publish = 'insert, delete')")
+    with pytest.raises(IrreversibleError, match="its publication leaves out updates"):
+        await undo(updated)
+    await database.execute("CREATE PUBLICATION q FOR TABLE t")
+    await undo(updated)
+    assert await trail.text() == ["(1,1,a)"]
+
+
+async def test_a_row_at_a_time_is_marked_where_the_table_may_have_changed_unseen(
+    trail: Trail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await trail.database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    await trail.change("INSERT", data={"id": 1, "n": 1})
+    await read.at("2030-01-01", "t", "1")
+    assert capsys.readouterr().err == ""
+    await trail.schema("table_rewritten", resync=True)
+    await trail.change("INSERT", data={"id": 2, "n": 2})
+    await read.at("2030-01-01", "t", "1")
+    shown = capsys.readouterr()
+    assert '"n": 1' in shown.out
+    assert "Not certain: the table was rewritten" in shown.err
 
 
 async def test_another_rows_values_under_a_key_of_other_columns_are_not_what_was(

@@ -28,6 +28,7 @@ from headrace.audit.history import (
 from headrace.audit.revert import IrreversibleError, RowImage, SourceTable, parsed
 from headrace.audit.rows import key_text
 from headrace.audit.table import AuditTable
+from headrace.cli.audit.relations import is_published_in_part
 from headrace.cli.audit.source_tables import SourceTables
 
 
@@ -70,12 +71,6 @@ class FormerRows:
             raise IrreversibleError(
                 f"the former values of a row of {change['table']} are not known{unknown}"
             )
-        # A lost change of the row could have made it another.
-        if gap := await gap_between(self.trail, self.audit, earlier.oldest, change):
-            raise IrreversibleError(
-                f"the former values of a row of {change['table']} are not known: changes of it "
-                f"may be missing ({gap})"
-            )
         await self._require_known(change, earlier.oldest)
         return RowImage(earlier.values, earlier.exact, earlier.unsure)
 
@@ -99,6 +94,15 @@ class FormerRows:
     async def _require_known(self, change: Mapping[str, Any], oldest: Mapping[str, Any]) -> None:
         """From an earlier change on the trail must have all that happened to the table's rows."""
         names = (change["schema"], change["table"])
+        # A lost change of the row could have made it another.
+        why = await gap_between(self.trail, self.audit, oldest, change)
+        if why is None and await is_published_in_part(self.tables.connection, *names):
+            why = "its publication leaves out updates, deletes or TRUNCATEs"
+        if why is not None:
+            raise IrreversibleError(
+                f"the former values of a row of {change['table']} are not known: changes of it "
+                f"may be missing ({why})"
+            )
         relation_id, files = await self.tables.files(names)
         known = await known_of(self.trail, self.audit, *names, change["source"] or "")
         if (

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ import asyncpg
 
 from headrace.audit import query
 from headrace.audit.destination import connect
-from headrace.audit.history import row_at
+from headrace.audit.history import known_of, row_at
 from headrace.audit.query import Search
 from headrace.audit.revert import IrreversibleError
 from headrace.audit.settings import load_audit
@@ -249,6 +250,15 @@ async def at(time: str, name: str, key: str) -> None:
         print(plain(json.dumps(row.values, indent=2, ensure_ascii=False)))
         if row.unknown:
             print(one_line(f"unknown: {', '.join(row.unknown)}"))
+        oldest = row.oldest or row.change
+        assert oldest is not None, "a row comes from a change"
+        known = await known_of(connection, table, *names, oldest["source"] or "")
+        if known is None or not known.has(oldest, oldest["source"]):
+            print(
+                f"Not certain: the table was rewritten, replaced or given a column after change "
+                f"{oldest['id']}, or not audited for a while.",
+                file=sys.stderr,
+            )
 
 
 async def revert(

@@ -35,7 +35,7 @@ from headrace.audit.revert import (
 )
 from headrace.audit.table import AuditTable
 from headrace.cli.audit.former_rows import FormerRows, image
-from headrace.cli.audit.references import references_to
+from headrace.cli.audit.relations import references_to
 from headrace.cli.audit.source_tables import SourceTables
 from headrace.contract.values import (
     SESSION_SETTINGS,
@@ -117,10 +117,8 @@ class Reverting:
         elsewhere = {change["database"] for change in self.changes} - {here}
         if elsewhere:
             raise IrreversibleError(
-                (
-                    f"these changes are of the database {', '.join(sorted(elsewhere))}, but "
-                    f"this is {here}"
-                ),
+                f"these changes are of the database {', '.join(sorted(elsewhere))}, but this is "
+                f"{here}",
                 remedy="Set DB_NAME (PG_DB) to it.",
             )
         tables = {(change["schema"], change["table"]) for change in self.changes}
@@ -139,13 +137,9 @@ class Reverting:
             # PostgreSQL.
             if not status.endswith(" 1"):
                 raise IrreversibleError(
-                    (
-                        f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
-                        f"{step.table.name}"
-                    ),
-                    remedy=(
-                        "A trigger or a rule of the table prevents it: undo the change manually."
-                    ),
+                    f"nothing was undone: a statement wrote {status.split()[-1]} rows of "
+                    f"{step.table.name}",
+                    remedy="A trigger or rule of the table prevents it: undo the change manually.",
                 )
         await self._prove(step)
 

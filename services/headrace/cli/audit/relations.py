@@ -1,4 +1,4 @@
-"""The foreign keys that refer to rows of a table, from the source's catalog."""
+"""The source's catalog about tables whose changes are undone: foreign keys and publications."""
 
 from __future__ import annotations
 
@@ -47,3 +47,17 @@ async def references_to(source: asyncpg.Connection, tables: Collection[Names]) -
         )
         for row in rows
     ]
+
+
+# One that did not publish everything earlier has a schema event since, at which the trail's
+# certainty begins again.
+_IN_PART = """
+SELECT NOT bool_or(pubinsert AND pubupdate AND pubdelete AND pubtruncate)
+FROM pg_publication JOIN pg_publication_tables USING (pubname)
+WHERE schemaname = $1 AND tablename = $2
+"""
+
+
+async def is_published_in_part(source: asyncpg.Connection, schema: str, table: str) -> bool:
+    """Whether no publication of the table publishes all its changes."""
+    return bool(await source.fetchval(_IN_PART, schema, table))
