@@ -152,6 +152,9 @@ class Bootstrap:
             # Named by the user, and never seen: a mistake in the settings, which must not pass
             # silently.
             if state.why == NEW:
+                # The next run may name another.
+                self._book.remove(state)
+                await self._book.commit()
                 raise error
             # The table came back after the refusal; forgetting it now would lose it until the next
             # schema event.
@@ -214,7 +217,8 @@ class Bootstrap:
             source=snapshot.source,
             marks=marks,
         )
-        await self._write([CreateTable(table)], run)
+        replaces = self._book.tables[self._token].live is not None
+        await self._write([CreateTable(table, replaces=replaces)], run)
         log.info(
             "bootstrap_loading", table=self._token, snapshot=run.snapshot_id, rows=run.row_count
         )

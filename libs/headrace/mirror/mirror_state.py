@@ -144,7 +144,7 @@ class Book:
         # Of the committed state: how far the stream was seen (SEEN), and how far each source is
         # applied.
         self.lanes: Marks = {}
-        # What `lanes` will be after the next commit.
+        # The lanes from the next commit on.
         self._next_lanes: Marks = {}
         # The follower receives these tables, or all (None). Only they can join those it follows.
         self.subscribed: frozenset[str] | None = frozenset()
@@ -295,7 +295,7 @@ class Book:
             )
         )
         log.info("bootstrap_done", table=state.token, rows=run.row_count, snapshot=run.snapshot_id)
-        return SwapTables(run.staged)
+        return SwapTables(run.staged, replaces=state.live is not None)
 
     async def park(self, token: str, error: TargetError) -> None:
         """The target can't store this table; the others continue. If none is left, the target
@@ -311,6 +311,12 @@ class Book:
             replace(state, phase=Phase.PARKED, run=None, why=str(error), awaited=False, until=until)
         )
         await self.commit()
+
+    def remove(self, state: TableState) -> None:
+        """The table was never here."""
+        del self.tables[state.token]
+        self._changed[TABLE + state.token] = None
+        self._sort()
 
     def forget(self, state: TableState, outdated_seq: int = 0) -> None:
         """The source no longer has the table; the stream's messages about it are outdated up to

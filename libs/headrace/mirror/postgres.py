@@ -244,14 +244,14 @@ class _Writer:
             case target.TruncateTable(table):
                 # PostgreSQL's TRUNCATE shows in readers' older snapshots, and locks them out.
                 await self._run(f"DELETE FROM {table_name(table)}")
-            case target.CreateTable(table):
-                await self._create(table)
+            case target.CreateTable(table, replaces):
+                await self._create(table, replaces=replaces)
             case target.DropTable(table):
                 await self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
             case target.AlterTable():
                 await self._alter(step)
-            case target.SwapTables(table):
-                await self._swap(table)
+            case target.SwapTables(table, replaces):
+                await self._swap(table, replaces=replaces)
 
     async def flush(self) -> None:
         waiting = self._waiting
@@ -295,12 +295,14 @@ class _Writer:
             if cursor.rowcount != len(rows):
                 raise target.RowMissingError(table, target.NOT_INSERTED)
 
-    async def _create(self, table: Table) -> None:
+    async def _create(self, table: Table, *, replaces: bool) -> None:
         if table.schema == SCHEMA:
             raise target.TargetError(
                 f"{SCHEMA}.{table.name}: the schema {SCHEMA} is reserved for the mirror's state",
                 remedy=f"Leave it out at the source: HEADRACE_EXCLUDE={SCHEMA}.*",
             )
+        if not replaces:
+            await self._check_free(table)
         await self.do(target.DropTable(table))
         await self._run(f"CREATE SCHEMA IF NOT EXISTS {quote_name(table.schema)}")
         body = ", ".join(
@@ -308,6 +310,13 @@ class _Writer:
         )
         await self._run(f"CREATE TABLE {table_name(table)} ({body})")
         await self._index(table)
+
+    async def _check_free(self, table: Table) -> None:
+        await self.flush()
+        name = quote_table(table.schema, table.name)
+        cursor = await self._connection.execute("SELECT to_regclass(%s) IS NULL", [name])
+        if await cursor.fetchone() != (True,):
+            raise target.ForeignTableError(table)
 
     async def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
@@ -321,10 +330,12 @@ class _Writer:
         for number in range(len(table.finders)):
             await self._run(f"DROP INDEX IF EXISTS {schema}.{_index_name(table, number)}")
 
-    async def _swap(self, staged: Table) -> None:
+    async def _swap(self, staged: Table, *, replaces: bool) -> None:
         live = Table(
             staged.schema, staged.name, staged.columns, staged.primary_key, staged.identity
         )
+        if not replaces:
+            await self._check_free(live)
         await self.do(target.DropTable(live))
         # An index is named after its table, so the names must be free before the live table's are
         # created.

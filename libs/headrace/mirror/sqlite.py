@@ -222,17 +222,19 @@ class _Writer:
                 self._one(table, f"DELETE FROM {table_name(table)}", [], where)
             case target.TruncateTable(table):
                 self._run(f"DELETE FROM {table_name(table)}")
-            case target.CreateTable(table):
-                self._create(table)
+            case target.CreateTable(table, replaces):
+                self._create(table, replaces=replaces)
             case target.DropTable(table):
                 self._run(f"DROP TABLE IF EXISTS {table_name(table)}")
             case target.AlterTable():
                 self._alter(step)
-            case target.SwapTables(table):
-                self._swap(table)
+            case target.SwapTables(table, replaces):
+                self._swap(table, replaces=replaces)
 
-    def _create(self, table: Table) -> None:
+    def _create(self, table: Table, *, replaces: bool) -> None:
         self._check_name(table)
+        if not replaces:
+            self._check_free(table)
         self.do(target.DropTable(table))
         body = ", ".join(_definition(column) for column in table.columns)
         self._run(f"CREATE TABLE {table_name(table)} ({body})")
@@ -255,6 +257,12 @@ class _Writer:
                     f"{both} can't both be in a SQLite file: they have the same name there"
                 )
 
+    def _check_free(self, table: Table) -> None:
+        query = "SELECT 1 FROM sqlite_schema WHERE type IN ('table', 'view') AND lower(name) = ?"
+        name = _folded(_plain_name(table.schema, table.name))
+        if self._run(query, [name]).fetchone():
+            raise target.ForeignTableError(table)
+
     def _index(self, table: Table) -> None:
         for number, key in enumerate(table.finders):
             names = ", ".join(map(quote_name, key))
@@ -264,8 +272,10 @@ class _Writer:
         for number in range(len(table.finders)):
             self._run(f"DROP INDEX IF EXISTS {_index_name(table, number)}")
 
-    def _swap(self, staged: Table) -> None:
+    def _swap(self, staged: Table, *, replaces: bool) -> None:
         live = _live(staged)
+        if not replaces:
+            self._check_free(live)
         self.do(target.DropTable(live))
         self._run(f"ALTER TABLE {table_name(staged)} RENAME TO {table_name(live)}")
         self._drop_indexes(staged)

@@ -53,6 +53,15 @@ class TakenOverError(TargetError):
         super().__init__(f"{place}: another mirror is writing to it")
 
 
+class ForeignTableError(TargetError):
+    """The target has a table of this name that no mirror or replay created."""
+
+    remedy = "Rename or drop it there, or use another target."
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(f"{table.schema}.{table.name} exists there already, with other content")
+
+
 NOT_ONE = "a change of a row that the target doesn't have exactly once"
 NOT_INSERTED = "a trigger or a rule kept inserted rows out"
 
@@ -70,9 +79,14 @@ class RowMissingError(TargetError):
 
 @dataclass(frozen=True, slots=True)
 class CreateTable:
-    """Create an empty table, in place of an existing one with this name and this `staging`."""
+    """Create an empty table, in place of an existing one with this name and this `staging`.
+
+    Without `replaces`, the target must refuse if readers see a table of this name: it is not the
+    mirror's.
+    """
 
     table: Table
+    replaces: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +125,12 @@ class AlterTable:
 
 @dataclass(frozen=True, slots=True)
 class SwapTables:
-    """Replace the live table of this name, if it exists, by its staging table."""
+    """Replace the live table of this name, if it exists, by its staging table; `replaces` as in
+    `CreateTable`.
+    """
 
     table: Table
+    replaces: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ NOT_IN_ROWS = {
 async def test_a_table_whose_rows_changed_without_a_change_is_not_replayed_past_that(
     own_postgres: OwnPostgres, own_nats: OwnNats, tmp_path: Path
 ) -> None:
-    """The first run ended before the change, and the second one goes on."""
+    """The first run ended before the change, and the second one continues."""
     postgres, nats_server = await own_postgres(), await own_nats()
     database = Database(postgres, "postgres")
     await database.execute("CREATE PUBLICATION headrace FOR ALL TABLES")

@@ -201,15 +201,17 @@ async def test_a_mirror_that_parks_a_table_is_ready_and_names_it(
 async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_parked(
     client: Client, database: Database
 ) -> None:
-    await database.execute(
-        "CREATE TABLE seen (id int); CREATE VIEW looked_at AS SELECT * FROM seen"
-    )
     await publish_table(client, "headrace_mirror", "marks", {"key": "text", "value": "text"})
     await publish_table(client, "public", "seen", SOUND)
     await publish_table(client, "public", "sound", SOUND)
     parked = {"headrace_mirror=2Fmarks": Phase.PARKED, "sound": Phase.FOLLOWING}
     async with opened(database.dsn) as target:
         async with mirroring(client, target) as mirror:
+            await until(lambda: phases(mirror) == {**parked, "seen": Phase.FOLLOWING})
+            await database.execute("CREATE VIEW looked_at AS SELECT * FROM seen")
+            async with mirror.book.lock:
+                mirror.book.want("public", "seen", "test")
+                await mirror.book.commit()
             await until(lambda: phases(mirror) == {**parked, "seen": Phase.PARKED})
             assert "is reserved for the mirror" in mirror.parked["headrace_mirror=2Fmarks"]
             assert "seen" in mirror.parked["seen"]
@@ -223,6 +225,39 @@ async def test_what_the_mirror_keeps_for_itself_and_what_a_view_stands_on_are_pa
         await database.execute("DROP VIEW looked_at")
         async with mirroring(client, target) as mirror:
             await until(lambda: phases(mirror) == {**parked, "seen": Phase.FOLLOWING})
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_table_that_somebody_else_created_in_the_target_is_left_alone(
+    client: Client, database: Database, tmp_path: Path, kind: str
+) -> None:
+    """A user who names the wrong database, or the source itself, loses nothing."""
+    await publish_table(client, "public", "precious", SOUND)
+    await publish_table(client, "public", "sound", SOUND)
+
+    async def execute(sql: str) -> list[Any]:
+        if kind == "postgresql":
+            return [tuple(row) for row in await database.fetch(sql)]
+        with contextlib.closing(sqlite3.connect(tmp_path / "m.db", timeout=30)) as file, file:
+            return file.execute(sql).fetchall()
+
+    await execute("CREATE TABLE precious (mine text)")
+    await execute("INSERT INTO precious VALUES ('all of it')")
+    to = database.dsn if kind == "postgresql" else f"sqlite:///{tmp_path}/m.db"
+    async with opened(to) as target:
+        async with mirroring(client, target) as mirror:
+            await until(
+                lambda: phases(mirror) == {"precious": Phase.PARKED, "sound": Phase.FOLLOWING}
+            )
+            assert "exists there already" in mirror.parked["precious"]
+        assert await execute("SELECT * FROM precious") == [("all of it",)]
+        await execute("ALTER TABLE precious RENAME TO kept")
+        async with mirroring(client, target) as mirror:
+            await until(lambda: set(phases(mirror).values()) == {Phase.FOLLOWING})
+            await insert(client, "precious", 100, {"id": 1, "t": "x"})
+            await until(lambda: applied(mirror) == 100)
+    assert await execute("SELECT * FROM precious") == [(1, "x")]
+    assert await execute("SELECT * FROM kept") == [("all of it",)]
 
 
 async def test_a_change_that_the_target_refuses_parks_its_table_and_the_others_have_its_transaction_whole(

@@ -28,7 +28,7 @@ from headrace.mirror.follower import Follower
 from headrace.mirror.mirror_state import SEEN, Book, heed_cancellation
 from headrace.mirror.published import Published
 from headrace.mirror.snapshots import SnapshotRefusedError
-from headrace.mirror.table import BootstrapRun, Column, Phase, TableState
+from headrace.mirror.table import NEW, BootstrapRun, Column, Phase, TableState
 from headrace.mirror.target import CommitRefusedError
 from headrace.mirror.verify_hold import VerifyHold
 from headrace.settings import StreamSettings
@@ -267,6 +267,21 @@ async def test_a_table_that_came_back_while_it_was_refused_is_not_forgotten(clie
     )
     assert [state.phase for state in book.tables.values()] == [Phase.GONE]
     assert not [step for step in target.steps if isinstance(step, CreateTable)]
+
+
+async def test_a_table_that_the_user_misspelled_is_not_asked_for_at_the_next_start(
+    client: Client,
+) -> None:
+    target = MemoryTarget()
+    book = Book(target)
+    await book.open()
+    book.want("public", "user", NEW)
+    await book.commit()
+    with pytest.raises(SnapshotRefusedError):
+        await Bootstrap(book, client, Streams(), "user", lambda *_: None)._refused(
+            SnapshotRefusedError("there is none")
+        )
+    assert "table user" not in target.marks
 
 
 async def test_a_cancellation_that_was_swallowed_is_heeded_at_the_next_step() -> None:

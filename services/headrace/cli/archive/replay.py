@@ -162,7 +162,7 @@ class _Player:
         state = self._book.tables.get(table_token(info.schema, info.table))
         wanted = _shape(info)
         if state is None or state.live is None:
-            self.steps.append(CreateTable(wanted))
+            self.steps.append(CreateTable(wanted, replaces=False))
         elif state.relation_id not in {0, info.relation_id}:
             # It may have had rows before it got this name, or while it was not published.
             raise _unknown(info, "it was replaced by another table of this name")
