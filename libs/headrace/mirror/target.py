@@ -278,7 +278,7 @@ def target_of(url: str) -> ReadableTarget:
 
         return PostgresTarget(url)
     raise SettingError(
-        f"--to {scheme}{separator}… is not a valid target",
+        f"{scheme}{separator}{'…' if separator else ''} is not a valid target",
         remedy="Write sqlite:///local.db or postgresql://user@host/name.",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -50,18 +51,20 @@ def chosen_url(url: str | None, configured: str | None) -> str:
     return found
 
 
+# Older than any archive, and still a date of the calendar.
+DURATION_S_MAX = 1000 * 365 * 86400.0
+
+
 def duration_s(text: str) -> float:
     """`90`, `30m`, `12h`, `7d` in seconds."""
     if text[-1:] in _UNITS:
         number, unit = (text[:-1], text[-1])
     else:
         number, unit = (text, "s")
-    try:
-        return float(number) * _UNITS[unit]
-    except ValueError as error:
-        raise SettingError(
-            f"{text!r} is not a valid duration", remedy="Write 90, 30m, 12h or 7d."
-        ) from error
+    # Neither a sign nor an exponent: a negative age would collect the whole archive.
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", number):
+        raise SettingError(f"{text!r} is not a valid duration", remedy="Write 90, 30m, 12h or 7d.")
+    return min(float(number) * _UNITS[unit], DURATION_S_MAX)
 
 
 def place(text: str | None) -> dict[str, int | datetime]:

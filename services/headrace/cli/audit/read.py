@@ -48,11 +48,11 @@ class NotFoundError(HeadraceError):
 
 def moment(text: str) -> datetime:
     """A time as users write it."""
-    if found := _AGO.fullmatch(text):
-        return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
     try:
+        if found := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
         time = datetime.fromisoformat(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise SettingError(
             f"{text!r} is not a time", remedy="Write 2026-01-31T12:00, or 30m, 2h, 7d."
         ) from error
