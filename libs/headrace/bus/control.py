@@ -65,7 +65,7 @@ _TYPES: dict[str, type] = {
     "settled": bool,
     "suite": str,
 }
-# An older service doesn't send it.
+# What older services don't send. They are upgraded one by one, so both versions share the bus.
 _DEFAULTS = {"suite": ""}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 # A new epoch is above every epoch seen so far, and must fit into a frame's header.
@@ -81,6 +81,7 @@ def decode(data: bytes) -> Control:
     try:
         body = msgpack.unpackb(data)
         kind = _KINDS[body.pop("kind")]
+        # Keys that this version does not know are left out below: a newer service may send them.
         body = _DEFAULTS | body
         message = kind(**{name: body[name] for name in kind.__slots__})
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
@@ -88,6 +89,7 @@ def decode(data: bytes) -> Control:
     for name in message.__slots__:
         expected = _TYPES.get(name, int)
         value = getattr(message, name)
+        # Not isinstance: a bool is an int, and True is no epoch.
         if type(value) is not expected:
             raise DecodeError(
                 f"malformed control message: {name} is not of type {expected.__name__}"

@@ -32,6 +32,7 @@ _ENTRY = struct.Struct(">QI")
 _PART = struct.Struct(">QQQ")
 ENTRY_OVERHEAD_BYTES = _ENTRY.size
 FRAME_OVERHEAD_BYTES = _HEADER.size + _PART.size
+# PostgreSQL's messages are smaller than 1 GiB.
 MESSAGE_BYTES_MAX = 1 << 31
 
 Entry = tuple[int, bytes]
@@ -115,6 +116,7 @@ def decode_header(frame: bytes) -> Header:
     magic, version, kind, epoch, seq = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
         raise DecodeError("not a frame: the magic bytes are missing")
+    # Even the header of a newer version may mean something else, so nothing of it is used.
     if not 1 <= version <= VERSION:
         raise DecodeError(
             f"unsupported frame version {version} (this service reads up to {VERSION})"
@@ -133,6 +135,7 @@ def decode_open(frame: bytes) -> Opening:
         opening = Opening(
             **{name: body[name] for name in Opening.__slots__ if name not in later}, **later
         )
+    # MessagePack of another shape raises any of these, depending on where it differs.
     except (
         ValueError,
         KeyError,
@@ -157,6 +160,7 @@ def decode_open(frame: bytes) -> Opening:
 
 
 def decode_entries(frame: bytes) -> list[Entry]:
+    # Every change passes through this loop, so it looks up names once.
     entries: list[Entry] = []
     add = entries.append
     head = _ENTRY.unpack_from
@@ -176,10 +180,12 @@ def decode_entries(frame: bytes) -> list[Entry]:
 
 
 def decode_part(frame: bytes) -> Part:
-    if len(frame) < _HEADER.size + _PART.size:
-        raise DecodeError("a PART frame ends inside its header")
+    # A part without bytes would never complete its message.
+    if len(frame) <= _HEADER.size + _PART.size:
+        raise DecodeError(f"a PART frame of {len(frame)} bytes has no content")
     lsn, offset, total = _PART.unpack_from(frame, _HEADER.size)
     data = frame[_HEADER.size + _PART.size :]
-    if not data or total > MESSAGE_BYTES_MAX or offset + len(data) > total:
+    # The receiver collects the parts in memory, so a damaged length must not be believed.
+    if total > MESSAGE_BYTES_MAX or offset + len(data) > total:
         raise DecodeError(f"a PART frame at {offset} with {len(data)} bytes of {total}")
     return Part(lsn, offset, total, data)

@@ -46,6 +46,7 @@ class Report:
     spans: tuple[Span, ...] = ()
 
 
+# Random: a standby has the same name and slot, and on another machine maybe the same pid.
 _INSTANCE = secrets.token_hex(4)
 
 
@@ -85,9 +86,11 @@ async def take_part(scope: Scope, client: Client, slot: str) -> None:
         scope.stopping.set()
 
     await client.subscribe(subjects.stop(slot), cb=stop)
+    # Reports once more when the service stops: telemetry then shows why it is not ready.
     while True:
         scope.health.stats.set("nats_connected", int(client.is_connected))
         stats = scope.health.refreshed()
+        # A client that reconnects would buffer reports, and deliver old ones at once later.
         if client.is_connected:
             report = encode_stats(stats, scope.health.reasons, scope.health.traces.taken())
             with contextlib.suppress(NatsError):

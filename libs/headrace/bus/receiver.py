@@ -124,8 +124,11 @@ class FrameReceiver:
         # in it would be ignored, and its credit would run out.
         if opening.sessions.get(self._confirmer) != self._session:
             return Received(reply=self.join())
+        assert head.epoch > self.epoch, "an epoch only grows"
         self.epoch = head.epoch
         self.seq = 0
+        # What was durable in the epoch before says nothing about this one: it may be of another
+        # server.
         self.confirmed_lsn = 0
         # A message may have been cut by the end of the epoch before: its rest will never come.
         self._part = None

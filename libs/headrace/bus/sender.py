@@ -91,7 +91,8 @@ class FrameSender:
         # The confirmed LSN with which the epoch began. A confirmer that reports no more than this
         # has confirmed nothing of the epoch, even if its own store already contains it.
         self._begun_lsn = 0
-        self._life = life & ((1 << LIFE_BITS) - 1)
+        assert 0 <= life < 1 << LIFE_BITS, life
+        self._life = life
         self._frame_bytes_max = frame_bytes_max
         self._in_flight_bytes_max = in_flight_bytes_max
         # By name, those that have joined. An entry outlives the epoch, its counters don't.
@@ -163,13 +164,13 @@ class FrameSender:
         """Start a new epoch above every known one; returns the OPEN frame to send first."""
         # A confirmer ignores every frame below the epoch that it follows. Without a higher number
         # it would never hear this one.
+        self.close()
         self.epoch = self._next_epoch(clock_ns)
+        assert self.epoch > self._highest_epoch, "an epoch only grows"
         self._highest_epoch = self.epoch
         self.seq = 0
         self.in_flight_bytes = 0
         self._sent.clear()
-        self._entries.clear()
-        self._entries_bytes = 0
         # A late Confirm of the epoch before must not count here: the same numbers mean other
         # frames.
         for confirmer in self._confirmers.values():
@@ -189,13 +190,10 @@ class FrameSender:
         return frame.encode_open(self.epoch, opening)
 
     def _next_epoch(self, clock_ns: int) -> int:
-        least = max(clock_ns, self._highest_epoch + 1)
         # The low bits identify this run, so no other wal-reader opens an epoch of the same number,
         # even if its clock is behind.
-        epoch = (least >> LIFE_BITS << LIFE_BITS) | self._life
-        if epoch >= least:
-            return epoch
-        return epoch + (1 << LIFE_BITS)
+        above = (max(clock_ns, self._highest_epoch) >> LIFE_BITS) + 1
+        return (above << LIFE_BITS) | self._life
 
     def close(self) -> None:
         """The replication stream ended: discard what is packed; a new epoch must start."""
@@ -403,3 +401,4 @@ class FrameSender:
         consumed = min(self._confirmers[name].consumed_seq for name in self._awaited)
         while self._sent and self._sent[0][0] <= consumed:
             self.in_flight_bytes -= self._sent.popleft()[1]
+        assert self.in_flight_bytes >= 0, "more credit was returned than was used"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+# A recorded command can be repeated for this long; clocks of the machines may differ by as much.
 SKEW_S_MAX = 60.0
 
 
@@ -58,6 +59,7 @@ def is_signed(token: str | None, record: Mapping[str, Any]) -> bool:
     if token is None:
         return True
     plain = {key: value for key, value in record.items() if key != "signature"}
+    # In constant time: how long a comparison takes must not tell how much of a guess is right.
     return hmac.compare_digest(
         str(record.get("signature", "")), signature(token, *sorted(plain.items()))
     )
