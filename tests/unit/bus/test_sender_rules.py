@@ -152,14 +152,16 @@ def test_exactly_used_up_credit_is_used_up() -> None:
 
 def test_nothing_is_settled_while_a_message_is_packed_or_on_its_way() -> None:
     one = opened()
-    confirm(one, "publisher", 0, START_LSN, settled=True)
-    assert one.settled
-    list(one.add(START_LSN, b"packed"))
-    assert not one.settled
-    list(one.flush())
-    assert not one.settled
-    confirm(one, "publisher", 1, START_LSN, settled=True)
-    assert one.settled
+    settled = []
+    for step in (
+        lambda: confirm(one, "publisher", 0, START_LSN, settled=True),
+        lambda: list(one.add(START_LSN, b"packed")),
+        lambda: list(one.flush()),
+        lambda: confirm(one, "publisher", 1, START_LSN, settled=True),
+    ):
+        step()
+        settled.append(one.settled)
+    assert settled == [True, False, False, True]
 
 
 # Joins and restarts.
@@ -312,8 +314,8 @@ def test_the_only_one_that_is_behind_is_named_and_never_the_only_one_there_is() 
     confirm(alone, "publisher", 0, START_LSN)
     assert alone.held_by is None
     one = opened(archive="required")
-    assert one.held_by is None
-    confirm(one, "publisher", 0, START_LSN + 8)
-    assert one.held_by == "archiver"
-    confirm(one, "archiver", 0, START_LSN + 8)
-    assert one.held_by is None
+    named = [one.held_by]
+    for name in ("publisher", "archiver"):
+        confirm(one, name, 0, START_LSN + 8)
+        named.append(one.held_by)
+    assert named == [None, "archiver", None]

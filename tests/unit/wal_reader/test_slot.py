@@ -34,6 +34,12 @@ async def of(source: Source, **variables: str) -> SlotState:
     return await prepared(connection, settings, StaleSlot(settings))
 
 
+def without_a_slot() -> Source:
+    source = Source()
+    source.slot = None
+    return source
+
+
 async def refused(source: Source, error: type[HeadraceError], **variables: str) -> None:
     with pytest.raises(error):
         await of(source, **variables)
@@ -51,13 +57,11 @@ async def test_a_slot_that_is_whole_is_read_as_it_is() -> None:
 @on_virtual_time
 async def test_a_missing_slot_is_created_where_the_settings_allow_it() -> None:
     for failover in (True, False):
-        source = Source()
-        source.slot = None
+        source = without_a_slot()
         made = await of(source, slot_failover=str(failover).lower())
         assert made == source.slot
         assert source.commands == [f"create {SLOT}, failover {failover}"]
-    source = Source()
-    source.slot = None
+    source = without_a_slot()
     await refused(source, SlotMissingError, create_slot="false")
     assert source.commands == []
 
