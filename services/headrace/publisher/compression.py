@@ -181,7 +181,5 @@ class Compression:
                 continue
 
     def _is_over(self, retired_at: int, now: int) -> bool:
-        """Whether no message of the stream can need it any more; never, if the stream keeps them
-        forever.
-        """
-        return bool(self._age_max_s) and now - retired_at > self._age_max_s + LARGE_MARGIN_S
+        """Whether no message of the stream can need it any more."""
+        return now - retired_at > self._age_max_s + LARGE_MARGIN_S

@@ -101,3 +101,16 @@ def test_hidden_columns_are_passed_over_wherever_they_are() -> None:
     assert read is not None
     found = read(insert(b"hidden", b"1", b"too", b"Ada"))
     assert found == (b'{"id":1,"name":"Ada"}', b'{"id":1}')
+
+
+def test_the_whole_old_row_is_written_before_the_new_one_behind_its_head() -> None:
+    columns = (("id", scalars.integer), ("name", scalars.text))
+    read = compiled(columns, lambda row: str(row).encode(), old_head=b"old:", end=b".")
+    assert read is not None
+    new = insert(b"1", b"Ada")
+    old = insert(b"1", b"Eve")
+    update = b"U" + old[1:5] + b"O" + old[6:] + new[5:]
+    assert read(update) == (
+        b"{'id': 1, 'name': 'Ada'}",
+        b"old:{'id': 1, 'name': 'Eve'}.",
+    )
